@@ -145,17 +145,40 @@ class Catalyst:
         kind = self._class("org.apache.spark.sql.types.DataType").fromJson(st.StructType(fields).json())
         self._java.createDataFrame(self._class("java.util.ArrayList")(), kind).createOrReplaceTempView(backquoted(name))
 
-    def analysed(self, sql: str) -> Any:
-        """A query's plan, parsed, resolved and typed, and nothing run.
+    def parsed(self, sql: str) -> Any:
+        """A query's plan, parsed.
 
         Raises:
             SqlError: a query that Spark does not take.
         """
-        state = self._java.sessionState()
+        try:
+            with self._active():
+                return self._java.sessionState().sqlParser().parsePlan(sql)
+        except PySparkException as error:
+            raise _refused(sql, error) from error
+
+    def parts(self, whole: Any) -> list[Any]:
+        """The SELECTs of a parsed UNION ALL that nothing stands above, each with all of WITH; of any other it alone."""
+        names = str(whole.nodeName()) == "UnresolvedWith"
+        found, waiting = list[Any](), [whole.child() if names else whole]
+        while waiting:
+            node = waiting.pop()
+            if str(node.nodeName()) == "Union" and not node.byName():
+                waiting += reversed(items(node.children()))
+            else:
+                found.append(node)
+        return [whole.withNewChildren(self.seq([node])) for node in found] if names else found
+
+    def analysed(self, sql: str, parsed: Any) -> Any:
+        """A plan of a query, resolved and typed, and nothing run.
+
+        Raises:
+            SqlError: a query that Spark does not take.
+        """
         mode = self._class("org.apache.spark.sql.execution.CommandExecutionMode").SKIP()
         try:
             with self._active():
-                execution = state.executePlan(state.sqlParser().parsePlan(sql), mode)
+                execution = self._java.sessionState().executePlan(parsed, mode)
                 execution.assertAnalyzed()
                 return execution.analyzed()
         except (PySparkException, Py4JJavaError) as error:  # the latter where Spark's analyser fails itself

@@ -10,28 +10,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import pyarrow as pa
+from pyspark.sql import types as st
 
 from gpu_ops.conditions import Condition, of_tree
 from gpu_ops.conditions import expressions as trees
 from gpu_ops.descriptions.by_time import AsofJoin, Interval, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join, LookupJoin
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.times import show_ms, time_type
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.by_time.bounds import Bound, FinerThanMillisecondsError, NoComparisonError, bounds, nearest
-from gpu_ops.query.by_time.marks import ByTime
-from gpu_ops.query.catalyst import Catalyst, ansi_mode, position
-from gpu_ops.query.errors import SqlError, in_sql
-from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, is_no_op, tree
-from gpu_ops.query.groups.relations import LatestOf, OfGroups
-from gpu_ops.query.nodes import quoted
-from gpu_ops.query.read import spark_type_of, type_of
-from gpu_ops.query.relations import JoinOf, Relation, RowByRow, Scan
+from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, NoComparisonError, bounds, nearest
+from gpu_ops.query.by_time import ByTime
+from gpu_ops.query.catalyst import Catalyst, ansi_mode, arrow_type_of
+from gpu_ops.query.errors import in_sql
+from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, is_no_op, quoted
+from gpu_ops.query.groups import Scope
+from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
 from gpu_ops.spark.datatypes import is_binary_collated
 
 Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
@@ -102,6 +102,22 @@ def condition(
     return of_tree(text, roots, inputs, ansi=ansi, mode_matters=any(x.mode_matters for x in residual))
 
 
+def where_of(
+    residual: Sequence[Residual],
+    sides: Sequence[Relation],
+    computed: Sequence[dict[Column, Expr]],
+    inputs: Sequence[Input],
+    called: Called,
+    *,
+    ansi: bool,
+) -> Condition | None:
+    """The condition of an operator over these sides, with what is computed below it, as these inputs."""
+    each = zip(sides, computed, inputs, strict=True)
+    owner = {c: source.name for side, made, source in each for c in (*side.columns, *made)}
+    schemas = {source.name: source.schema for source in inputs}
+    return condition(residual, lambda c: (owner[c], called(c)), schemas, ansi=ansi)
+
+
 class CollationKey(Expr):
     """Bytes that compare as a string does in its collation."""
 
@@ -117,7 +133,7 @@ class Rule:
     Attributes:
         kind: of the operator.
         why: it is this one.
-        describe: makes its description.
+        description: makes its description.
         times: the event-time columns of either side that it goes by, or None.
         kept: those that are event times above it.
         used: the conditions that say so.
@@ -126,7 +142,7 @@ class Rule:
 
     kind: Kind
     why: str
-    describe: Callable[..., Join]
+    description: Callable[..., Join]
     times: tuple[Column, Column] | None = None
     kept: frozenset[Column] = frozenset()
     used: tuple[Expr, ...] = ()
@@ -138,6 +154,7 @@ class Choice:
     """A join as an operator.
 
     Attributes:
+        join: the join.
         rule: which one.
         keys: its equality columns.
         computed: columns to compute below it, on the left and on the right.
@@ -145,6 +162,7 @@ class Choice:
         above: conditions of an inner join that only Spark evaluates.
     """
 
+    join: JoinOf
     rule: Rule
     keys: tuple[KeyColumns, ...]
     computed: tuple[dict[Column, Expr], dict[Column, Expr]]
@@ -156,20 +174,70 @@ class Choice:
         """Of the operator."""
         return self.rule.kind
 
+    @property
+    def inputs(self) -> tuple[Relation, ...]:
+        """Of the operator."""
+        return self.join.inputs
 
-class Chooser:
+    @property
+    def outputs(self) -> tuple[Relation, ...]:
+        """Those whose columns come out."""
+        return self.join.outputs
+
+    @property
+    def used(self) -> frozenset[Column]:
+        """The columns that it looks at."""
+        keys = [column for key in self.keys for column in (key.left, key.right)]
+        return frozenset([*keys, *(self.rule.times or ())]) | columns_of(self.residual)
+
+    @property
+    def remarked(self) -> Sequence[Residual]:
+        """The conditions of which it is worth saying that they stayed where they are."""
+        return [] if self.kind == "temporal" else self.residual
+
+    def describe(self, inputs: Sequence[Input], called: Called, emit: Emit, *, ansi: bool) -> Join:
+        """The description of it.
+
+        Args:
+            inputs: its inputs.
+            called: what columns are called in them.
+            emit: when operators have output.
+            ansi: as of `gpu_ops.conditions.parse`.
+
+        Raises:
+            DescriptionError: there is none.
+        """
+        rule, (left, right) = self.rule, inputs
+        if emit == "at_end" and rule.emit is not None:
+            raise DescriptionError(f"a {rule.kind} join goes by time: there is none with emit 'at_end'")
+        if emit == "at_watermark" and rule.kind != "asof":
+            emit = "per_batch"
+        return rule.description(
+            how=self.join.how,
+            left=left,
+            right=right,
+            keys=tuple(Key(called(k.left), called(k.right), k.null_safe) for k in self.keys),
+            where=where_of(self.residual, self.inputs, self.computed, inputs, called, ansi=ansi),
+            emit=rule.emit or emit,
+            null_aware=self.join.member is not None,
+            ansi=ansi,
+        )
+
+
+def columns_of(conditions: Iterable[Expr | Residual]) -> frozenset[Column]:
+    """The columns that conditions look at."""
+    return frozenset(column for condition in conditions for column in condition.columns)
+
+
+class Chooser(Scope):
     """Chooses for the joins of one query."""
 
     def __init__(self, sql: str, catalyst: Catalyst, *, final: bool = False) -> None:
         """Args: the query's text; the analyser; whether rows are to come out that nothing changes any more."""
-        self.final = final
-        self.sql, self.catalyst, self.ansi = sql, catalyst, ansi_mode(catalyst.session)
+        super().__init__(sql, catalyst)
+        self.final, self.ansi = final, ansi_mode(catalyst.session)
         self._chosen: dict[JoinOf, Choice] = {}
         self._computed: dict[tuple[bool, Expr], tuple[Column, Expr]] = {}
-
-    def fail(self, message: str, node: Any) -> NoReturn:
-        """SqlError where one of Catalyst's nodes comes from."""
-        raise SqlError(message, self.sql, *position(node.origin()))
 
     def choice(self, join: JoinOf) -> Choice:
         """The operator of a join.
@@ -189,7 +257,7 @@ class Chooser:
             return frozenset(c for c in relation.columns if c.event_time)
         if isinstance(relation, RowByRow):
             return self.event_times(relation.below)
-        if isinstance(relation, OfGroups):
+        if isinstance(relation, OfGroups | UnionOf):
             return frozenset()
         assert isinstance(relation, JoinOf)
         return self.choice(relation).rule.kept
@@ -200,6 +268,8 @@ class Chooser:
             return None if relation.table.insert_only else f"{relation.alias} brings {relation.table.changes}"
         if isinstance(relation, RowByRow | LatestOf):
             return self.taken_back(relation.below)
+        if isinstance(relation, UnionOf):
+            return next(filter(None, map(self.taken_back, relation.parts)), None)
         if isinstance(relation, OfGroups):
             return f"the {relation.noun} below takes rows back"
         assert isinstance(relation, JoinOf)
@@ -217,6 +287,10 @@ class Chooser:
             return self._lost(relation.below, column)
         if isinstance(relation, Scan):
             return None
+        if isinstance(relation, UnionOf):
+            timed = any(of in self.event_times(part) for part in relation.parts for of in relation.made[column])
+            why = "each part of a UNION ALL has its own watermark"
+            return f"{column} is no event time any more: {why}" if timed else None
         if isinstance(relation, OfGroups):
             if column not in self.event_times(relation.below):
                 return self._lost(relation.below, column)
@@ -285,7 +359,7 @@ class Chooser:
                     hint = "an outer, semi or anti join evaluates itself what is over both inputs"
                     self.fail(f"{error}; {hint}: comparisons, AND, OR, NOT, IS NULL, IN", error.expr.java)
                 above.append(condition)
-        return Choice(rule, tuple(keys), made, tuple(residual), tuple(above))
+        return Choice(join, rule, tuple(keys), made, tuple(residual), tuple(above))
 
     def _regular(self, join: JoinOf) -> Rule:
         """A join that does not go by time."""
@@ -331,8 +405,8 @@ class Chooser:
         column, expr = self._column(condition, "part")
         if expr is not None:
             made[own][column] = expr
-        always, true = Column("always", "", pa.bool_, nullable=False), self.catalyst.true()
-        made[1 - own][always] = Expr(tree(json.loads(true.toJSON()), lambda: true), {})
+        always = Column("always", "", pa.bool_, nullable=False)
+        made[1 - own][always] = self.expr(self.catalyst.true())
         return KeyColumns(*((column, always) if own == 0 else (always, column)), null_safe=False)
 
     def residual(
@@ -402,7 +476,9 @@ class Chooser:
         """The column of an operand, and the expression to compute it by; the same one for the same expression."""
         while expr.kind == "Cast" and is_no_op(expr):
             expr = expr.args[0]
-        collated = not is_binary_collated(spark_type_of(expr)) if self._is_text(expr) else False
+        collated = self._is_text(expr) and not is_binary_collated(
+            st._parse_datatype_json_string(expr.java.dataType().json())
+        )
         if expr.column is not None and not collated:
             return expr.column, None
         # Another join's column for it is the same only if a join between them leaves it as it would be for a pad.
@@ -414,7 +490,7 @@ class Chooser:
             label = f"{what}_{len(self._computed) + 1}"
             if what == "part":  # so that a state folder is one condition's, whose text does not say it
                 label += f"_{hashlib.sha256(self._meaning(expr).encode()).hexdigest()[:8]}"
-            column = Column(label, owner, functools.partial(type_of, value))
+            column = Column(label, owner, lambda: arrow_type_of(value.java))
             found = (collated, expr)
             self._computed[found] = column, value
         return self._computed[found]

@@ -70,7 +70,6 @@ NODES: Final[dict[str, str]] = {
     "LocalLimit": LIMIT,
     "LimitAll": LIMIT,
     "Offset": "OFFSET is not understood: take the rows before it, too, and leave them out of the table they go to",
-    "Union": "UNION is understood as UNION ALL at the top of a query only; gpu_ops.union() takes what sql() gives",
     "Except": "EXCEPT is not understood: write NOT EXISTS (SELECT ...) or LEFT ANTI JOIN",
     "Intersect": "INTERSECT is not understood: write EXISTS (SELECT ...) or LEFT SEMI JOIN",
     "Sample": "TABLESAMPLE is not understood: sample the DataFrame, df.sample(...)",

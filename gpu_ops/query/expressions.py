@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import abc
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.conditions.expressions import BOOL, INT, STRING, Builder, Literal, Node, Op, is_null, logic
 
 Java = Callable[[], Any]
@@ -239,6 +241,27 @@ def widens_literal(expr: Expr) -> bool:
     if expr.kind != "Cast" or expr.args[0].kind != "Literal":
         return False
     return expr.args[0].tree.fields["dataType"] in _TYPES and expr.tree.fields["dataType"] in (*_TYPES, "double")
+
+
+# --- text ------------------------------------------------------------------------------------------
+
+_NAME: Final = re.compile(r"[A-Za-z_]\w*")
+_WORDS: Final = {
+    "AND", "ANTI", "ANY", "AS", "BETWEEN", "BOTH", "BY", "CASE", "CAST", "CROSS", "CURRENT_DATE", "CURRENT_TIME",
+    "CURRENT_TIMESTAMP", "CURRENT_USER", "DATE", "DISTINCT", "ELSE", "END", "ESCAPE", "EXCEPT", "EXISTS", "FALSE",
+    "FILTER", "FOR", "FROM", "FULL", "GROUP", "HAVING", "IN", "INNER", "INTERSECT", "INTERVAL", "INTO", "IS", "JOIN",
+    "LATERAL", "LEADING", "LEFT", "LIKE", "LIMIT", "MINUS", "NATURAL", "NOT", "NULL", "ON", "OR", "ORDER", "OUTER",
+    "OVER", "REFERENCES", "RIGHT", "RLIKE", "SELECT", "SEMI", "SOME", "TABLE", "THEN", "TIMESTAMP", "TIMESTAMP_LTZ",
+    "TIMESTAMP_NTZ", "TRAILING", "TRUE", "UNION", "UNIQUE", "UNKNOWN", "USER", "USING", "WHEN", "WHERE", "WINDOW",
+    "WITH",
+}  # fmt: skip
+
+
+def quoted(name: str) -> str:
+    """A name as SQL text, in backticks where it needs them."""
+    if _NAME.fullmatch(name) and name.isascii() and name.upper() not in _WORDS:
+        return name
+    return backquoted(name)
 
 
 _OPERATORS: Final = {

@@ -1,38 +1,28 @@
-"""The plan of a query: what is read, filtered, projected and joined, as plain frozen data."""
+"""The plan of a query: its operators, the rows between them that Spark makes, and what columns are called.
+
+A plan is made of few things: scans of the query's relations, operators with their descriptions, and between these
+`Calc`, which stands for all filters and projections in a row; Catalyst's own expressions are what Spark runs of them.
+`show` prints it: one operator a line, inputs below it, and why it was taken.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping
-from typing import Final, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.conditions import backquoted
-from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.groups import Latest, Top
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.by_time import AsofJoin, TemporalJoin
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.groups import without_upserts
+from gpu_ops.descriptions.inputs import Layout
+from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.query.expressions import Expr, TimeWindow
-
-_PLAIN: Final = re.compile(r"[A-Za-z_]\w*")
-_WORDS: Final = {
-    "AND", "ANTI", "ANY", "AS", "BETWEEN", "BOTH", "BY", "CASE", "CAST", "CROSS", "CURRENT_DATE", "CURRENT_TIME",
-    "CURRENT_TIMESTAMP", "CURRENT_USER", "DATE", "DISTINCT", "ELSE", "END", "ESCAPE", "EXCEPT", "EXISTS", "FALSE",
-    "FILTER", "FOR", "FROM", "FULL", "GROUP", "HAVING", "IN", "INNER", "INTERSECT", "INTERVAL", "INTO", "IS", "JOIN",
-    "LATERAL", "LEADING", "LEFT", "LIKE", "LIMIT", "MINUS", "NATURAL", "NOT", "NULL", "ON", "OR", "ORDER", "OUTER",
-    "OVER", "REFERENCES", "RIGHT", "RLIKE", "SELECT", "SEMI", "SOME", "TABLE", "THEN", "TIMESTAMP", "TIMESTAMP_LTZ",
-    "TIMESTAMP_NTZ", "TRAILING", "TRUE", "UNION", "UNIQUE", "UNKNOWN", "USER", "USING", "WHEN", "WHERE", "WINDOW",
-    "WITH",
-}  # fmt: skip
-
-
-def quoted(name: str) -> str:
-    """A name as SQL text, in backticks where it needs them."""
-    if _PLAIN.fullmatch(name) and name.isascii() and name.upper() not in _WORDS:
-        return name
-    return backquoted(name)
+from gpu_ops.descriptions.times import show_ms
+from gpu_ops.query.choose import Chooser
+from gpu_ops.query.expressions import Column, Expr, TimeWindow, quoted
+from gpu_ops.query.relations import Grouping, JoinOf, Relation, Scan
 
 
 class Where(NamedTuple):
@@ -52,53 +42,29 @@ class Named(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """An input as it was given.
-
-    Attributes:
-        table: its name.
-        alias: what the query calls it here.
-        schema: its columns.
-        row_kind: its row-kind column, or None.
-        changes: what it brings, in a word.
-        unique_key: columns that identify a row, or None.
-    """
-
-    table: str
-    alias: str
-    schema: pa.Schema
-    row_kind: str | None
-    changes: str
-    unique_key: tuple[str, ...] | None
-
-    inputs = ()
-
-    @property
-    def insert_only(self) -> bool:
-        """Whether no row is ever taken back."""
-        return self.row_kind is None and self.unique_key is None
-
-
-@dataclasses.dataclass(frozen=True)
 class Calc:
-    """Rows filtered, then projected, with their row kind.
+    """Rows filtered, then projected, with their row kind: all filters and projections in a row.
 
     Attributes:
         input: the node below.
-        where: all are true of the rows that stay.
-        select: the columns.
-        schema: of the columns; None on top, where nothing needs to know.
-        row_kind: what the row-kind column is called, or None where there is none.
-        known: by the id of an attribute in an expression, the column of the node below that it is.
+        has: its columns, and what it calls them.
+        scan: the input whose rows they are, or None.
+        conditions: all are true of the rows that stay.
+        made: columns to compute.
+        left: the columns that are left, by their names above; empty as long as that is open.
+        row_kind: what the row-kind column is called above, or None where there is none.
+        key: columns that identify a row of an operator's changelog, as the node below calls them, or None.
         why: a remark, or empty.
     """
 
     input: Node
-    where: tuple[Where, ...]
-    select: tuple[Named, ...]
-    schema: pa.Schema | None
-    row_kind: str | None
-    known: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    has: Mapping[Column, str]
+    scan: Scan | None = None
+    conditions: tuple[Expr, ...] = ()
+    made: Mapping[Column, Expr] = dataclasses.field(default_factory=dict)
+    left: tuple[tuple[str, Column], ...] = ()
+    row_kind: str | None = None
+    key: tuple[str, ...] | None = None
     why: str = ""
 
     @property
@@ -110,6 +76,40 @@ class Calc:
     def insert_only(self) -> bool:
         """Whether no row is ever taken back."""
         return self.input.insert_only
+
+    @property
+    def columns(self) -> frozenset[Column]:
+        """All that may be left."""
+        return frozenset(self.has) | frozenset(self.made)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the columns that are left."""
+        return pa.schema([pa.field(name, column.type) for name, column in self.left])
+
+    @property
+    def where(self) -> list[Where]:
+        """The conditions, with their text."""
+        return [Where(expr.text(self._call), expr) for expr in self.conditions]
+
+    @property
+    def select(self) -> list[Named]:
+        """The columns that are left, with their text."""
+        return [
+            Named(name, expr.text(self._call), expr, None)
+            if (expr := self.made.get(column)) is not None
+            else Named(name, self._call(column), None, self.has[column])
+            for name, column in self.left
+        ]
+
+    @property
+    def known(self) -> dict[int, str]:
+        """By the id of an attribute in an expression, the column of the node below that it is."""
+        computed = (self.made[column] for _, column in self.left if column in self.made)
+        return {number: self.has[c] for expr in (*self.conditions, *computed) for number, c in expr.ids.items()}
+
+    def _call(self, column: Column) -> str:
+        return quoted(self.has[column])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class JoinNode:
     kind: Literal[
         "regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate", "top", "latest"
     ]
-    description: Join | MultiJoin | Aggregate | Top | Latest
+    description: Join | MultiJoin | Grouping
     inputs: tuple[Node, ...]
     why: str
     remarks: tuple[str, ...] = ()
@@ -174,25 +174,54 @@ class JoinNode:
         return pa.schema([pa.field(c.name, c.type) for c in self.description.output])
 
 
-Node = Source | Calc | LocalAggregate | JoinNode
+@dataclasses.dataclass(frozen=True)
+class Union:
+    """All rows of several nodes, whose row kinds have one name; those of a node without are insertions."""
+
+    inputs: tuple[Calc, ...]
+    schema: pa.Schema
+
+    row_kind = ROW_KIND_COLUMN
+
+    @property
+    def insert_only(self) -> bool:
+        """Whether no row is ever taken back."""
+        return all(node.insert_only for node in self.inputs)
+
+
+Node = Scan | Calc | LocalAggregate | JoinNode | Union
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A planned query; the root's columns are the query's."""
+    """A planned query; the root's columns are the query's.
+
+    Attributes:
+        sql: its text.
+        root: what it gives; of a UNION ALL at the top what its first SELECT does.
+        others: those of a UNION ALL after the first.
+    """
 
     sql: str
     root: Calc
+    others: tuple[Plan, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        """The queries that it is the UNION ALL of; itself alone where it is none."""
+        return (dataclasses.replace(self, others=()), *self.others)
 
     @property
     def joins(self) -> tuple[JoinNode, ...]:
         """In the order in which they are built: those below first."""
-        return tuple(node for node in walk(self.root) if isinstance(node, JoinNode))
+        return tuple(node for node in walk(*(part.root for part in self.parts)) if isinstance(node, JoinNode))
 
 
-def walk(node: Node) -> Iterator[Node]:
-    """The nodes below, and this one last, each once: one may be the input of several."""
-    yield from _walk(node, set())
+def walk(*nodes: Node) -> Iterator[Node]:
+    """The nodes below, and these last, each once: one may be the input of several."""
+    seen = set[int]()
+    for node in nodes:
+        yield from _walk(node, seen)
 
 
 def _walk(node: Node, seen: set[int]) -> Iterator[Node]:
@@ -202,3 +231,218 @@ def _walk(node: Node, seen: set[int]) -> Iterator[Node]:
     for below in node.inputs:
         yield from _walk(below, seen)
     yield node
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+
+class Namer:
+    """What columns are called below and between the joins: by their own name, or ``alias__column`` if that clashes."""
+
+    def __init__(self, relation: Relation, outputs: Iterable[Column], chooser: Chooser) -> None:
+        """Args: the query's tree; its result; the operators of its joins."""
+        used: dict[Column, None] = dict.fromkeys(outputs)
+        for node in relation.walk():
+            used |= dict.fromkeys(node.named)
+            if isinstance(node, JoinOf):
+                choice = chooser.choice(node)
+                used |= dict.fromkeys(choice.rule.times or ())
+                for made in choice.computed:
+                    used |= dict.fromkeys(made)
+            elif isinstance(node, Scan):
+                used |= dict.fromkeys(node.kept or ([] if node.columns & used.keys() else list(node.ids.values())[:1]))
+        labels = [column.label.lower() for column in used]
+        self._names: dict[Column, str] = {}
+        self._taken = {ROW_KIND_COLUMN}
+        for column in used:
+            self._add(column, unique=labels.count(column.label.lower()) == 1)
+
+    def _add(self, column: Column, *, unique: bool = True) -> str:
+        name, number = column.label, 2
+        longer = f"{column.owner}__{column.label}" if column.owner else column.label
+        if not unique or name.lower() in self._taken:
+            name = longer
+        while name.lower() in self._taken:
+            name, number = f"{longer}_{number}", number + 1
+        self._taken.add(name.lower())
+        self._names[column] = name
+        return name
+
+    def __call__(self, column: Column) -> str:
+        """The name of a column; one that is new gets one."""
+        return self._names.get(column) or self._add(column)
+
+    def __contains__(self, column: Column) -> bool:
+        return column in self._names
+
+    def items(self) -> Iterable[tuple[Column, str]]:
+        """Every column that is used, and its name."""
+        return self._names.items()
+
+
+def input_names(sides: Sequence[Relation]) -> list[str]:
+    """What a join calls its inputs: by their aliases."""
+    found: list[str] = []
+    for side in sides:
+        scans = [scan.alias for scan in side.scans]
+        name = base = "_".join(dict.fromkeys(scans))
+        number = 2
+        while name.lower() in [other.lower() for other in found]:
+            name, number = f"{base}_{number}", number + 1
+        found.append(name)
+    return found
+
+
+# --- as text, in Flink's manner ---------------------------------------------------------------------
+
+_TYPES: Final = {
+    "inner": "InnerJoin", "left": "LeftOuterJoin", "right": "RightOuterJoin", "full": "FullOuterJoin",
+    "semi": "LeftSemiJoin", "anti": "LeftAntiJoin",
+}  # fmt: skip
+_SPECS: Final[dict[Layout, str]] = {
+    "join_key_contains_unique_key": "JoinKeyContainsUniqueKey",
+    "unique_key": "HasUniqueKey",
+    "multiset": "NoUniqueKey",
+}
+
+
+def show(plan: Plan) -> str:
+    """The plan's tree; lines that begin with ``--`` give the reason for the operator above them."""
+    return "\n\n".join("\n".join(_tree(part.root, set())) for part in plan.parts)
+
+
+def _tree(node: Node, shown: set[int]) -> list[str]:
+    """A node and what is below; of an operator that was shown before, the first line alone."""
+    if id(node) in shown:
+        return [f"Reused({_text(node)})"]
+    if isinstance(node, JoinNode):
+        shown.add(id(node))
+    below = [_below(node, number, shown) for number in range(len(node.inputs))]
+    mark = ":" if len(below) > 1 else "|"
+    lines = [_text(node)]
+    if isinstance(node, JoinNode):
+        lines += [f"{mark}  -- {remark}" for remark in (node.why, *node.remarks)]
+    if isinstance(node, Calc) and node.why:
+        lines.append(f"{mark}  -- {node.why}")
+    for number, parts in enumerate(below, start=1):
+        first, rest = (":- ", ":  ") if number < len(below) else ("+- ", "   ")
+        lines += [first + parts[0], *(rest + part for part in parts[1:])]
+    return lines
+
+
+def _below(node: Node, number: int, shown: set[int]) -> list[str]:
+    """One input of a node, and the shuffle between them; upserts that become retractions first are shuffled twice."""
+    lines = _tree(node.inputs[number], shown)
+    if not isinstance(node, JoinNode):
+        return lines
+    runs, retracted = without_upserts(node.description) or (node.description, ())
+    if number in retracted:
+        key = node.description.inputs[number].unique_key or ()
+        lines = [_normalize(key), *_shuffled(key, lines, "+- ")]
+    return _shuffled([key.columns[number] for key in runs.shuffled_by], lines)
+
+
+def _normalize(key: Sequence[str]) -> str:
+    return f"ChangelogNormalize(key=[{', '.join(map(quoted, key))}])"
+
+
+def _shuffled(by: Sequence[str], lines: list[str], mark: str = "") -> list[str]:
+    """A plan below a shuffle by columns, or to a single partition without any."""
+    columns = ", ".join(map(quoted, by))
+    exchange = f"{mark}Exchange(distribution=[{f'hash[{columns}]' if columns else 'single'}])"
+    space = " " * len(mark)
+    return [exchange, f"{space}+- {lines[0]}", *(f"{space}   {line}" for line in lines[1:])]
+
+
+def _text(node: Node) -> str:
+    if isinstance(node, Scan):
+        table = node.table
+        more = [f"alias=[{node.alias}]"] if node.alias.lower() != table.name.lower() else []
+        more.append(f"changes=[{table.changes}]")
+        if table.unique_key is not None:
+            more.append(f"uniqueKey=[{', '.join(table.unique_key)}]")
+        return f"Source(table=[{table.name}], {', '.join(more)})"
+    if isinstance(node, Calc):
+        terms = [_term(x.text, len(node.conditions)) for x in node.where]
+        where = f", where=[{' AND '.join(terms)}]" if terms else ""
+        return f"Calc(select=[{', '.join(_named(x) for x in node.select)}]{where})"
+    if isinstance(node, Union):
+        return "Union(all=[true])"
+    if isinstance(node, LocalAggregate):
+        groups = ", ".join(quoted(name) for name, place in node.by if place is None)
+        ends = ", ".join(quoted(name) for name, place in node.by if place is not None)
+        made = ", ".join(f"{name} = {function}({of or '*'})" for name, function, of in node.calls)
+        window = f"{node.window.text(lambda _: quoted(node.time))} AS {ends}"
+        return f"LocalWindowAggregate(groupBy=[{groups}], window=[{window}], select=[{made}])"
+    join: Any = node.description
+    if node.kind == "aggregate":
+        by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))
+        return f"GroupAggregate(groupBy=[{by}]{f', select=[{calls}]' if calls else ''})"
+    if node.kind == "latest":
+        return _normalize(join.by)
+    if node.kind == "top":
+        by, order = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.order))
+        if not by and join.number is None:
+            return f"SortLimit(orderBy=[{order}], fetch=[{join.n}])"
+        return f"Rank(partitionBy=[{by}], orderBy=[{order}], rankRange=[1..{join.n}])"
+    return _multi_way(join) if node.kind == "multi-way" else _two_way(join)
+
+
+def _named(entry: Named) -> str:
+    text = " ".join(entry.text.split())
+    return text if text == quoted(entry.name) else f"{text} AS {quoted(entry.name)}"
+
+
+def _term(text: str, count: int) -> str:
+    text = " ".join(text.split())
+    return f"({text})" if count > 1 and " or " in text.lower() else text
+
+
+def _two_way(join: Join) -> str:
+    left, right = join.left, join.right
+    equal = [
+        f"{left.name}.{quoted(k.left)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} {right.name}.{quoted(k.right)}"
+        for k in join.keys
+    ]
+    where = " AND ".join([*equal, *([_term(str(join.where), 2 if equal else 1)] if join.where else [])]) or "true"
+    kind = f"joinType=[{_TYPES[join.how]}]"
+    if join.interval is not None:
+        low, high = join.interval.lower_inclusive, join.interval.upper_inclusive
+        times = f"{right.name}.{quoted(str(right.event_time))} - {left.name}.{quoted(str(left.event_time))}"
+        bounds = f"{show_ms(join.interval.lower_ms)} {'<=' if low else '<'} {times}"
+        bounds += f" {'<=' if high else '<'} {show_ms(join.interval.upper_ms)}"
+        return f"IntervalJoin({kind}, windowBounds=[{bounds}], where=[{where}])"
+    if isinstance(join, AsofJoin):
+        sign = (">" if join.asof.direction == "backward" else "<") + "=" * join.asof.exact
+        times = f"{left.name}.{quoted(str(left.event_time))} {sign} {right.name}.{quoted(str(right.event_time))}"
+        apart = join.asof.tolerance_ms
+        tolerance = "" if apart is None else f", tolerance=[{show_ms(apart)}]"
+        return f"AsofJoin({kind}, matchCondition=[{times}]{tolerance}, where=[{where}])"
+    if isinstance(join, LookupJoin):
+        return f"LookupJoin({kind}, table=[{right.name}], where=[{where}])"
+    if isinstance(join, TemporalJoin):
+        versions = f"{right.name}.{quoted(str(right.event_time))}"
+        times = f"{left.name}.{quoted(str(left.event_time))}], versionsBy=[{versions}"
+        return f"TemporalJoin({kind}, asOf=[{times}], where=[{where}])"
+    aware = ", nullAware=[true]" if join.null_aware else ""
+    specs = ", ".join(f"{s}InputSpec=[{_SPECS[join.layout(n)]}]" for n, s in enumerate(("left", "right")))
+    return f"Join({kind}{aware}, where=[{where}], {specs})"
+
+
+def _multi_way(join: MultiJoin) -> str:
+    common = ", ".join(quoted(columns[0]) for columns in join.common_key)
+    hows = ", ".join(step.how.upper() for step in join.steps)
+    unique = ", ".join(f"({', '.join(s.unique_key)})" if s.unique_key else "noUniqueKey" for s in join.inputs)
+    terms = []
+    for index, step in enumerate(join.steps, start=1):
+        own = join.inputs[index].name
+        equal = [
+            f"{join.inputs[k.input].name}.{quoted(k.column)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} "
+            f"{own}.{quoted(k.own)}"
+            for k in step.on
+        ]
+        terms.append(" AND ".join([*equal, *([_term(str(step.where), 2)] if step.where else [])]))
+    return (
+        f"MultiJoin(commonJoinKey=[{common}], joinTypes=[{hows}], inputUniqueKeys=[{unique}], "
+        f"joinConditions=[{', '.join(terms)}])"
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 from pyspark.sql import SparkSession
@@ -12,16 +13,15 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.query import errors
 from gpu_ops.query.build import Builder
-from gpu_ops.query.by_time.text import QueryText, read
+from gpu_ops.query.by_time import check_all_found, read
 from gpu_ops.query.catalyst import Catalyst
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.groups.slices import in_two_phases
-from gpu_ops.query.nodes import Calc, Plan
+from gpu_ops.query.expressions import Column
+from gpu_ops.query.nodes import Calc, Namer, Plan
 from gpu_ops.query.read import Reader
-from gpu_ops.query.relations import RowByRow, Scan, Table
-from gpu_ops.query.same import repeated
-from gpu_ops.query.stages import Namer
+from gpu_ops.query.relations import JoinOf, Relation, RowByRow, Scan, Table, UnionOf, origin
+from gpu_ops.query.rewrite import in_two_phases, repeated
 from gpu_ops.spark.datatypes import spark_type
 
 MultiWay = Literal["auto", "never"]
@@ -57,15 +57,30 @@ def plan(
             raise DescriptionError(f"{option}={value!r}; it is one of {', '.join(get_args(values))}")
     text = read(sql)
     try:
-        made = Plan(sql, _root(text, tables, session, schemas or {}, emit, multi_way=multi_way == "auto"))
+        catalyst = Catalyst(session)
+        for name, table in tables.items():
+            if "`" in name or name.lower() in text.sql.lower():
+                catalyst.view(name, (schemas or {}).get(name) or _schema(table))
+        whole = catalyst.parsed(text.sql)
+        found = [Reader(text, tables, catalyst).read(part) for part in catalyst.parts(whole)]
+        if len(found) > 1 and any(_without_operator(relation) for relation, _ in found):
+            found = [Reader(text, tables, catalyst).read(whole)]  # one query, as not each part is one
+        joins = [x for relation, _ in found for x in relation.walk() if isinstance(x, JoinOf)]
+        check_all_found(text, (join.by_time for join in joins if join.by_time is not None))
+        roots = [_root(*each, text.sql, catalyst, emit, multi_way=multi_way == "auto") for each in found]
     except SqlError as error:
         raise text.error(error) from error.__cause__
     except DescriptionError as error:
         place = error.place if isinstance(error, errors.PlacedError) else (1, 1)
         raise text.error(SqlError(errors.in_sql(error), text.sql, *place)) from error
+    first, *others = (Plan(sql, root) for root in roots)
     if emit == "at_end":
-        _check_below_the_last(made)
-    return made
+        if others or isinstance(origin(found[0][0]), UnionOf):
+            raise NotBuiltError(
+                "emit='at_end' of a UNION ALL: ask for each SELECT, and union what gpu_ops.finish() gives"
+            )
+        _check_below_the_last(first)
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def _check_below_the_last(made: Plan) -> None:
@@ -85,20 +100,15 @@ def _check_below_the_last(made: Plan) -> None:
 
 
 def _root(
-    text: QueryText,
-    tables: Mapping[str, Table],
-    session: SparkSession,
-    schemas: Mapping[str, st.StructType],
+    relation: Relation,
+    outputs: Sequence[tuple[str, Column]],
+    sql: str,
+    catalyst: Catalyst,
     emit: Emit,
     *,
     multi_way: bool,
 ) -> Calc:
-    sql, catalyst = text.sql, Catalyst(session)
-    for name, table in tables.items():
-        if "`" in name or name.lower() in sql.lower():
-            catalyst.view(name, schemas.get(name) or _schema(table))
-    relation, outputs = Reader(text, tables, catalyst).read()
-    if all(isinstance(below, RowByRow | Scan) for below in relation.walk()):
+    if _without_operator(relation):
         raise SqlError(errors.JOINS_NOTHING, sql, 1, 1)
     if emit == "per_batch":
         relation = in_two_phases(relation)
@@ -108,8 +118,9 @@ def _root(
     return Builder(chooser, namer, emit=emit, multi_way=multi_way, same=same).root(relation, outputs)
 
 
+def _without_operator(relation: Relation) -> bool:
+    return all(isinstance(below, RowByRow | Scan | UnionOf) for below in relation.walk())
+
+
 def _schema(table: Table) -> st.StructType:
     return st.StructType([st.StructField(x.name, spark_type(x.type), x.nullable) for x in table.schema])
-
-
-__all__ = ["MultiWay", "Plan", "SqlError", "Table", "plan"]

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.query import errors
-from gpu_ops.query.by_time import marks
-from gpu_ops.query.by_time.marks import ByTime, check_all_found, set_apart
-from gpu_ops.query.by_time.text import QueryText
-from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, items, text_of
+from gpu_ops.query import by_time, errors
+from gpu_ops.query.by_time import ByTime, QueryText, set_apart
+from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, id_of, items, text_of
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
-from gpu_ops.query.groups.aggregates import aggregate_of, distinct_of
-from gpu_ops.query.groups.relations import LatestOf, OfGroups, TopOf
-from gpu_ops.query.groups.slices import expanded
-from gpu_ops.query.groups.top import NO_BOUND, bounded, decides, limit_of, top_of
-from gpu_ops.query.relations import (
-    Compute,
-    Expand,
-    Filter,
-    How,
-    JoinOf,
-    Relation,
-    RowByRow,
-    Scan,
-    Table,
-    filtered,
-    origin,
+from gpu_ops.query.groups import (
+    NO_BOUND,
+    Scope,
+    aggregate_of,
+    bounded,
+    decides,
+    distinct_of,
+    expanded,
+    limit_of,
+    top_of,
 )
-from gpu_ops.query.scope import Scope
+from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered
+from gpu_ops.query.rewrite import lifted
 
 _HOWS: Final[dict[str, How]] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
@@ -57,12 +48,11 @@ class Reader(Scope):
         self._aliases: dict[int, str] = {}
         self._join_types: dict[frozenset[str], How] = {}
 
-    def read(self) -> tuple[Relation, list[tuple[str, Column]]]:
-        """The relation, and the result's columns by their names."""
-        analysed = self.analysed()
+    def read(self, parsed: Any) -> tuple[Relation, list[tuple[str, Column]]]:
+        """The relation of a parsed query, and the result's columns by their names."""
+        analysed = self.analysed(parsed)
         names = [str(name) for name in analysed.schema().fieldNames()]
         relation = self.plan(analysed)
-        check_all_found(self.text, self._by_time.values())
         seen: set[str] = set()
         for index, name in enumerate(names):
             node = analysed.expressions().apply(index) if str(analysed.nodeName()) == "Project" else analysed
@@ -76,10 +66,10 @@ class Reader(Scope):
             seen.add(name.lower())
         return relation, list(zip(names, relation.shown.values(), strict=True))
 
-    def analysed(self) -> Any:
-        """The query's plan as Spark's analyser has it."""
+    def analysed(self, parsed: Any) -> Any:
+        """The plan of a parsed query as Spark's analyser has it."""
         try:
-            return self.catalyst.analysed(self.sql)
+            return self.catalyst.analysed(self.sql, parsed)
         except SqlError as error:
             message = error.message
             missing = re.search(r"table or view `([^`]+)` cannot be found", message)
@@ -108,12 +98,16 @@ class Reader(Scope):
         pushed = self.catalyst.pushed(joined)
         after = self._tree(pushed)
         self._take_leaves(pushed)
-        relation, left_over = self._lifted(self._relation(after))
+        whole = self._relation(after)
+        for relation in whole.walk():
+            if isinstance(relation, TopOf) and relation.n is None:
+                self.fail(NO_BOUND, relation.java)
+        relation, left_over = lifted(whole)
         return filtered(relation, left_over)
 
     def condition(self) -> tuple[list[Scan], list[Expr]]:
         """The inputs and the condition of a query that joins them and does nothing else."""
-        analysed = self.analysed()
+        analysed = self.analysed(self.catalyst.parsed(self.sql))
         if any(f'.{kind}"' in analysed.toJSON() for kind in errors.SUBQUERIES):
             raise SqlError("sub-queries are no part of a condition over both inputs", self.sql, 2, 1)
         joined = self.catalyst.joined(analysed)
@@ -188,7 +182,9 @@ class Reader(Scope):
                 return expanded(self, node.java, self._relation(node.args[0]))
             case "LocalRelation":
                 return self._scan(node)
-            case marks.APART:
+            case "Union":
+                return self._union(node)
+            case by_time.APART:
                 return self._join_by_time(node)
             case _:
                 why = errors.NODES.get("Command" if node.kind.endswith("Command") else node.kind)
@@ -217,6 +213,19 @@ class Reader(Scope):
             )
         return Scan(table, alias, {number: self.columns[number] for number in numbers})
 
+    def _union(self, node: Tree) -> Relation:
+        """The rows of several relations; its columns have the ids of the first one's in Catalyst."""
+        parts = [(self._relation(arg), items(arg.java.output())) for arg in node.args]
+        columns: dict[Column, tuple[Column, ...]] = {}
+        ids: dict[int, Column] = {}
+        for place, attribute in enumerate(items(node.java.output())):
+            number = id_of(attribute)
+            column = self.made(attribute, str(attribute.name()), self._owners.get(number, ""))
+            columns[column] = tuple(relation.shown[id_of(output[place])] for relation, output in parts)
+            ids[number] = column
+        self.columns = {**self.columns, **ids}  # what is below goes on meaning its own
+        return UnionOf(tuple(relation for relation, _ in parts), columns, ids, node.java)
+
     def _project(self, node: Tree, below: Relation) -> Relation:
         computed: dict[Column, Expr] = {}
         ids: dict[int, Column] = {}
@@ -225,8 +234,7 @@ class Reader(Scope):
             number, value = number_of(expr.tree), expr.args[0] if expr.kind == "Alias" else expr
             column = value.column
             if column is None:
-                label, owner = str(expr.tree.fields["name"]), self._owners.get(number, "")
-                column = Column(label, owner, functools.partial(type_of, value), nullable=bool(value.java.nullable()))
+                column = self.made(value.java, str(expr.tree.fields["name"]), self._owners.get(number, ""))
                 computed[column] = value
             self.columns[number] = ids[number] = column
         return Compute(below, computed, ids)
@@ -311,67 +319,6 @@ class Reader(Scope):
             if node.kind in errors.SUBQUERIES:
                 self.fail(errors.SUBQUERY, node.java)
 
-    # --- inputs whose rows are replaced ---------------------------------------------------------
-
-    def _lifted(self, relation: Relation, *, versions: bool = False) -> tuple[Relation, list[Expr]]:
-        """A relation without filters on an input whose rows are replaced by their unique key alone.
-
-        The row before, which passed the filter, would stay. So the filter becomes part of the join's condition, or
-        stands above the join; where neither can be, the row before is taken back first, below the filter.
-
-        Args:
-            relation: the relation.
-            versions: whether it is the versions of a temporal join. A row that is not let through ends what was valid,
-                which only the join knows: so no changelog is filtered there.
-
-        Returns:
-            The relation, and the conditions that have to be met above it, or in the join above it.
-        """
-        if isinstance(relation, Scan):
-            return relation, []
-        if isinstance(relation, Filter):
-            below, over = self._lifted(relation.below, versions=versions)
-            if _upserted(below) or (versions and _changes(below)):
-                return below, [*over, *relation.conditions]
-            return filtered(below, [*over, *relation.conditions]), []
-        if isinstance(relation, Compute):
-            below, over = self._lifted(relation.below, versions=versions)
-            return Compute(below, relation.computed, relation.ids), over
-        if isinstance(relation, Expand):
-            below, over = self._lifted(relation.below)
-            below = _normalized(relation.below, relation.java) if over or _upserted(below) else below
-            return dataclasses.replace(relation, below=below), []
-        if isinstance(relation, OfGroups):
-            below, over = self._lifted(relation.below)
-            if isinstance(relation, TopOf) and relation.n is None:
-                self.fail(NO_BOUND, relation.java)
-            below = _normalized(relation.below, relation.java) if over else below
-            return dataclasses.replace(relation, below=below), []
-        assert isinstance(relation, JoinOf)
-        temporal = relation.by_time is not None and relation.by_time.kind == "temporal"
-        left, left_over = self._lifted(relation.left)
-        right, right_over = self._lifted(relation.right, versions=temporal)
-        if relation.how == "full":
-            left = _normalized(relation.left, relation.java) if left_over else left
-            right = _normalized(relation.right, relation.java) if right_over else right
-            return dataclasses.replace(relation, left=left, right=right), []
-        on, above = [*relation.on, *left_over, *right_over], list[Expr]()
-        if relation.how in ("left", "semi", "anti") or relation.by_time is not None:
-            on, above = [*relation.on, *right_over], left_over
-        elif relation.how == "right":
-            on, above = [*relation.on, *left_over], right_over
-        return filtered(dataclasses.replace(relation, left=left, right=right, on=tuple(on)), above), []
-
-
-def type_of(expr: Expr) -> Any:
-    """The Arrow type of an expression."""
-    return arrow_type_of(expr.java)
-
-
-def spark_type_of(expr: Expr) -> st.DataType:
-    """The Spark type of an expression."""
-    return st._parse_datatype_json_string(expr.java.dataType().json())
-
 
 def _aliases(items: Sequence[Any]) -> dict[int, str]:
     """By the id of a column what the table right around it is called, sub-queries' tables, too."""
@@ -425,7 +372,7 @@ def _of_each_side(member: Expr, left: Relation, right: Relation) -> bool:
     one, other = (arg.columns.keys() for arg in member.args)
     turned = one <= right.columns and other <= left.columns
     return (turned or (one <= left.columns and other <= right.columns)) and not pa.types.is_nested(
-        type_of(member.args[0])
+        arrow_type_of(member.args[0].java)
     )
 
 
@@ -438,24 +385,3 @@ def _never_null(arg: Expr, sides: Sequence[tuple[Tree, Relation]]) -> bool:
             tests = [x for x in items(side.java.constraints().toSeq()) if str(x.nodeName()) == "IsNotNull"]
             return arg.column in relation.never_null or any(x.child().semanticEquals(arg.java) for x in tests)
     return False  # made of columns of both sides, or a constant
-
-
-def _upserted(relation: Relation) -> bool:
-    """Whether a relation is an input whose rows are replaced without being taken back; joins always take back."""
-    while isinstance(relation, Filter | Compute):
-        relation = relation.below
-    return isinstance(relation, Scan) and relation.table.upserts
-
-
-def _changes(relation: Relation) -> bool:
-    """Whether a relation is an input whose rows may be taken back or replaced."""
-    scan = origin(relation)
-    return isinstance(scan, Scan) and not scan.table.insert_only
-
-
-def _normalized(relation: Relation, java: Any) -> Relation:
-    """A filtered input that brings upserts, with the old row of each below its filters."""
-    if isinstance(relation, RowByRow):
-        return dataclasses.replace(relation, below=_normalized(relation.below, java))
-    assert isinstance(relation, Scan)
-    return LatestOf(relation, tuple(relation.own(key) for key in relation.table.unique_key or ()), java)

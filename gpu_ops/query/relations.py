@@ -1,22 +1,30 @@
-"""The relational tree of a query: scans, filters, projections, joins; and what is known of its inputs.
+"""The relational tree of a query: scans, filters, projections, joins, groups; and what is known of its inputs.
 
-A relation answers for itself what the planner asks of all: its columns, which are never null, which it names. A new
-kind, row by row or of groups (`gpu_ops.query.groups.relations`), needs a class, a case in `gpu_ops.query.read` and a
-method in `gpu_ops.query.build`.
+A relation answers for itself what the planner asks of all: its columns, which are never null, which it names; one of
+groups also which description it is. A new kind needs a class, a case in `gpu_ops.query.read`, and, where it is neither
+row by row nor of groups, a method in `gpu_ops.query.build`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self
 
+import pyarrow as pa
+
+from gpu_ops.descriptions.aggregate import Aggregate, Function, Measure
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.groups import Latest, Order, Top
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.query.by_time.marks import ByTime
-from gpu_ops.query.expressions import Column, Expr
+from gpu_ops.query.by_time import ByTime
+from gpu_ops.query.expressions import Column, Expr, TimeWindow
 
 How = Literal["inner", "left", "right", "full", "semi", "anti"]
+Called = Callable[[Column], str]
+"""What a column is called in the frames below and between operators."""
+Grouping = Aggregate | Latest | Top
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +61,12 @@ class Relation:
     @property
     def inputs(self) -> tuple[Relation, ...]:
         """The relations whose rows it takes."""
-        raise NotImplementedError
+        return ()
+
+    def over(self, *inputs: Relation) -> Self:
+        """The same of other relations."""
+        del inputs
+        return self
 
     @property
     def columns(self) -> frozenset[Column]:
@@ -96,6 +109,21 @@ class Scan(Relation):
     ids: dict[int, Column]
 
     @property
+    def row_kind(self) -> str | None:
+        """Its row-kind column, or None."""
+        return self.table.row_kind
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of its other columns."""
+        return self.table.schema
+
+    @property
+    def insert_only(self) -> bool:
+        """Whether no row is ever taken back."""
+        return self.table.insert_only
+
+    @property
     def inputs(self) -> tuple[()]:
         """None."""
         return ()
@@ -133,8 +161,8 @@ class Scan(Relation):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RowByRow(Relation):
-    """Rows of another relation, one by one: left out, with more columns, several times. What is known of them stays.
+class OfOne(Relation):
+    """Rows made of those of one relation; what is known of it stays, where a kind says nothing else.
 
     Attributes:
         below: that relation.
@@ -143,9 +171,14 @@ class RowByRow(Relation):
     below: Relation
 
     @property
-    def inputs(self) -> tuple[Relation]:
+    def inputs(self) -> tuple[Relation, ...]:
         """The relation below."""
         return (self.below,)
+
+    def over(self, *inputs: Relation) -> Self:
+        """The same of another relation."""
+        (below,) = inputs
+        return self if below is self.below else dataclasses.replace(self, below=below)
 
     @property
     def columns(self) -> frozenset[Column]:
@@ -161,6 +194,10 @@ class RowByRow(Relation):
     def never_null(self) -> frozenset[Column]:
         """As below."""
         return self.below.never_null
+
+
+class RowByRow(OfOne):
+    """Rows of another relation, one by one: left out, with more columns, several times."""
 
 
 def origin(relation: Relation) -> Relation:
@@ -180,6 +217,11 @@ class Filter(RowByRow):
     def named(self) -> list[Column]:
         """Those of the conditions."""
         return [column for condition in self.conditions for column in condition.columns]
+
+
+def filtered(relation: Relation, conditions: list[Expr]) -> Relation:
+    """A relation with a filter above it, if there is anything to filter by."""
+    return Filter(relation, tuple(conditions)) if conditions else relation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,35 +253,14 @@ class Compute(RowByRow):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Expand(RowByRow):
-    """Each row once for each of some values: sliding windows.
+class Expand(Compute):
+    """Each row once for each of some values, sliding windows: one column is computed, Catalyst's ``explode`` of them.
 
     Attributes:
-        column: gets the values.
-        value: Catalyst's ``explode`` of them.
-        ids: what is shown of it.
         java: Catalyst's node.
     """
 
-    column: Column
-    value: Expr
-    ids: dict[int, Column]
     java: Any
-
-    @functools.cached_property
-    def columns(self) -> frozenset[Column]:
-        """Those below and the values."""
-        return self.below.columns | {self.column}
-
-    @property
-    def shown(self) -> dict[int, Column]:
-        """What the query shows of it."""
-        return self.ids
-
-    @property
-    def named(self) -> list[Column]:
-        """The values', and what they are made of."""
-        return [self.column, *self.value.columns]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -270,6 +291,12 @@ class JoinOf(Relation):
     def inputs(self) -> tuple[Relation, Relation]:
         """Both."""
         return self.left, self.right
+
+    def over(self, *inputs: Relation) -> Self:
+        """The same of others."""
+        left, right = inputs
+        same = left is self.left and right is self.right
+        return self if same else dataclasses.replace(self, left=left, right=right)
 
     @property
     def outputs(self) -> tuple[Relation, ...]:
@@ -304,6 +331,276 @@ class JoinOf(Relation):
         return [scan for relation in self.outputs for scan in relation.scans]
 
 
-def filtered(relation: Relation, conditions: list[Expr]) -> Relation:
-    """A relation with a filter above it, if there is anything to filter by."""
-    return Filter(relation, tuple(conditions)) if conditions else relation
+@dataclasses.dataclass(frozen=True, eq=False)
+class UnionOf(Relation):
+    """All rows of several relations.
+
+    Attributes:
+        parts: these.
+        made: its columns, and those of each part that they are.
+        ids: what is shown of it.
+        java: Catalyst's node.
+    """
+
+    parts: tuple[Relation, ...]
+    made: dict[Column, tuple[Column, ...]]
+    ids: dict[int, Column]
+    java: Any
+
+    @property
+    def inputs(self) -> tuple[Relation, ...]:
+        """All parts."""
+        return self.parts
+
+    def over(self, *inputs: Relation) -> Self:
+        """The same of others."""
+        same = all(new is old for new, old in zip(inputs, self.parts, strict=True))
+        return self if same else dataclasses.replace(self, parts=inputs)
+
+    @functools.cached_property
+    def columns(self) -> frozenset[Column]:
+        """Its own."""
+        return frozenset(self.made)
+
+    @property
+    def shown(self) -> dict[int, Column]:
+        """All of them."""
+        return self.ids
+
+    @property
+    def never_null(self) -> frozenset[Column]:
+        """Those that are never null in any part."""
+        never = [part.never_null for part in self.parts]
+        return frozenset(c for c, of in self.made.items() if all(x in n for x, n in zip(of, never, strict=True)))
+
+    @property
+    def named(self) -> list[Column]:
+        """Each column, and what it is in the parts."""
+        return [column for made, of in self.made.items() for column in (made, *of)]
+
+
+# --- of groups ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfGroups(OfOne):
+    """What an operator makes of groups of rows, and takes back as they change.
+
+    Attributes:
+        by: what makes a group.
+        java: Catalyst's node.
+    """
+
+    by: tuple[Column, ...]
+    java: Any
+
+    noun: ClassVar[str]
+    """What it is called."""
+    kind: ClassVar[Literal["aggregate", "latest", "top"]]
+
+    @property
+    def why(self) -> str:
+        """It is this operator."""
+        raise NotImplementedError
+
+    @property
+    def used(self) -> frozenset[Column]:
+        """The columns below that it looks at."""
+        return frozenset(self.named) & self.below.columns
+
+    def needs(self, needed: frozenset[Column]) -> frozenset[Column]:
+        """The columns below that it takes, where these are needed above."""
+        del needed
+        return self.used
+
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> Grouping:
+        """The description of it.
+
+        Args:
+            source: its input.
+            called: what columns are called there, and in what it gives.
+            emit: when it has output.
+            needed: the columns that are needed above.
+
+        Raises:
+            DescriptionError: there is none.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """A call of an aggregate function.
+
+    Attributes:
+        column: what it gives.
+        function: see `gpu_ops.descriptions.aggregate.Function`.
+        of: the column below; None for ``count(*)``.
+    """
+
+    column: Column
+    function: Function
+    of: Column | None
+
+    def named(self, called: Called) -> tuple[str, Function, str | None]:
+        """What it gives, the function, and of what."""
+        return called(self.column), self.function, None if self.of is None else called(self.of)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AggregateOf(OfGroups):
+    """One row per group.
+
+    Attributes:
+        calls: of aggregate functions; none for ``DISTINCT``.
+        ends: those of ``by`` that are the ends of windows.
+    """
+
+    calls: tuple[Call, ...]
+    ends: tuple[Column, ...] = ()
+
+    noun = "aggregate"
+    kind = "aggregate"
+
+    @functools.cached_property
+    def columns(self) -> frozenset[Column]:
+        """The group's, and what the functions give."""
+        return frozenset(self.by) | frozenset(call.column for call in self.calls)
+
+    @property
+    def shown(self) -> dict[int, Column]:
+        """None: a `Compute` above it shows its columns."""
+        return {}
+
+    @property
+    def never_null(self) -> frozenset[Column]:
+        """Counts, and what is never null below."""
+        counts = frozenset(call.column for call in self.calls if not call.column.nullable)
+        return counts | (self.below.never_null & frozenset(self.by))
+
+    @property
+    def named(self) -> list[Column]:
+        """What makes a group, what is aggregated, and what that gives."""
+        of = [call.of for call in self.calls if call.of is not None]
+        return [*self.by, *of, *(call.column for call in self.calls)]
+
+    @property
+    def why(self) -> str:
+        """It is this operator."""
+        return "GROUP BY" if self.by else "no GROUP BY: one row, in one partition"
+
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> Aggregate:
+        """One row per group, whether all of it is needed or not; with ``at_watermark`` as windows close."""
+        del needed
+        end = next(map(called, self.ends), None) if emit == "at_watermark" else None
+        by, calls = tuple(map(called, self.by)), tuple(Measure(*call.named(called)) for call in self.calls)
+        always = not by and emit != "at_end" and source.ttl_ms is None
+        return Aggregate(source, by, calls, emit, end, always=always)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalAggregateOf(AggregateOf):
+    """One row per group, slice of time and window of the rows of a task, before they are shuffled; it keeps nothing.
+
+    Attributes:
+        window: the windows.
+        time: the column that they are of.
+        places: those of ``by`` that are ends of it: 0 for the start, 1 for the end.
+    """
+
+    window: TimeWindow = dataclasses.field(kw_only=True)
+    time: Column = dataclasses.field(kw_only=True)
+    places: Mapping[Column, int] = dataclasses.field(kw_only=True)
+
+    noun = "local aggregate"
+
+    @property
+    def used(self) -> frozenset[Column]:
+        """The columns below that it looks at."""
+        return super().used | frozenset({self.time})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LatestOf(OfGroups):
+    """An input that brings upserts, each row of which is taken back as it is replaced (``ChangelogNormalize``)."""
+
+    below: Scan
+
+    noun = "latest row"
+    kind = "latest"
+
+    @property
+    def named(self) -> tuple[Column, ...]:
+        """What identifies a row."""
+        return self.by
+
+    @property
+    def why(self) -> str:
+        """It is this operator."""
+        return f"{self.below.alias} brings upserts: each takes the row back that it replaces, below a filter"
+
+    def needs(self, needed: frozenset[Column]) -> frozenset[Column]:
+        """Those; what identifies a row is there, as it is the input's unique key."""
+        return needed
+
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> Latest:
+        """The latest row of each key."""
+        del called, needed
+        return Latest(source, emit)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TopOf(OfGroups):
+    """The first rows of each group; ``java`` is Catalyst's ``ROW_NUMBER()``, or its ``Sort``.
+
+    Attributes:
+        order: columns, and how each orders the rows of a group.
+        number: the column with a row's number in its group.
+        identity: the id of that column's attribute; None where no query can name it (``LIMIT``).
+        n: how many rows; None as long as that is not known.
+    """
+
+    order: tuple[tuple[Column, Order], ...]
+    number: Column
+    identity: int | None
+    n: int | None
+
+    noun = "top-N"
+    kind = "top"
+
+    @functools.cached_property
+    def columns(self) -> frozenset[Column]:
+        """Those below, and the number."""
+        return self.below.columns | {self.number}
+
+    @property
+    def never_null(self) -> frozenset[Column]:
+        """As below, and the number."""
+        return self.below.never_null | {self.number}
+
+    @property
+    def shown(self) -> dict[int, Column]:
+        """As below, and the number where a query can name it."""
+        return self.below.shown if self.identity is None else {**self.below.shown, self.identity: self.number}
+
+    @property
+    def named(self) -> list[Column]:
+        """What makes a group, and what orders it."""
+        return [*self.by, *(column for column, _ in self.order)]
+
+    @property
+    def why(self) -> str:
+        """It is this operator."""
+        by = "ORDER BY ... LIMIT, in one partition" if self.identity is None else "ROW_NUMBER()"
+        return f"the first {self.n} by {by}"
+
+    def needs(self, needed: frozenset[Column]) -> frozenset[Column]:
+        """Those, and what it goes by."""
+        return (needed & self.below.columns) | self.used
+
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> Top:
+        """The first rows, with their number where that is needed."""
+        assert self.n is not None
+        order = tuple(how._replace(column=called(column)) for column, how in self.order)
+        number = called(self.number) if self.number in needed else None
+        return Top(source, tuple(map(called, self.by)), order, self.n, emit, number)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
 
-from gpu_ops.query.choose import Chooser, KeyColumns, Residual
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.keys import Equality
+from gpu_ops.descriptions.multi_join import MultiJoin, Step
+from gpu_ops.query.choose import Chooser, KeyColumns, Residual, columns_of, where_of
 from gpu_ops.query.errors import one
 from gpu_ops.query.expressions import Column, Expr, NotOursError
-from gpu_ops.query.relations import JoinOf, Relation
+from gpu_ops.query.relations import Called, JoinOf, Relation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +42,8 @@ class Run:
         steps: the joins.
     """
 
+    kind: ClassVar[Literal["multi-way"]] = "multi-way"
+
     inputs: tuple[Relation, ...]
     hows: tuple[str, ...]
     links: tuple[tuple[Link, ...], ...]
@@ -44,6 +51,47 @@ class Run:
     computed: tuple[dict[Column, Expr], ...]
     above: tuple[Expr, ...]
     steps: tuple[JoinOf, ...]
+
+    @property
+    def outputs(self) -> tuple[Relation, ...]:
+        """Those whose columns come out."""
+        return self.inputs
+
+    @property
+    def used(self) -> frozenset[Column]:
+        """The columns that it looks at."""
+        return self._keys | columns_of(self.remarked)
+
+    @property
+    def remarked(self) -> list[Residual]:
+        """The conditions of which it is worth saying that they stayed where they are."""
+        return [condition for step in self.residual for condition in step]
+
+    @property
+    def _keys(self) -> frozenset[Column]:
+        return frozenset(c for links in self.links for x in links for c in (x.key.left, x.key.right))
+
+    def describe(self, inputs: Sequence[Input], called: Called, emit: Emit, *, ansi: bool) -> MultiJoin:
+        """The description of it; arguments and errors as of `gpu_ops.query.choose.Choice.describe`."""
+        steps = []
+        for index, (how, links, residual) in enumerate(zip(self.hows, self.links, self.residual, strict=True), start=1):
+            on = tuple(Equality(x.input, called(x.key.left), called(x.key.right), x.key.null_safe) for x in links)
+            sides = self.inputs[: index + 1], self.computed[: index + 1], inputs[: index + 1]
+            steps.append(Step(how, on, where_of(residual, *sides, called, ansi=ansi)))  # type: ignore[arg-type]
+        return MultiJoin(tuple(inputs), tuple(steps), emit=emit, ansi=ansi)
+
+    def why(self, description: MultiJoin, called: Called, total: int) -> str:
+        """It is this operator, of so many joins in a row."""
+
+        def text(column: Column) -> str:
+            found = next((made[column].text() for made in self.computed if column in made), None)
+            return str(column) if found is None else f"({found})"
+
+        shown = {called(column): text(column) for column in self._keys}
+        common = [" = ".join(dict.fromkeys(shown[column] for column in key)) for key in description.common_key]
+        count = len(self.steps)
+        which = f"all {count} joins share" if count == total else f"{count} of {total} joins share"
+        return f"multi-way: {which} {', and '.join(common)}"
 
 
 def spine(join: JoinOf) -> tuple[Relation, list[JoinOf]]:

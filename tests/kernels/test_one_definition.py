@@ -246,7 +246,7 @@ def test_every_way_of_emitting_gives_the_same_bits(engines: Backend, name: str) 
 
 @pytest.mark.parametrize("name", ["int8", "int64", "uint64", "d38_4", "d9_2", "date"])
 def test_windows_in_two_phases_give_the_same_bits(engines: Backend, name: str) -> None:
-    """What `gpu_ops.query.groups.slices` merges: aggregates of slices, aggregated."""
+    """What `gpu_ops.query.rewrite` merges: aggregates of slices, aggregated."""
     kind, made = KINDS[name]
     choice = random.Random(name)
     sums = pa.types.is_integer(kind)

@@ -16,7 +16,8 @@ import pytest
 
 import gpu_ops
 from gpu_ops.query.nodes import LocalAggregate, walk
-from gpu_ops.query.plan import Table, plan
+from gpu_ops.query.plan import plan
+from gpu_ops.query.relations import Table
 from gpu_ops.spark.tasks import rows as slice_tasks
 from gpu_ops.spark.tasks.rows import Slices
 

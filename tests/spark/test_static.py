@@ -19,6 +19,7 @@ from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
 from gpu_ops.jobs.text import JobError
+from gpu_ops.query.catalyst import items
 from gpu_ops.spark.api import sql as sql_module
 from gpu_ops.spark.api import static
 from gpu_ops.state.address import StateAddress
@@ -142,6 +143,11 @@ def test_a_result_at_the_end_beside_a_stream(
     rows = live.table(("id", "item"), files=3)
     assert sink.table == sorted(((*row, {"a": 3, "b": 30}.get(row[1])) for row in rows), key=repr)
     assert {row[0] for row in sink.batches[0]} == {"+I"}
+    # Spark's UI names the jobs that were run on the way
+    jobs = items(spark._jsc.sc().statusStore().jobsList(None))
+    named = "\n".join(str(job.description().get()) for job in jobs if job.description().isDefined())
+    assert " of gpu_ops: a static table is loaded, once" in named
+    assert ": run to its end" in named
 
 
 @pytest.mark.thorough

@@ -82,6 +82,66 @@ def test_union_all_in_sql_is_as_in_spark_and_goes_on(feeds: Feeds, tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "state" / "union").iterdir()) == ["1", "2", "3"]
 
 
+BELOW = {
+    "joined": """SELECT u.id, u.n, p.price FROM (SELECT id, item, 1 AS n FROM orders
+        UNION ALL SELECT max(id), item, count(*) FROM orders GROUP BY item) u LEFT JOIN prices p ON u.item = p.item""",
+    "twice, in WITH": """WITH u AS (SELECT o.id, p.price FROM orders o JOIN prices p ON o.item = p.item
+        UNION ALL SELECT id, NULL FROM orders WHERE id > 3)
+        SELECT a.id, a.price, b.n FROM u a JOIN (SELECT id, count(*) AS n FROM u GROUP BY id) b ON a.id = b.id""",
+    "without equal rows, the first": """SELECT item, id FROM orders UNION SELECT item, price FROM prices
+        ORDER BY item, id LIMIT 4""",
+    "a part that is an input as it is": """SELECT o.id, p.price FROM orders o JOIN prices p ON o.item = p.item
+        UNION ALL SELECT id, NULL FROM orders WHERE id < 7""",
+}
+
+
+@pytest.mark.parametrize("what", BELOW)
+def test_union_below_other_operators_is_as_in_spark_and_goes_on(feeds: Feeds, tmp_path: Path, what: str) -> None:
+    sink = Sink()
+    for _ in range(3):
+        feeds.arrive()
+        feeds.arrive()
+        used = {name: given for name, given in feeds.streams().items() if name in BELOW[what]}
+        changes = gpu_ops.sql(BELOW[what], **used, state=str(tmp_path / "state"), partitions=2)
+        drain(changes, sink, tmp_path / "checkpoint")
+        assert sink.table == feeds.expected(BELOW[what])
+    assert changes.columns[0] == "row_kind"
+    assert "Union(all=[true])" in gpu_ops.explain(changes)
+
+
+def test_union_of_upserts_takes_the_old_rows_back(feeds: Feeds, tmp_path: Path) -> None:
+    """An upsert replaces the row of its own input, whatever rows of another one have the same key."""
+    upserts = {
+        name: stream(getattr(feeds, name).df, row_kind="op", unique_key=key, name=name)
+        for name, key in (("orders", "id"), ("prices", "item"))
+    }
+    feeds.orders.add({"op": "+I", "id": 1, "item": "pen"}, {"op": "+I", "id": 2, "item": "cup"})
+    feeds.prices.add({"op": "+I", "item": "pen", "price": 5}, {"op": "+I", "item": "cup", "price": 6})
+    sink, query = Sink(), "SELECT item, count(*) AS n FROM (SELECT item FROM orders UNION ALL SELECT item FROM prices) "
+    query += "GROUP BY item"
+    for number, change in enumerate(({"id": 1, "item": "cup"}, {"id": 2, "item": "pen"}, {"id": 1, "item": "pen"})):
+        changes = gpu_ops.sql(query, **upserts, state=str(tmp_path / "state"), partitions=2)
+        drain(changes, sink, tmp_path / "checkpoint")
+        wanted = [[("cup", 2), ("pen", 2)], [("cup", 3), ("pen", 1)], [("cup", 2), ("pen", 2)]]
+        assert sink.table == wanted[number]
+        feeds.orders.add({"op": "+U", **change})
+
+
+def test_union_of_static_inputs_is_done_at_once(spark: Any, feeds: Feeds) -> None:
+    feeds.arrive()
+    query = BELOW["joined"]
+    expected = feeds.expected(query)
+    orders, prices = spark.table("orders"), spark.table("prices")
+    found = gpu_ops.sql(query, orders=orders, prices=prices)
+    assert sorted((tuple(row)[1:] for row in found.collect()), key=repr) == expected
+    live = stream(feeds.prices.df, row_kind="op", name="prices")
+    with pytest.raises(NotBuiltError, match="a static input is no part of a UNION ALL with streams"):
+        in_memory(
+            gpu_ops.sql, "SELECT item, count(*) AS n FROM (SELECT item FROM orders UNION ALL SELECT item FROM prices) "
+            "GROUP BY item", orders=orders, prices=live,
+        )  # fmt: skip
+
+
 def test_union_of_two_joins_and_of_one_twice(feeds: Feeds, tmp_path: Path) -> None:
     feeds.arrive()
     feeds.arrive()
@@ -110,8 +170,11 @@ def test_what_is_refused(feeds: Feeds) -> None:
         gpu_ops.union(one, other)
     with pytest.raises(DescriptionError, match="the first changelog has 3 columns, number 2 1: id"):
         gpu_ops.union(one, one.select("row_kind", "id"))
+    with pytest.raises(DescriptionError, match="two changelogs or more"):
+        gpu_ops.union(one)
+    query = "SELECT id FROM orders a JOIN orders b USING (id) UNION ALL SELECT 1 FROM orders"
     with pytest.raises(DescriptionError, match="does not name the input 'prices'"):
-        gpu_ops.sql("SELECT id FROM orders a JOIN orders b USING (id) UNION ALL SELECT 1 FROM orders", **streams)
+        in_memory(gpu_ops.sql, query, **streams)
     with pytest.raises(NotBuiltError, match="emit='at_end' of a UNION ALL"):
         gpu_ops.sql(QUERY, **streams, emit="at_end", state="s")
     joined = "FROM orders o JOIN prices p ON o.item = p.item"

@@ -12,8 +12,8 @@ from oracle.drive import ADDS, Row, canonical
 from oracle.sql import FoldedInput
 
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.query.nodes import Calc, Node, Plan, Source
-from gpu_ops.query.plan import Table
+from gpu_ops.query.nodes import Calc, Node, Plan, Union
+from gpu_ops.query.relations import Scan, Table
 
 Changes = Mapping[str, list[tuple[str, Row]]]
 """Per table: row kinds and rows."""
@@ -40,16 +40,18 @@ class PlanRunner:
     def process(self, tables: Mapping[str, Table], changes: Changes, *, finish: bool = False) -> list[tuple[str, Row]]:
         """One micro-batch, perhaps the last; its changes."""
         batches = {name: batch(tables[name], rows) for name, rows in changes.items()}
-        found = self._run(self.plan.root, batches, finish=finish)
-        return self._fold(found)
+        return self._fold(batches, finish=finish)
 
     def finish(self) -> list[tuple[str, Row]]:
         """The end of all inputs, for interval joins."""
-        return self._fold(self._run(self.plan.root, {}, finish=True))
+        return self._fold({}, finish=True)
 
-    def _fold(self, table: pa.Table) -> list[tuple[str, Row]]:
-        columns = [column.to_pylist() for column in table.columns]
-        rows = [(str(kind), tuple(map(canonical, row))) for kind, *row in zip(*columns, strict=True)]
+    def _fold(self, batches: Mapping[str, pa.Table], *, finish: bool) -> list[tuple[str, Row]]:
+        self._said.clear()
+        rows = []
+        for part in self.plan.parts:
+            columns = [column.to_pylist() for column in self._run(part.root, batches, finish=finish).columns]
+            rows += [(str(kind), tuple(map(canonical, row))) for kind, *row in zip(*columns, strict=True)]
         for kind, row in rows:
             self.folded[row] += 1 if kind in ADDS else -1
             assert self.folded[row] >= 0, f"{kind} of a row that is not there: {row}"
@@ -57,17 +59,23 @@ class PlanRunner:
 
     def _run(self, node: Node, batches: Mapping[str, pa.Table], *, finish: bool) -> pa.Table:
         """What a node gives; an operator that several nodes take it from runs once."""
-        if node is self.plan.root:
-            self._said.clear()
         if id(node) not in self._said:
             self._said[id(node)] = self._made(node, batches, finish=finish)
         return self._said[id(node)]
 
     def _made(self, node: Node, batches: Mapping[str, pa.Table], *, finish: bool) -> pa.Table:
-        if isinstance(node, Source):
-            own = batches.get(node.table)
+        if isinstance(node, Scan):
+            own = batches.get(node.table.name)
             kind = [pa.field(node.row_kind, pa.string())] if node.row_kind else []
             return own if own is not None else pa.schema([*kind, *node.schema]).empty_table()
+        if isinstance(node, Union):
+            tables = [self._run(part, batches, finish=finish) for part in node.inputs]
+            inserts = [pa.array(["+I"] * table.num_rows, pa.string()) for table in tables]
+            named = [
+                table if part.row_kind else table.add_column(0, node.row_kind, kinds)
+                for part, table, kinds in zip(node.inputs, tables, inserts, strict=True)
+            ]
+            return pa.concat_tables(named)
         if isinstance(node, Calc):
             return self._calc(node, self._run(node.input, batches, finish=finish))
         inputs = [self._run(below, batches, finish=finish) for below in node.inputs]
@@ -84,7 +92,7 @@ class PlanRunner:
         where = " AND ".join(f"({duck_sql(x.text)})" for x in node.where) or "true"
         self.duck.register("__rows", table)
         found = self.duck.sql(f"SELECT {listed} FROM __rows WHERE {where}").to_arrow_table()
-        if node.schema is None:
+        if any(node is part.root for part in self.plan.parts):
             return found
         fields = ([pa.field(node.row_kind, pa.string())] if node.row_kind else []) + list(node.schema)
         return found.cast(pa.schema(fields))

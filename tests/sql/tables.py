@@ -5,7 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from gpu_ops.query.plan import Plan, Table, plan
+from gpu_ops.query.nodes import Plan
+from gpu_ops.query.plan import plan
+from gpu_ops.query.relations import Table
 
 LONG, DOUBLE, STRING, TIME = pa.int64(), pa.float64(), pa.string(), pa.timestamp("us", "UTC")
 

@@ -8,8 +8,8 @@ import pytest
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.times import show_ms
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.plan import Table
-from gpu_ops.query.show import show
+from gpu_ops.query.nodes import show
+from gpu_ops.query.relations import Table
 from sql.tables import LONG, STRING, TABLES, planned
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle.drive import canonical, difference
 
-from gpu_ops.query.plan import Table
+from gpu_ops.query.relations import Table
 from sql.run_plan import PlanRunner, Reference, batch
 from sql.tables import LONG, TIME, planned
 from sql.test_random import VALUES, terms

@@ -16,7 +16,7 @@ import pytest
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.plan import Table
+from gpu_ops.query.relations import Table
 from sql.tables import TABLES, planned
 
 JOINED = "FROM orders o JOIN prices p ON o.id = p.id"
@@ -31,7 +31,6 @@ CLAUSES = [
     (f"SELECT o.uid {JOINED} §ORDER BY o.uid LIMIT 3 OFFSET 2", "OFFSET is not understood"),
     (f"SELECT o.uid {JOINED} §ORDER BY o.uid LIMIT 0", "the first 0 rows: they are between 1 and"),
     ("SELECT o.uid, u.tags FROM orders o JOIN users u ON o.uid = u.uid §ORDER BY u.tags LIMIT 3", "has no order"),
-    (f"§SELECT o.uid {JOINED} UNION ALL SELECT uid FROM users", "UNION ALL at the top of a query only; gpu_ops.union"),
     (f"§SELECT o.uid {JOINED} EXCEPT SELECT uid FROM users", "EXCEPT .* NOT EXISTS"),
     (f"§SELECT o.uid {JOINED} INTERSECT SELECT uid FROM users", "INTERSECT .* LEFT SEMI JOIN"),
     ("SELECT o.uid FROM orders o §TABLESAMPLE (5 ROWS) JOIN users u ON o.uid = u.uid", r"\[PARSE_SYNTAX_ERROR\]"),

@@ -19,7 +19,7 @@ from oracle.drive import difference, fold
 import gpu_ops
 from gpu_ops import Asof, AsofJoin, Input, JoinEngine, Key
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.plan import Table
+from gpu_ops.query.relations import Table
 from sql.run_plan import PlanRunner, Reference
 from sql.tables import planned
 from sql.test_random import TABLES as NUMBERS

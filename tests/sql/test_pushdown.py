@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from gpu_ops.query.nodes import Calc, Source, walk
-from gpu_ops.query.plan import Table
+from gpu_ops.query.nodes import Calc, walk
+from gpu_ops.query.relations import Scan, Table
 from sql.tables import LONG, TABLES, planned
 
 pytestmark = pytest.mark.one_in(2, all=1)
@@ -236,7 +236,7 @@ def selected(sql):
     return {
         node.input.alias: [e.name for e in node.select]
         for node in walk(planned(sql).root)
-        if isinstance(node, Calc) and isinstance(node.input, Source)
+        if isinstance(node, Calc) and isinstance(node.input, Scan)
     }
 
 

@@ -13,7 +13,7 @@ from oracle.drive import canonical, difference
 from oracle.sql import FoldedInput
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.plan import Table
+from gpu_ops.query.relations import Table
 from sql.run_plan import PlanRunner, Reference
 from sql.tables import planned
 
@@ -256,7 +256,8 @@ def against_spark(spark, sql, history, emit, multi_way):
                 for change in rows:
                     inputs[name].apply(*change)
             tables = ", ".join(f"{name} AS ({_values(name, live.rows())})" for name, live in inputs.items())
-            steps.append(f"SELECT {number}, q.* FROM (WITH {tables} {sql}) q")
+            whole = f"{tables}, {sql.removeprefix('WITH ')}" if sql.startswith("WITH ") else f"{tables} {sql}"
+            steps.append(f"SELECT {number}, q.* FROM (WITH {whole}) q")
     wanted = [Counter() for _ in history]
     for number, *row in spark.sql(" UNION ALL ".join(steps)).collect():  # one job for all micro-batches
         wanted[number][tuple(map(canonical, row))] += 1
@@ -319,6 +320,87 @@ def test_many_sub_queries_are_sparks_own(spark):
 
     look()
     assert sum(taken) > 0.8 * len(taken)
+
+
+@st.composite
+def unions(draw: st.DrawFn) -> str:
+    """A UNION of two to three SELECTs with the columns k and v: of inputs, joins, groups, first rows, constants."""
+
+    def one() -> str:
+        name, other = draw(st.sampled_from(sorted(TABLES))), draw(st.sampled_from(sorted(TABLES)))
+        own, others = (f"{draw(st.sampled_from(COLUMNS[x]))}" for x in (name, other))
+        where = draw(st.sampled_from(["", "", f" WHERE p.{own} > 0", f" WHERE p.{own} IS NULL OR p.k = 1"]))
+        shape = draw(st.sampled_from(["input", "input", "join", "join", "left", "groups", "first", "constant"]))
+        return {
+            "input": f"SELECT p.k, p.{own} AS v FROM {name} p{where}",
+            "join": f"SELECT p.k, q.{others} AS v FROM {name} p JOIN {other} q ON p.k = q.k{where}",
+            "left": f"SELECT q.k, p.{own} + 1 AS v FROM {name} p LEFT JOIN {other} q ON p.{own} = q.{others}{where}",
+            "groups": f"SELECT p.{own} AS k, count(*) AS v FROM {name} p{where} GROUP BY p.{own}",
+            "first": f"SELECT k, v FROM (SELECT p.k, p.{own} AS v, ROW_NUMBER() OVER (PARTITION BY p.k "
+            f"ORDER BY p.{own}) AS n FROM {name} p{where}) WHERE n = 1",
+            "constant": f"SELECT p.k, 1 AS v FROM {name} p{where}",
+        }[shape]
+
+    words = st.sampled_from([" UNION ALL ", " UNION ALL ", " UNION ALL ", " UNION "])
+    text = one()
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
+        text += draw(words) + one()
+    return text
+
+
+@st.composite
+def uniting(draw: st.DrawFn) -> str:
+    """A SELECT over a UNION: joined, grouped, asked for, in WITH and used twice; or the UNION alone."""
+    union, name = draw(unions()), draw(st.sampled_from(sorted(TABLES)))
+    own, how = draw(st.sampled_from(COLUMNS[name])), draw(st.sampled_from(HOWS))
+    where = draw(st.sampled_from(["", "", " WHERE u.v > 0", " WHERE u.k = 1", f" WHERE u.v >= t.{own}"]))
+    shown = f", t.{own} AS t_{own}"
+    if "SEMI" in how or "ANTI" in how:
+        shown, where = "", where if "t." not in where else ""
+    aside = f"t.{own} > 0" if draw(st.booleans()) else f"u.v < t.{own}"
+    negated, asking = draw(st.sampled_from(["", "NOT "])), f"SELECT t.k, t.{own} AS o FROM {name} t WHERE "
+    return draw(
+        st.sampled_from(
+            [
+                f"SELECT u.k, u.v{shown} FROM ({union}) u {how} {name} t ON u.k = t.k AND {aside}{where}",
+                f"SELECT u.k, u.v{shown} FROM ({union}) u {how} {name} t ON u.v = t.{own}{where}",
+                f"SELECT t.k, t.{own} AS o FROM {name} t LEFT JOIN ({union}) u ON u.k = t.k{where}",
+                f"SELECT v, count(*) AS n, max(k) AS m FROM ({union}) u GROUP BY v",
+                f"SELECT DISTINCT u.k FROM ({union}) u",
+                f"{asking}{negated}EXISTS (SELECT 1 FROM ({union}) u WHERE u.k = t.k)",
+                f"{asking}t.{own} {negated}IN (SELECT u.v FROM ({union}) u)",
+                f"WITH u AS ({union}) SELECT k, p.v, q.v AS w FROM u p {draw(st.sampled_from(HOWS[:4]))} u q USING (k)",
+                f"WITH u AS ({union}) SELECT p.k, p.v FROM u p {draw(st.sampled_from(HOWS[4:]))} u q ON p.k = q.v",
+                f"WITH u AS ({union}) SELECT k, v FROM u WHERE v > 0 UNION ALL SELECT k, 2 FROM u WHERE k IS NOT NULL",
+                f"{union} ORDER BY k, v LIMIT 3",
+                union,
+            ]
+        )
+    )
+
+
+UNITING = uniting(), *RANDOM[1:]
+
+
+@pytest.mark.spark
+@given(*UNITING)
+@settings(max_examples=25, phases=[Phase.generate])
+def test_unions_are_sparks_own(spark, sql, history, emit, multi_way):
+    against_spark(spark, sql, history, emit, multi_way)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_many_unions_are_sparks_own(spark):
+    taken = []
+
+    @given(*UNITING)
+    @settings(max_examples=1000)
+    def look(sql, history, emit, multi_way):
+        taken.append(against_spark(spark, sql, history, emit, multi_way))
+
+    look()
+    assert sum(taken) > 0.7 * len(taken)
 
 
 @pytest.mark.parametrize("multi_way", ["auto", "never"])

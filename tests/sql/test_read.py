@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_ops.query.nodes import Calc, JoinNode, Source, walk
+from gpu_ops.query.nodes import Calc, JoinNode, walk
+from gpu_ops.query.relations import Scan
 from sql.tables import planned
 
 
@@ -47,7 +48,7 @@ def test_common_table_expressions_see_those_before_them():
              prices AS (SELECT id AS pid FROM prices)
         SELECT k, pid FROM b JOIN prices ON k = pid"""
     plan = planned(sql)
-    assert [node.table for node in walk(plan.root) if isinstance(node, Source)] == ["orders", "prices"]
+    assert [node.table.name for node in walk(plan.root) if isinstance(node, Scan)] == ["orders", "prices"]
     assert [entry.name for entry in plan.root.select] == ["k", "pid"]
 
 

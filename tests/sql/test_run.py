@@ -8,7 +8,7 @@ import random
 import pytest
 from oracle.drive import difference
 
-from gpu_ops.query.show import show
+from gpu_ops.query.nodes import show
 from sql.run_plan import PlanRunner, Reference
 from sql.tables import planned
 from sql.test_random import COLUMNS, TABLES, against_spark

@@ -18,7 +18,8 @@ import gpu_ops
 from gpu_ops import stream
 from gpu_ops.query.catalyst import items, java_class, scala_seq
 from gpu_ops.query.expressions import Expr, Tree
-from gpu_ops.query.plan import Table, plan
+from gpu_ops.query.plan import plan
+from gpu_ops.query.relations import Table
 from gpu_ops.spark.api.finish import check_runs
 from sql.run_plan import Reference
 
@@ -286,9 +287,9 @@ def test_what_spark_cannot_run_is_refused_with_its_place(spark: Any) -> None:
     broken = part.expr.java.withNewChildren(scala_seq(spark, [outer(left), right]))
     origin.set(before)
     expr = Expr(Tree(part.expr.tree.fields, part.expr.tree.args, lambda: broken), part.expr.of)
-    select = tuple(x._replace(expr=expr) if x is part else x for x in calc.select)
+    made = dict.fromkeys(calc.made, expr)
     with pytest.raises(gpu_ops.SqlError, match=r"cannot run it \[INTERNAL_ERROR\] \(line 2, column 3\)"):
-        check_runs(dataclasses.replace(calc, select=select), rows, planned.sql)
+        check_runs(dataclasses.replace(calc, made=made), rows, planned.sql)
 
 
 @pytest.mark.thorough

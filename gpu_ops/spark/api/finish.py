@@ -18,15 +18,18 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.fields import decoded, encoded
-from gpu_ops.query.by_time.text import read
+from gpu_ops.query.by_time import read
 from gpu_ops.query.catalyst import calc, check_plan, like, message_of, position
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.nodes import Calc, Named, Node, Plan
-from gpu_ops.query.plan import MultiWay, Table, plan
+from gpu_ops.query.expressions import Column
+from gpu_ops.query.nodes import Calc, Node, Plan
+from gpu_ops.query.plan import MultiWay, plan
+from gpu_ops.query.relations import Table
 from gpu_ops.spark.api.streams import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
+from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.server.recovery import stored_version
@@ -84,8 +87,9 @@ def result_of(df: DataFrame, state: StateAddress) -> DataFrame:
         state: its operator's state folder.
     """
     checkpoint = as_hadoop_has_it(state.below(_RUN))
+    name = ", ".join(plan.name for plan in plans_of(df))
     writer = df.writeStream.format("noop").option("checkpointLocation", checkpoint)
-    writer.trigger(availableNow=True).start().awaitTermination()
+    writer.queryName(f"{name}: run to its end").trigger(availableNow=True).start().awaitTermination()
     return _left(df.sparkSession, Files.at(state), None, None, finished=False)
 
 
@@ -190,7 +194,7 @@ def calculated(node: Calc, rows: DataFrame) -> DataFrame:
     below = node.input.row_kind
     kind = (below, node.row_kind) if below is not None and node.row_kind is not None else None
     select = [(x.name, x.expr.java if x.expr is not None else x.column) for x in node.select]
-    return calc(rows, node.known, [x.expr.java for x in node.where], select, kind)
+    return calc(rows, node.known, [x.java for x in node.conditions], select, kind)
 
 
 def check_runs(node: Calc, rows: DataFrame, sql: str) -> None:
@@ -204,7 +208,7 @@ def check_runs(node: Calc, rows: DataFrame, sql: str) -> None:
     Raises:
         SqlError: it cannot.
     """
-    parts = [*(x.expr for x in node.where), *(x.expr for x in node.select if x.expr is not None)]
+    parts = [*node.conditions, *(x.expr for x in node.select if x.expr is not None)]
     if not parts:
         return
     stand_in = like(rows)
@@ -214,7 +218,10 @@ def check_runs(node: Calc, rows: DataFrame, sql: str) -> None:
         text, at = read(sql), (1, 1)
         for part in parts:
             try:
-                alone = dataclasses.replace(node, where=(), select=(Named("part", "", part, None),), row_kind=None)
+                made = Column("part", "", pa.null)
+                alone = dataclasses.replace(
+                    node, conditions=(), made={made: part}, left=(("part", made),), row_kind=None
+                )
                 check_plan(calculated(alone, stand_in))
             except (PySparkException, Py4JJavaError):
                 at = position(part.java.origin())

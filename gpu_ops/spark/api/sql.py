@@ -6,29 +6,24 @@ In a UNION ALL a row is there as often as in all of its parts together, so the r
 from __future__ import annotations
 
 import dataclasses
-import re
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
-from sqlglot import Token, TokenType
-from sqlglot.dialects import Spark
-from sqlglot.errors import TokenError
 
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.query.by_time.text import error_at
-from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Source, walk
-from gpu_ops.query.plan import MultiWay, Table, plan
-from gpu_ops.query.show import show
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Union, show, walk
+from gpu_ops.query.plan import MultiWay, plan
+from gpu_ops.query.relations import Scan, Table
 from gpu_ops.spark.api.by_time import timed, timed_input
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, apply_operator, settled
 from gpu_ops.spark.api.finish import calculated, check_runs, remember
@@ -67,7 +62,7 @@ def sql(
 
     Args:
         query: a SELECT in Spark's dialect: joins of every kind, [NOT] EXISTS, [NOT] IN, sub-queries in FROM, WITH,
-            WHERE, GROUP BY, DISTINCT, ORDER BY with LIMIT; UNION ALL of such queries. What is refused (OVER and so
+            WHERE, GROUP BY, DISTINCT, ORDER BY with LIMIT, UNION [ALL]. What is refused (OVER and so
             on) says where, and what to do instead.
         tables: inputs whose names cannot be arguments.
         state: a folder of its own for the state; where the query becomes several joins, each has its own in it:
@@ -96,26 +91,31 @@ def sql(
         raise DescriptionError(f"sql() takes the text of a query, not {type(query).__name__}")
     if not streams:
         raise DescriptionError("sql() needs the tables of its query: sql(query, orders=orders, prices=prices)")
-    parts = parts_of(query, streams)
-    if parts:
-        how = {"emit": emit, "backend": backend, "partitions": partitions, "multi_way": multi_way, "backlog": backlog}
-        return _union(parts, streams, state, name, how)
-    given = streams
+    given, state = streams, None if state is None else StateAddress.of(state)
     sides, _ = settled(tuple(given.values()), {"state": state})
     streams = dict(zip(given, sides, strict=True))
     session = next(iter(streams.values())).df.sparkSession
     described = {label: _table(label, side) for label, side in streams.items()}
     schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}
     planned = plan(query, described, session, schemas=schemas, emit=emit, multi_way=multi_way)
-    _check_inputs(planned, streams)
+    used = {scan.table.name for part in planned.parts for scan in _scans(part.root)}
+    _check_inputs(used, streams)
     if backlog:
         _check_backlog(planned)
     options = {"state": state, "backend": backend, "partitions": partitions, "name": name, "backlog": backlog}
-    runner = _Runner(planned, streams, options, given)
     with warnings.catch_warnings():
         if state is None:
             warnings.simplefilter("ignore", MemoryOnlyStateWarning)
-        changes = runner.frame(planned.root)
+        if planned.others:  # each SELECT has its operators' state in a folder of its own
+            frames = []
+            for number, part in enumerate(planned.parts, 1):
+                below = state and state.below("union").below(str(number))
+                own = options | {"state": below, "name": name and f"{name}_{number}"}
+                sides, _ = settled(tuple(given.values()), {"state": below})
+                frames.append(_Runner(part, dict(zip(given, sides, strict=True)), own, given).frame(part.root))
+            changes = union(*frames, name=name or "union")
+        else:
+            changes = _Runner(planned, streams, options, given).frame(planned.root)
     if state is None and changes.isStreaming:
         warnings.warn(
             "sql() has no state= folder: its state lives in memory only, and a restart on an old checkpoint will be "
@@ -124,38 +124,9 @@ def sql(
             stacklevel=2,
         )
     if emit == "at_end" and state is not None:
-        used = {source.table for node in planned.joins for source in _sources(node)}
-        has_result(changes, StateAddress.of(state))
+        has_result(changes, state)
         remember(Files.at(state), {label: described[label] for label in used}, schemas, planned, multi_way)
     return changes
-
-
-def _union(
-    parts: Sequence[Part],
-    streams: Mapping[str, Stream],
-    state: Location | None,
-    name: str | None,
-    options: Mapping[str, Any],
-) -> DataFrame:
-    """A UNION ALL: each SELECT is a query of its own, with its state in the folder ``union/1`` and so on."""
-    if options["emit"] == "at_end":
-        raise NotBuiltError("emit='at_end' of a UNION ALL: ask for each SELECT, and union what gpu_ops.finish() gives")
-    unused = [label for label in streams if all(label not in part.inputs for part in parts)]
-    if unused:
-        raise DescriptionError(f"the query does not name the input {unused[0]!r}")
-    below = None if state is None else StateAddress.of(state).below("union")
-    found = []
-    for number, part in enumerate(parts, 1):
-        found.append(
-            sql(
-                part.sql,
-                tables={label: streams[label] for label in part.inputs},
-                state=None if below is None else below.below(str(number)),
-                name=None if name is None else f"{name}_{number}",
-                **options,
-            )
-        )
-    return union(*found, name=name or "union")
 
 
 def _streams(given: Mapping[str, DataFrame | Stream]) -> dict[str, Stream]:
@@ -183,8 +154,7 @@ def _schema(df: DataFrame, table: Table) -> st.StructType:
     return st.StructType([x for x in df.schema.fields if x.name in table.schema.names])
 
 
-def _check_inputs(planned: Plan, streams: Mapping[str, Stream]) -> None:
-    used = {source.table for node in planned.joins for source in _sources(node)}
+def _check_inputs(used: Set[str], streams: Mapping[str, Stream]) -> None:
     unused = [label for label in streams if label not in used]
     if unused:
         raise DescriptionError(f"the query does not name the input {unused[0]!r}")
@@ -208,8 +178,8 @@ def _check_backlog(planned: Plan) -> None:
             )
 
 
-def _sources(node: Node) -> list[Source]:
-    return [node] if isinstance(node, Source) else [source for below in node.inputs for source in _sources(below)]
+def _scans(node: Node) -> list[Scan]:
+    return [scan for scan in walk(node) if isinstance(scan, Scan)]
 
 
 def _begun(state: StateAddress | None) -> bool:
@@ -240,8 +210,6 @@ class _Runner:
     ) -> None:
         self.planned, self.streams, self.options = planned, streams, dict(options)
         self._made: dict[int, DataFrame] = {}
-        if self.options["state"] is not None:
-            self.options["state"] = StateAddress.of(self.options["state"])
         static = {
             label: dataclasses.replace(side, df=given[label].df.select(side.df.columns), load=None)
             for label, side in streams.items()
@@ -254,25 +222,41 @@ class _Runner:
 
     def frame(self, node: Node) -> DataFrame:
         """A node's rows."""
-        if isinstance(node, Source):
-            return self.streams[node.table].df
+        if isinstance(node, Scan):
+            return self.streams[node.table.name].df
         if isinstance(node, Calc):
             rows = self.frame(node.input)
             check_runs(node, rows, self.planned.sql)
             return calculated(node, rows)
         if isinstance(node, LocalAggregate):
             return sliced(node, self.frame(node.input))
+        if isinstance(node, Union):
+            return self.united(node)
         if id(node) not in self._made:
             self._made[id(node)] = self.joined(node)
         return self._made[id(node)]
 
+    def united(self, node: Union) -> DataFrame:
+        """The rows of several nodes."""
+        frames = [self.frame(part) for part in node.inputs]
+        beside = [x.name for x in map(self.bare, node.inputs) if x is not None and x.load is not None]
+        if beside or len({df.isStreaming for df in frames}) > 1:
+            raise NotBuiltError(
+                "a static input is no part of a UNION ALL with streams: union the DataFrames in Spark first, with a "
+                "stream of its rows"
+            )
+        return union(*frames)
+
+    def bare(self, node: Node) -> Stream | None:
+        """The stream whose rows a node's are, without an operator between; None of any other."""
+        while isinstance(node, Calc | LocalAggregate):
+            node = node.input
+        return self.streams[node.table.name] if isinstance(node, Scan) else None
+
     def side(self, node: Node, source: Input) -> Stream:
         """An input of a join."""
-        below = node
-        while isinstance(below, Calc | LocalAggregate):
-            below = below.input
         frame = self.frame(node)
-        given = self.streams[below.table] if isinstance(below, Source) else Stream(df=frame)
+        given = self.bare(node) or Stream(df=frame)
         if source.event_time is None:
             given = dataclasses.replace(given, delay_ms=None, idle_timeout_ms=None)
         planned = ("name", "unique_key", "row_kind", "sequence_by", "ttl_ms", "updates", "event_time")
@@ -280,7 +264,7 @@ class _Runner:
 
     def takes(self, node: JoinNode) -> bool:
         """Whether an operator is over these inputs alone, and has a result at their end."""
-        if any(source.table not in self.streams for source in _sources(node)):
+        if any(scan.table.name not in self.streams for scan in _scans(node)):
             return False
         try:
             for operator in walk(node):
@@ -373,68 +357,3 @@ def _check_names(frames: list[DataFrame]) -> None:
                     f"union(): two joins are called {one.name!r}, and Spark's progress has the metrics of each under "
                     "its name: give them other name= arguments, or none"
                 )
-
-
-class Part(NamedTuple):
-    """A SELECT of a UNION ALL.
-
-    Attributes:
-        sql: its text with the rest of the query blank, so that positions in it are those in the query; WITH stays.
-        inputs: those of the query that it names.
-    """
-
-    sql: str
-    inputs: tuple[str, ...]
-
-
-def parts_of(query: str, inputs: Mapping[str, Any]) -> list[Part]:
-    """The parts of a query that is a UNION ALL; none for any other.
-
-    Args:
-        query: its text.
-        inputs: by name.
-
-    Raises:
-        SqlError: UNION without ALL among them, or what would be of the whole: ORDER BY, LIMIT.
-    """
-    try:
-        tokens = Spark().tokenize(query)
-    except TokenError:
-        return []  # Spark says what is wrong
-    depth, top = 0, list[Token]()
-    for token in tokens:
-        depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
-        if depth == 0:
-            top.append(token)
-    cuts = [n for n, token in enumerate(top) if token.token_type == TokenType.UNION]
-    if not cuts:
-        return []
-    for n in cuts:
-        if n + 1 == len(top) or top[n + 1].token_type != TokenType.ALL:
-            raise error_at(
-                "UNION takes equal rows for one, which nothing here does: write UNION ALL", query, top[n].start
-            )
-    for token in top:
-        if token.token_type in (TokenType.ORDER_BY, TokenType.LIMIT, TokenType.SORT_BY):
-            problem = f"{token.text.upper()} would be of the whole UNION ALL: put it into a sub-query of one SELECT"
-            raise error_at(problem, query, token.start)
-    begins = _after_with(top)
-    ends = [*(top[n].start for n in cuts), len(query)]
-    starts = [begins, *(top[n + 1].end + 1 for n in cuts)]
-    parts = []
-    for start, end in zip(starts, ends, strict=True):
-        text = query[:begins] + _blank(query[begins:start]) + query[start:end]
-        words = {token.text.lower() for token in tokens if token.start < begins or start <= token.start < end}
-        parts.append(Part(text, tuple(name for name in inputs if name.lower() in words)))
-    return parts
-
-
-def _after_with(top: list[Token]) -> int:
-    """Where the first SELECT begins, behind WITH and its sub-queries."""
-    if top[0].token_type != TokenType.WITH:
-        return 0
-    return next((token.start for token in top if token.token_type == TokenType.SELECT), 0)
-
-
-def _blank(text: str) -> str:
-    return re.sub(r"[^\n]", " ", text)

@@ -18,7 +18,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -107,7 +107,9 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
                 from gpu_ops.spark.api.finish import result_of  # noqa: PLC0415 - 0.2 s of SQL, which few joins use
 
                 rows = result_of(side.df, vars(side.df)[_RESULT])
-            folder.begin(rows.drop(ROW_KIND_COLUMN) if without_kinds else rows, refreshed=side.refresh_ms is not None)
+            rows = rows.drop(ROW_KIND_COLUMN) if without_kinds else rows
+            with _described(side.df.sparkSession, f"input '{name}' of gpu_ops: a static table is loaded, once"):
+                folder.begin(rows, refreshed=side.refresh_ms is not None)
         folder.check(name, schema)
         if side.refresh_ms is not None:
             _refreshing[location] = _Refresh(side, name, folder, state)
@@ -123,6 +125,18 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
 
 
 _KIND: Final = st.StructField(ROW_KIND_COLUMN, st.StringType())
+
+
+@contextlib.contextmanager
+def _described(session: SparkSession, what: str) -> Iterator[None]:
+    """Jobs that Spark's UI calls so."""
+    context = session.sparkContext
+    before = context.getLocalProperty("spark.job.description")
+    context.setJobDescription(what)
+    try:
+        yield
+    finally:
+        context.setLocalProperty("spark.job.description", before)
 
 
 def _location(session: SparkSession, name: str, state: StateAddress | None) -> str:
@@ -325,7 +339,9 @@ class _Refresh:
         table = self._again()
         now, before = table.schema.simpleString(), self._side.df.schema.simpleString()
         if now == before:
-            if self._folder.read_again(table, self._side.unique_key):
+            with _described(self._session, f"input '{self._name}' of gpu_ops: a static table is read again"):
+                changed = self._folder.read_again(table, self._side.unique_key)
+            if changed:
                 self._written = time.time()
                 self._runs_then = {str(query.runId) for query in self._queries()}
         else:

@@ -19,7 +19,7 @@ from gpu_ops.descriptions.inputs import BadRows, Input, Updates
 from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.descriptions.times import Duration, parse_bound, parse_duration
 from gpu_ops.errors import ConditionError, DescriptionError
-from gpu_ops.query.by_time.text import QueryText
+from gpu_ops.query.by_time import QueryText
 from gpu_ops.query.catalyst import Catalyst, calc, position
 from gpu_ops.query.choose import Chooser, condition
 from gpu_ops.query.errors import SqlError

@@ -1,0 +1,349 @@
+"""``GROUP BY``, windows of time, and the first rows of groups, of Catalyst's nodes as relations.
+
+Catalyst has groups, calls of aggregate functions and expressions over what these give in one node:
+``Aggregate(grouping expressions, result expressions, child)``, and calls stand anywhere in the results. Here the parts
+come apart: what is grouped by and what is aggregated are columns below, results are expressions above, in which each
+call is an attribute. Filters of ``HAVING`` are above that already.
+
+For ``ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...)`` with a bound above it Catalyst has a ``Window`` node, and the
+bound in a filter above it, with projections between; for ``ORDER BY ... LIMIT`` it has ``GlobalLimit``, ``LocalLimit``
+and ``Sort``, again with projections between. That one is a single group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.aggregate import Function
+from gpu_ops.descriptions.groups import Order
+from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items, position, text_of
+from gpu_ops.query.errors import LIMIT, NODES, SqlError
+from gpu_ops.query.expressions import Column, Expr, tree
+from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, TopOf
+from gpu_ops.spark.datatypes import arrow_type, is_window
+
+
+class Scope:
+    """The columns that have been read so far, by the ids that Catalyst gives them.
+
+    Attributes:
+        sql: the query's text.
+        catalyst: the analyser.
+        columns: by id.
+    """
+
+    def __init__(self, sql: str, catalyst: Catalyst) -> None:
+        self.sql, self.catalyst = sql, catalyst
+        self.columns: dict[int, Column] = {}
+
+    def expr(self, java: Any) -> Expr:
+        """An expression of Catalyst's."""
+        return Expr(tree(json.loads(java.toJSON()), lambda: java), self.columns)
+
+    def made(self, java: Any, label: str, owner: str = "") -> Column:
+        """A column that an expression of Catalyst's makes."""
+        return Column(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
+
+    def fail(self, message: str, node: Any) -> NoReturn:
+        """SqlError where one of Catalyst's nodes comes from."""
+        raise SqlError(message, self.sql, *position(node.origin()))
+
+
+class Below:
+    """What an operator on groups looks at, as columns of the relation below it; expressions become columns there.
+
+    Attributes:
+        made: those columns.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self.made: dict[Column, Expr] = {}
+
+    def column(self, java: Any, label: str) -> Column:
+        """The column of an expression, the same one for the same expression; a new one is called ``label``."""
+        expr = self._scope.expr(java)
+        if expr.column is not None:
+            return expr.column
+        found = next((column for column, known in self.made.items() if known.java.semanticEquals(java)), None)
+        if found is None:
+            found = self._scope.made(java, label)
+            self.made[found] = expr
+        return found
+
+    def of(self, relation: Relation) -> Relation:
+        """A relation with these columns."""
+        return Compute(relation, self.made, relation.shown) if self.made else relation
+
+
+# --- GROUP BY ---------------------------------------------------------------------------------------
+
+_CALL: Final = "AggregateExpression"
+_FUNCTIONS: Final[dict[str, Function]] = {
+    "Sum": "sum", "Count": "count", "Average": "avg", "Min": "min", "Max": "max", "First": "first", "Last": "last",
+}  # fmt: skip
+_THERE_ARE: Final = "aggregates are sum, count, avg, min, max, first_value, last_value and count(DISTINCT ...)"
+
+
+def aggregate_of(scope: Scope, node: Any, below: Relation) -> Relation:
+    """An Aggregate of Catalyst's as relations.
+
+    Args:
+        scope: of the query; it knows the columns of what is below, and gets to know those of the result.
+        node: Catalyst's.
+        below: what it aggregates.
+
+    Raises:
+        SqlError: a function that there is none for.
+    """
+    return _Aggregate(scope, node, below).relation()
+
+
+def distinct_of(node: Any, below: Relation) -> Relation:
+    """``SELECT DISTINCT`` as relations: one row per group of all columns.
+
+    Args:
+        node: Catalyst's ``Distinct``.
+        below: what may have a row several times.
+    """
+    return Compute(AggregateOf(below, tuple(dict.fromkeys(below.shown.values())), node, ()), {}, below.shown)
+
+
+class _Aggregate:
+    def __init__(self, scope: Scope, node: Any, below: Relation) -> None:
+        self.scope, self.catalyst, self.node, self.below = scope, scope.catalyst, node, below
+        self.inside = Below(scope)
+        self.groups: list[tuple[Any, Column]] = []
+        self.windows: list[tuple[Any, Column, Column]] = []
+        self.calls: list[tuple[Any, Any, Call]] = []
+
+    def relation(self) -> Relation:
+        for group in items(self.node.groupingExpressions()):
+            if is_window(st._parse_datatype_json_string(group.dataType().json())):
+                start, end = (
+                    self.inside.column(self.catalyst.field(group, number), f"window_{part}")
+                    for number, part in enumerate(("start", "end"))
+                )
+                self.windows.append((group, start, end))
+            elif not any(known.semanticEquals(group) for known, _ in self.groups):
+                self.groups.append((group, self.inside.column(group, f"group_{len(self.groups) + 1}")))
+        results = [
+            (x, self._replaced(x.child() if class_of(x) == "Alias" else x))
+            for x in items(self.node.aggregateExpressions())
+        ]
+        of_windows = [column for _, *both in self.windows for column in both]
+        by = tuple(dict.fromkeys([*of_windows, *(column for _, column in self.groups)]))
+        calls, ends = tuple(call for _, _, call in self.calls), tuple(end for _, _, end in self.windows)
+        relation = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
+        computed: dict[Column, Expr] = {}
+        ids: dict[int, Column] = {}
+        for shown, value in results:
+            expr, number = self.scope.expr(value), id_of(shown)
+            column = expr.column
+            if column is None:
+                column = self.scope.made(value, str(shown.name()))
+                computed[column] = expr
+            self.scope.columns[number] = ids[number] = column
+        return Compute(relation, computed, ids)
+
+    def _replaced(self, java: Any) -> Any:
+        """A result with an attribute for each group and each call."""
+        for group, column in self.groups:
+            if java.semanticEquals(group):
+                return java if class_of(java) == "AttributeReference" else self._attribute(java, column)
+        for group, *both in self.windows:
+            if class_of(java) == "GetStructField" and java.child().semanticEquals(group):
+                return self._attribute(java, both[int(java.ordinal())])
+            if java.semanticEquals(group):
+                parts = [self._attribute(self.catalyst.field(group, n), column) for n, column in enumerate(both)]
+                return self.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
+        if class_of(java) == _CALL:
+            return self._call(java)
+        below = items(java.children())
+        made = [self._replaced(child) for child in below]
+        if any(new is not old for new, old in zip(made, below, strict=True)):
+            return java.withNewChildren(self.catalyst.seq(made))
+        return java
+
+    def _attribute(self, java: Any, column: Column) -> Any:
+        attribute = self.catalyst.attribute(java, column.label)
+        self.scope.columns[id_of(attribute)] = column
+        return attribute
+
+    def _call(self, java: Any) -> Any:
+        """The attribute of a call; the same call is made once."""
+        known = next((attribute for of, attribute, _ in self.calls if of.semanticEquals(java)), None)
+        if known is not None:
+            return known
+        function, name = java.aggregateFunction(), class_of(java.aggregateFunction())
+        given = items(function.children())
+        if name not in _FUNCTIONS:
+            self.scope.fail(f"{text_of(java)} is not understood: {_THERE_ARE}", java)
+        if name in ("First", "Last") and not function.ignoreNulls():
+            word = name.lower()
+            self.scope.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
+        if name == "Count" and len(given) > 1:
+            self.scope.fail("count takes one value", java)
+        distinct = bool(java.isDistinct())
+        if distinct and name not in ("Count", "Min", "Max"):
+            self.scope.fail("DISTINCT goes with count only", java)
+        column: Column | None = None
+        if java.filter().isDefined():  # null is no value to any of the functions
+            given = [self.catalyst.only_where(java.filter().get(), given[0])]
+        if not (name == "Count" and class_of(given[0]) == "Literal" and not given[0].nullable()):
+            column = self.inside.column(given[0], f"value_{len(self.calls) + 1}")
+        elif distinct:
+            self.scope.fail("count(DISTINCT ...) takes a column or an expression over some", java)
+        kind = st._parse_datatype_json_string(java.dataType().json())
+        call: Function = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
+        label = f"{call}_{len(self.calls) + 1}"
+        made = Column(label, "", lambda: arrow_type(kind), nullable=not call.startswith("count"))
+        attribute = self._attribute(java, made)
+        self.calls.append((java, attribute, Call(made, call, column)))
+        return attribute
+
+
+_WINDOW: Final = "spark.timeWindow"
+"""Key of the metadata that Catalyst gives a column of windows."""
+
+
+def expanded(scope: Scope, node: Any, below: Relation) -> Relation:
+    """An Expand of Catalyst's, of sliding windows, as a relation.
+
+    Args:
+        scope: of the query; it gets to know the column of the windows.
+        node: Catalyst's.
+        below: the rows.
+
+    Raises:
+        SqlError: grouping sets and the like.
+    """
+    output = items(node.output())
+    windows = [number for number, attribute in enumerate(output) if bool(attribute.metadata().contains(_WINDOW))]
+    if len(windows) != 1:
+        scope.fail(NODES["Expand"], node)
+    ((place,), found) = windows, output[windows[0]]
+    value = scope.catalyst.exploded([projection.apply(place) for projection in items(node.projections())])
+    column = scope.columns[id_of(found)] = Column(
+        str(found.name()), "", functools.partial(arrow_type_of, found), nullable=False
+    )
+    ids = {number: scope.columns[number] for number in map(id_of, output)}
+    return Expand(below, {column: scope.expr(value)}, ids, node)
+
+
+# --- the first rows ---------------------------------------------------------------------------------
+
+NO_BOUND: Final = (
+    "ROW_NUMBER() has no end: ask for the first rows of each group in a WHERE around it, as in SELECT * FROM (SELECT "
+    "*, ROW_NUMBER() OVER (PARTITION BY k ORDER BY t DESC) AS n FROM x) WHERE n <= 3"
+)
+_OTHERS: Final = (
+    "window functions are not understood, but for one: SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k "
+    "ORDER BY t DESC) AS n FROM x) WHERE n <= 3"
+)
+_TURNED: Final = {
+    "LessThanOrEqual": "GreaterThanOrEqual", "LessThan": "GreaterThan", "GreaterThanOrEqual": "LessThanOrEqual",
+    "GreaterThan": "LessThan", "EqualTo": "EqualTo",
+}  # fmt: skip
+
+
+def top_of(scope: Scope, node: Any, terms: Any, below: Relation) -> Relation:
+    """A Window of Catalyst's as relations; how many rows is not known yet.
+
+    Args:
+        scope: of the query; it knows the columns of what is below, and gets to know that of the number.
+        node: Catalyst's.
+        terms: of its order.
+        below: what it numbers.
+
+    Raises:
+        SqlError: another window function.
+    """
+    calls = items(node.windowExpressions())
+    function = calls[0].child().windowFunction()
+    if len(calls) != 1 or class_of(function) != "RowNumber":
+        scope.fail(_OTHERS, function)
+    inside = Below(scope)
+    by = tuple(inside.column(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
+    order = _order(inside, terms)
+    if not order:  # Spark itself asks for one, but for LIMIT in a sub-query
+        scope.fail(LIMIT, function)
+    number = Column(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
+    identity = id_of(calls[0])
+    scope.columns[identity] = number
+    return TopOf(inside.of(below), by, calls[0], order, number, identity, None)
+
+
+def limit_of(scope: Scope, limit: Any, sort: Any, below: Relation) -> Relation:
+    """``ORDER BY ... LIMIT n`` as relations: the first rows of a single group.
+
+    Args:
+        scope: of the query.
+        limit: Catalyst's ``GlobalLimit``.
+        sort: Catalyst's ``Sort`` below it.
+        below: what is ordered.
+    """
+    inside = Below(scope)
+    order = _order(inside, sort.order())
+    number = Column("row_number", "", pa.int32, nullable=False)
+    return TopOf(inside.of(below), (), sort, order, number, None, int(limit.limitExpr().eval(None)))
+
+
+def _order(inside: Below, terms: Any) -> tuple[tuple[Column, Order], ...]:
+    """By which columns rows are ordered, and how."""
+    found = []
+    for n, term in enumerate(items(terms), 1):
+        descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
+        found.append((inside.column(term.child(), f"order_{n}"), Order("", descending, first)))
+    return tuple(found)
+
+
+def bounded(relation: Relation, condition: Expr) -> Relation | None:
+    """A relation with a bound for a row's number, if that is what a condition above it is; else None.
+
+    Of ``n = 3`` it is 3, and the condition still has to be met; see `decides`.
+    """
+    found = _bound(condition)
+    if found is None:
+        return None
+    column, most = found
+
+    def within(below: Relation) -> Relation | None:
+        if isinstance(below, TopOf) and below.number is column:
+            least = most if below.n is None else min(most, below.n)
+            return dataclasses.replace(below, n=least) if most > 0 else None
+        if isinstance(below, Compute):
+            inside = within(below.below)
+            return None if inside is None else Compute(inside, below.computed, below.ids)
+        return None
+
+    return within(relation)
+
+
+def decides(condition: Expr) -> bool:
+    """Whether a condition that is a bound says no more than that."""
+    found = _bound(condition)
+    return found is not None and (condition.kind != "EqualTo" or found[1] == 1)
+
+
+def _bound(condition: Expr) -> tuple[Column, int] | None:
+    """The column that a condition bounds, and by what."""
+    if condition.kind not in _TURNED or len(condition.args) != 2:
+        return None
+    kind, (one, other) = condition.kind, condition.args
+    if one.kind == "Literal":
+        kind, one, other = _TURNED[kind], other, one
+    value = other.tree.fields.get("value") if other.kind == "Literal" else None
+    if one.column is None or value is None or not str(value).lstrip("-").isdigit():
+        return None
+    most: dict[str, Callable[[int], int]] = {
+        "LessThanOrEqual": lambda n: n, "LessThan": lambda n: n - 1, "EqualTo": lambda n: n
+    }  # fmt: skip
+    return (one.column, most[kind](int(value))) if kind in most else None

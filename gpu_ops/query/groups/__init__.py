@@ -1,1 +1,0 @@
-"""GROUP BY, and the first rows of a group."""

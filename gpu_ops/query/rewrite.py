@@ -1,0 +1,347 @@
+"""What is done to a query's relations before operators are chosen.
+
+Filters that cannot stand below a join are lifted; windows over inserts are aggregated in two phases; what the query has
+several times is found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from gpu_ops.descriptions.aggregate import Function
+from gpu_ops.query.expressions import Column, Expr, TimeWindow, Tree, number_of
+from gpu_ops.query.relations import (
+    AggregateOf,
+    Call,
+    Compute,
+    Expand,
+    Filter,
+    JoinOf,
+    LatestOf,
+    LocalAggregateOf,
+    OfGroups,
+    Relation,
+    RowByRow,
+    Scan,
+    TopOf,
+    UnionOf,
+    filtered,
+    origin,
+)
+
+# --- inputs whose rows are replaced -----------------------------------------------------------------
+
+
+def lifted(relation: Relation, *, versions: bool = False) -> tuple[Relation, list[Expr]]:
+    """A relation without filters on an input whose rows are replaced by their unique key alone.
+
+    The row before, which passed the filter, would stay. So the filter becomes part of the join's condition, or
+    stands above the join; where neither can be, the row before is taken back first, below the filter.
+
+    Args:
+        relation: the relation.
+        versions: whether it is the versions of a temporal join. A row that is not let through ends what was valid,
+            which only the join knows: so no changelog is filtered there.
+
+    Returns:
+        The relation, and the conditions that have to be met above it, or in the join above it.
+    """
+    if isinstance(relation, Filter):
+        below, over = lifted(relation.below, versions=versions)
+        if _upserted(below) or (versions and _changes(below)):
+            return below, [*over, *relation.conditions]
+        return filtered(below, [*over, *relation.conditions]), []
+    if isinstance(relation, Expand | OfGroups):
+        below, over = lifted(relation.below)
+        taken_back = over or (isinstance(relation, Expand) and _upserted(below))
+        return relation.over(_normalized(relation.below, relation.java) if taken_back else below), []
+    if isinstance(relation, Compute):
+        below, over = lifted(relation.below, versions=versions)
+        return relation.over(below), over
+    if isinstance(relation, UnionOf):
+        parts = [(part, *lifted(part)) for part in relation.parts]  # upserts of one say nothing of the rows of others
+        made = (_normalized(part, relation.java) if over or _upserted(below) else below for part, below, over in parts)
+        return relation.over(*made), []
+    if not isinstance(relation, JoinOf):
+        return relation, []
+    temporal = relation.by_time is not None and relation.by_time.kind == "temporal"
+    left, left_over = lifted(relation.left)
+    right, right_over = lifted(relation.right, versions=temporal)
+    if relation.how == "full":
+        left = _normalized(relation.left, relation.java) if left_over else left
+        right = _normalized(relation.right, relation.java) if right_over else right
+        return relation.over(left, right), []
+    on, above = [*relation.on, *left_over, *right_over], list[Expr]()
+    if relation.how in ("left", "semi", "anti") or relation.by_time is not None:
+        on, above = [*relation.on, *right_over], left_over
+    elif relation.how == "right":
+        on, above = [*relation.on, *left_over], right_over
+    return filtered(dataclasses.replace(relation, left=left, right=right, on=tuple(on)), above), []
+
+
+def _upserted(relation: Relation) -> bool:
+    """Whether a relation is an input whose rows are replaced without being taken back; joins always take back."""
+    while isinstance(relation, Filter | Compute):
+        relation = relation.below
+    return isinstance(relation, Scan) and relation.table.upserts
+
+
+def _changes(relation: Relation) -> bool:
+    """Whether a relation is an input whose rows may be taken back or replaced."""
+    scan = origin(relation)
+    return isinstance(scan, Scan) and not scan.table.insert_only
+
+
+def _normalized(relation: Relation, java: Any) -> Relation:
+    """A filtered input that brings upserts, with the old row of each below its filters."""
+    if isinstance(relation, RowByRow):
+        return relation.over(_normalized(relation.below, java))
+    assert isinstance(relation, Scan)
+    return LatestOf(relation, tuple(relation.own(key) for key in relation.table.unique_key or ()), java)
+
+
+# --- windows in two phases ------------------------------------------------------------------------
+
+_MERGED: Final[dict[str, Function]] = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
+"""By an aggregate function the one that makes a window's value of those of its slices."""
+
+
+def in_two_phases(relation: Relation) -> Relation:
+    """A query in which windows over rows that are never taken back are aggregated in two phases, where they can be."""
+    made = _two_phases(relation) if isinstance(relation, AggregateOf) else None
+    return made or relation.over(*map(in_two_phases, relation.inputs))
+
+
+def _two_phases(aggregate: AggregateOf) -> AggregateOf | None:
+    """An aggregate over slices; None where it is no aggregate of windows, or cannot be one."""
+    if not _only_inserts(aggregate.below) or not all(map(_mergeable, aggregate.calls)):
+        return None
+    computed: dict[Column, Expr] = {}
+    below = aggregate.below
+    while isinstance(below, Compute):
+        computed |= below.computed
+        below = below.below
+    ends = {column: end for column in aggregate.by if (end := _end_of_window(column, computed)) is not None}
+    windows = {end.window for end in ends.values()}
+    if len(windows) != 1:
+        return None
+    (window,) = windows
+    looked_at = [column for column in aggregate.by if column not in ends]
+    if (
+        window.time is None
+        or window.size % window.slide
+        or any(pa.types.is_nested(column.type) for column in looked_at)
+    ):
+        return None
+    looked_at += [call.of for call in aggregate.calls if call.of is not None]
+    own = {column: computed[column] for column in looked_at if column in computed}
+    needed = {window.time, *(column for column in looked_at if column not in own)}
+    needed.update(column for expr in own.values() for column in expr.columns)
+    if not needed <= below.columns:
+        return None
+    calls = tuple(
+        Call(Column(f"local_{call.column.label}", "", lambda call=call: call.column.type), call.function, call.of)  # type: ignore[misc]
+        for call in aggregate.calls
+    )
+    rows = Compute(below, own, below.shown) if own else below
+    places = {column: end.place for column, end in ends.items()}
+    local = LocalAggregateOf(rows, aggregate.by, aggregate.java, calls, window=window, time=window.time, places=places)
+    merged = (
+        Call(call.column, _MERGED[call.function], first.column)
+        for call, first in zip(aggregate.calls, calls, strict=True)
+    )
+    return dataclasses.replace(aggregate, below=local, calls=tuple(merged))
+
+
+def _only_inserts(relation: Relation) -> bool:
+    """Whether it is an input that may come in any order, and of which nothing is ever taken back or forgotten."""
+    scan = origin(relation)
+    if not isinstance(scan, Scan):
+        return False
+    table = scan.table
+    return table.insert_only and table.row_kind is None and table.sequence_by is None and table.ttl_ms is None
+
+
+def _mergeable(call: Call) -> bool:
+    """Whether a window's value follows from those of its slices, to the bit."""
+    if call.function == "count":
+        return True
+    kind = None if call.of is None else call.of.type
+    if call.function == "sum":
+        return bool(pa.types.is_integer(kind))
+    ordered = pa.types.is_integer(kind) or pa.types.is_decimal128(kind) or pa.types.is_temporal(kind)
+    return call.function in _MERGED and bool(ordered)
+
+
+class _EndOfWindow(NamedTuple):
+    """A window, and which of its ends: 0 for its start, 1 for its end."""
+
+    window: TimeWindow
+    place: int
+
+
+def _end_of_window(column: Column, computed: Mapping[Column, Expr]) -> _EndOfWindow | None:
+    """The window that a column is an end of; None for any other."""
+    expr = computed.get(column)
+    if expr is None or expr.kind != "GetStructField":
+        return None
+    whole: Expr | None = expr.args[0]
+    while whole is not None and whole.column is not None:
+        whole = computed.get(whole.column)
+    window = None if whole is None else whole.window
+    return None if window is None else _EndOfWindow(window, int(expr.tree.fields["ordinal"]))
+
+
+# --- what is there several times -------------------------------------------------------------------
+# Flink: ``table.optimizer.reuse-sub-plan-enabled``. Rows, and the columns in them, get numbers, equal where they are
+# made in the same way of the same inputs (value numbering).
+
+_CALLS: Final = ("UDF", "ApplyFunctionExpression", "Invoke", "NewInstance")
+"""Nothing tells which functions they call."""
+
+
+class Same(NamedTuple):
+    """A relation that a query has already.
+
+    Attributes:
+        first: that one.
+        columns: by column of the relation the first one's.
+    """
+
+    first: Relation
+    columns: Mapping[Column, Column]
+
+
+def repeated(root: Relation) -> dict[Relation, Same]:
+    """The joins, aggregates and top-Ns of a query that it has before, the largest alone; those inside are not there.
+
+    Args:
+        root: the query.
+    """
+    numbers = _Numbers()
+    numbers.rows(root)
+    first: dict[int, Relation] = {}
+    found: dict[Relation, Same] = {}
+    waiting = [root]
+    while waiting:
+        relation = waiting.pop()
+        if isinstance(relation, JoinOf | OfGroups) and not isinstance(relation, LocalAggregateOf):
+            number, columns = numbers.found[relation]
+            other = first.setdefault(number, relation)
+            named = {of: column for column, of in numbers.found[other][1].items()}
+            if other is not relation and named.keys() >= set(columns.values()):  # either may compute more below
+                found[relation] = Same(other, {column: named[of] for column, of in columns.items()})
+                continue
+        waiting += reversed(relation.inputs)
+    return found
+
+
+class _Numbers:
+    """Numbers for relations and for columns.
+
+    Attributes:
+        found: by relation its own, and those of its columns.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, int] = {}
+        self._columns: dict[Column, int] = {}
+        self.found: dict[Relation, tuple[int, dict[Column, int]]] = {}
+
+    def _of(self, *made: Hashable) -> int:
+        return self._known.setdefault(made, len(self._known))
+
+    def _column(self, column: Column) -> int:
+        return self._columns.setdefault(column, self._of("column", column))
+
+    def rows(self, relation: Relation) -> int:
+        """A relation's; its columns have theirs afterwards."""
+        number = self._rows(relation)
+        self.found[relation] = number, {c: self._column(c) for c in relation.columns}
+        return number
+
+    def _rows(self, relation: Relation) -> int:
+        if isinstance(relation, Scan):
+            name = relation.table.name
+            self._columns |= {c: self._of("column", name, c.label) for c in relation.ids.values()}
+            return self._of("scan", name)
+        if isinstance(relation, RowByRow):
+            below = self.rows(relation.below)
+            if isinstance(relation, Filter):
+                return self._of("filter", below, *sorted(self._expr(x) for x in relation.conditions))
+            if isinstance(relation, Expand):
+                ((column, value),) = relation.computed.items()
+                self._columns[column] = self._of("each", self._expr(value))
+                return self._of("expand", below, self._columns[column])
+            if isinstance(relation, Compute):
+                self._compute(relation)
+                return below
+        if isinstance(relation, AggregateOf):
+            return self._aggregate(relation)
+        if isinstance(relation, LatestOf):
+            return self._of("latest", self.rows(relation.below))
+        if isinstance(relation, TopOf):
+            below = self.rows(relation.below)
+            by = (self._column(c) for c in relation.by)
+            order = (self._of(self._column(c), how._replace(column="")) for c, how in relation.order)
+            number = self._of("top", below, *by, "order", *order)
+            self._columns[relation.number] = self._of("row number", number)
+            return self._of("first", number, relation.n)
+        if isinstance(relation, JoinOf) and relation.by_time is None:
+            return self._join(relation)
+        if isinstance(relation, UnionOf):
+            number = self._of("union", *map(self.rows, relation.parts))
+            self._columns |= {c: self._of("in union", *map(self._column, of)) for c, of in relation.made.items()}
+            return number
+        for side in relation.inputs:
+            self.rows(side)
+        return self._unlike(relation)
+
+    def _unlike(self, relation: Relation) -> int:
+        """Of one that is like no other."""
+        self._columns |= {c: self._of("column", c) for c in relation.columns}
+        return self._of("rows", relation)
+
+    def _compute(self, relation: Compute) -> None:
+        """Columns that may be made of one another."""
+        waiting = dict(relation.computed)
+        while waiting:
+            ready = [c for c, expr in waiting.items() if not any(of in waiting for of in expr.columns)]
+            for column in ready:
+                self._columns[column] = self._expr(waiting.pop(column))
+
+    def _aggregate(self, relation: AggregateOf) -> int:
+        below, more = self.rows(relation.below), tuple[Hashable, ...]()
+        if isinstance(relation, LocalAggregateOf):
+            window = relation.window
+            more = (self._column(relation.time), window.size, window.slide, window.offset)
+            self._columns |= {c: self._of("end", *more, place) for c, place in relation.places.items()}
+        by, calls = [self._column(c) for c in relation.by], list[int]()
+        for call in relation.calls:
+            of = None if call.of is None else self._column(call.of)
+            calls.append(self._of("call", call.function, of, str(call.column.type)))
+            self._columns[call.column] = calls[-1]
+        return self._of(type(relation).__name__, below, *by, "calls", *calls, *more)
+
+    def _join(self, relation: JoinOf) -> int:
+        sides = []
+        for place, side in enumerate(relation.inputs):
+            sides.append(self.rows(side))
+            self._columns |= {c: self._of("of", place, self._column(c)) for c in side.columns}
+        member = None if relation.member is None else self._expr(relation.member)
+        return self._of("join", relation.how, *sides, member, *sorted(self._expr(x) for x in relation.on))
+
+    def _expr(self, expr: Expr) -> int:
+        return self._tree(expr.tree, expr.of)
+
+    def _tree(self, tree: Tree, of: Mapping[int, Column]) -> int:
+        if tree.kind == "AttributeReference":
+            return self._column(of[number_of(tree)])
+        if tree.kind.endswith(_CALLS):
+            return self._of("call of", id(tree))
+        args = (self._tree(arg, of) for arg in tree.args)
+        return self._of(tree.kind, *args, *sorted((name, repr(value)) for name, value in tree.fields.items()))
