@@ -22,6 +22,9 @@ _log = logging.getLogger(__name__)
 DESCRIPTION: Final = "Python workers of gpu_ops start while the query is planned"
 """Of the job in Spark's UI."""
 
+BEGINNING: Final = "gpu-join-workers"
+"""The thread that begins them."""
+
 _begun: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 """The Spark contexts whose workers have been begun."""
 
@@ -43,7 +46,7 @@ def make_importable(session: SparkSession) -> None:
             context.environment["PYTHONPATH"] = os.pathsep.join([PACKAGE_ROOT, *filter(None, known)])
     if context not in _begun:
         _begun.add(context)
-        threading.Thread(target=_begin, args=(session,), name="gpu-join-workers", daemon=True).start()
+        threading.Thread(target=_begin, args=(session,), name=BEGINNING, daemon=True).start()
 
 
 def _begin(session: SparkSession) -> None:
