@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
+import gpu_ops
 from gpu_ops.errors import BackendError
+from gpu_ops.query.errors import SqlError
 from gpu_ops.spark.api import session as module
 
 pytestmark = pytest.mark.thorough
@@ -87,6 +90,16 @@ def test_a_spark_that_was_not_tried_is_warned_of(spark: Any, monkeypatch: pytest
     monkeypatch.setattr(module, "NEWEST", (4, 1))
     with pytest.warns(UserWarning, match=r"tried with Spark 3\.5 to 4\.1, not with 4\."):
         assert module.session() is spark
+
+
+@pytest.mark.spark
+def test_what_the_analyser_refuses_is_an_error_alone(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """PySpark logged a page of JSON besides."""
+    with pytest.raises(SqlError, match="Did you mean"):
+        gpu_ops.sql("SELECT a.identity FROM a", a=spark.range(1))
+    with pytest.raises(AnalysisException):
+        spark.range(1).select("identity")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.spark

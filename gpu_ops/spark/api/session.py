@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -234,6 +235,7 @@ def session(
     if log is None:
         settings[_OPTIONS] = f"-Dlog4j2.configurationFile={_QUIET.as_uri()} {settings.get(_OPTIONS, '')}".strip()
         _explain_last()
+        _log_no_analysis()
     else:
         settings["spark.log.level"] = log
     for key, value in settings.items():
@@ -266,6 +268,16 @@ def _explain_last() -> None:
             sys.stderr.write(f"gpu-join: {why(error)}\n")
 
     sys.excepthook = shown
+
+
+def _log_no_analysis() -> None:
+    """Has PySpark raise what Spark's analyser refuses, and not log it as JSON besides, a page for each."""
+    if importlib.util.find_spec("pyspark.logger") is None:
+        return  # before Spark 4
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - pyspark is optional
+
+    for kind in ("SQL", "DataFrame"):
+        PySparkLogger.getLogger(f"{kind}QueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def _without_checksums(session: SparkSession) -> None:
