@@ -266,7 +266,7 @@ def aggregate_rows() -> list[Row]:
     rows = []
     for found in load("aggregate")["results"]["beside_polars"]:
         if found["micro_batches"] > 1:
-            taken = ", a tenth taken back" if found["retractions"] else ""
+            taken = ", a tenth of them retracted later" if found["retractions"] else ""
             of = f"six aggregates of {found['rows'] // 10**6}M rows by {found['products']:,} keys{taken}, `per_batch`"
             text = f"{of}, time over polars' `group_by` of all rows at once"
             rows.append((text, spread(found["times_polars"]), "aggregate"))

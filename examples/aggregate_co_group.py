@@ -1,4 +1,4 @@
-"""Aggregates and co-groups over static DataFrames: rows that were taken back do not count."""
+"""Aggregates and co-groups over static DataFrames: retracted rows do not count."""
 
 import pyarrow as pa
 import pyarrow.compute as pc

@@ -28,7 +28,7 @@ show(
     engine.process(left=changes(orders, ("+I", 1, "book"), ("+I", 2, "pen"))),
 )
 show(
-    "a price: the pad is taken back before the joined row comes",
+    "a price: the unmatched row is retracted before the joined row comes",
     engine.process(right=changes(prices, ("+I", 1, 9.5))),
 )
 show(

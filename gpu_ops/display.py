@@ -70,7 +70,7 @@ class Tables:
             body = "".join(_row(row) for row in table.slice(0, self.rows).to_pylist())
             more = table.num_rows - self.rows
             foot = f'<tr><td colspan="{table.num_columns}">and {more:,} more</td></tr>' if more > 0 else ""
-            title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+            title = f"<caption style='white-space:nowrap'>{html.escape(caption)}</caption>" if caption else ""
             parts.append(
                 f'<table style="display:inline-table;margin-right:2em">{title}<tr>{head}</tr>{body}{foot}</table>'
             )
@@ -109,7 +109,7 @@ def show(what: Any, rows: int = 50) -> Tables:
         DescriptionError: something else.
     """
     if hasattr(what, "snapshot"):
-        return Tables({f"kept of {name}": _counted(table) for name, table in what.snapshot().items()}, rows)
+        return Tables({f"state of {name}": _counted(table) for name, table in what.snapshot().items()}, rows)
     return Tables({"": _as_arrow(getattr(what, "changelog", what))}, rows)
 
 

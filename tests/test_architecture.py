@@ -64,10 +64,15 @@ def test_the_page_has_what_the_code_has(draw, parts, inside_spark):
 
 def test_files_that_the_pages_name_are_there(draw):
     root = draw["ROOT"]
-    text = draw["PAGE"].read_text() + (root / OPERATORS).read_text()
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]
+    text = "".join(page.read_text() for page in pages)
     names = {name for name in re.findall(r"`([\w/]+(?:\.py|/))`", text) if "distinct" not in name}
-    paths = [path for folder in ("gpu_ops", "cpu_fallback", "docs", "tests") for path in (root / folder).rglob("*")]
-    paths += [root / "cpu_fallback"]
+    paths = [
+        path
+        for folder in ("gpu_ops", "cpu_fallback", "docs", "tests", "examples")
+        for path in (root / folder).rglob("*")
+    ]
+    paths += [root / "cpu_fallback", root / "examples", *(root / "benchmarks").rglob("*")]
     there = [f"/{path.relative_to(root)}" + "/" * path.is_dir() for path in paths]
     assert not [name for name in names if not any(path.endswith("/" + name) for path in there)]
 

@@ -33,8 +33,8 @@ def test_a_changelog():
 def test_state_has_its_counts_of_matches():
     engine = JoinEngine(Join("left", ORDERS, PRICES, (Key("id", "id", using=True),)), "cpu")
     engine.process(pa.table({"id": [1], "item": ["pen"]}), pa.table({"op": ["+I"], "id": [1], "price": [2.0]}))
-    assert str(show(engine)) == "kept of left\nid  item  matches\n1   pen   1\n\nkept of right\nid  price\n1   2.0"
-    assert "<caption>kept of left</caption>" in show(engine)._repr_html_()
+    assert str(show(engine)) == "state of left\nid  item  matches\n1   pen   1\n\nstate of right\nid  price\n1   2.0"
+    assert "<caption style='white-space:nowrap'>state of left</caption>" in show(engine)._repr_html_()
     several = JoinEngine(MultiJoin.of([ORDERS, PRICES], "id", "left"), "cpu")
     assert "matches in step 1" in str(show(several))
 

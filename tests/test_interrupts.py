@@ -115,7 +115,7 @@ def test_a_stopped_command_is_gone_with_its_errors(number: int, status: int, tmp
     (child / "__init__.py").touch()
     (child / "cli.py").write_text(
         "import os, subprocess, sys, time\n"
-        "print('before', file=sys.stderr, flush=True)\n"
+        "print('WARNING: Using incubator modules: jdk.incubator.vector\\nbefore', file=sys.stderr, flush=True)\n"
         "subprocess.Popen([sys.executable, '-c', 'import os, sys, time\\nwhile os.getppid() == ' + str(os.getpid()) + "
         "': time.sleep(0.1)\\nprint(\"Traceback\", file=sys.stderr)'])\n"
         "print('begun', flush=True)\n"

@@ -74,7 +74,7 @@ def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str,
         right: changes of the right input, likewise.
         how: the join type, SQL.
         condition: ``"USING (k)"`` or ``"ON l_k = r_k"``.
-        pad: a column of the join that is null in null pads only.
+        pad: a column of the join that is null in unmatched rows only.
 
     Returns:
         Equal or not, and the numbers.

@@ -57,7 +57,8 @@ def chosen_backend(console: Console, backend: Backend) -> None:
     found, why = gpu_available() if backend != "cpu" else (False, "asked for")
     if backend == "gpu" and not found:
         raise BackendError(f"no GPU answers: {why}")
-    console.print(f"backend [bold]{'gpu' if found else 'cpu'}[/]: {why}")
+    reason = why if found or backend == "cpu" else f"no GPU answers: {why}"
+    console.print(f"backend [bold]{'gpu' if found else 'cpu'}[/] ({reason})")
 
 
 @contextlib.contextmanager
@@ -233,8 +234,8 @@ class _Tpch:
 def _verdict(console: Console, result: Check) -> None:
     if result.equal:
         console.print(
-            f"[green]right[/]: the changelog folds to {result.rows:,} rows, {result.pads:,} of them null "
-            "pads; DuckDB's LEFT JOIN of the folded inputs has the very same"
+            f"[green]right[/]: the changelog folds to {result.rows:,} rows, {result.pads:,} of them "
+            "without a match; DuckDB's LEFT JOIN of the folded inputs has the same"
         )
         return
     console.print(

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
 from gpu_ops.descriptions.groups import Grouped
-from gpu_ops.descriptions.inputs import Input, check_columns, check_key_type
+from gpu_ops.descriptions.inputs import Input, check_columns, check_key_type, nearest
 from gpu_ops.descriptions.times import LATES, time_type
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT, reading
@@ -389,7 +389,9 @@ class Aggregate(Grouped):
         if measure.own is not None:
             return measure.own.result_type
         if measure.function not in get_args(Function):
-            raise DescriptionError(f"no aggregate {measure.function!r}; there are {', '.join(get_args(Function))}")
+            raise DescriptionError(
+                f"no aggregate {measure.function!r}; {nearest(measure.function, get_args(Function))}"
+            )
         if measure.column is None:
             if measure.function != "count":
                 raise DescriptionError(f"{measure.function}(*): only count takes *")

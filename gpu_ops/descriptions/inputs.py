@@ -181,7 +181,7 @@ def check_columns(source: Input, named: Iterable[tuple[str, str]]) -> None:
     names = source.schema.names
     for what, column in named:
         if column not in names:
-            raise DescriptionError(f"input '{source.name}': {what} names {column!r}; there are {', '.join(names)}")
+            raise DescriptionError(f"input '{source.name}': {what} names {column!r}; {nearest(column, names)}")
 
 
 def check_key_type(source: Input, column: str) -> None:

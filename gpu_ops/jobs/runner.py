@@ -109,7 +109,7 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -
         if ends:
             ends = _run_to_the_end(spark, job, console, watch)
         else:
-            _run(changelog(spark, job, console, once=once), job, console, watch, once=once)
+            _run(changelog(spark, job, console, once=once, show=show), job, console, watch, once=once)
     ended = "stopped after" if found.interrupted else "done:"
     changes_out = "" if found.rows_out is None else f", {found.rows_out:,} changes out"
     batches = f"{found.batches} micro-batch{'' if found.batches == 1 else 'es'}"
@@ -221,7 +221,7 @@ def check_folders(job: Job) -> None:
         )
 
 
-def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = False) -> DataFrame:
+def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = False, show: bool = False) -> DataFrame:
     """The query's changelog.
 
     Args:
@@ -229,6 +229,7 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
         job: the job.
         console: for what is worth a warning.
         once: whether the job takes what there is and ends.
+        show: whether its result is shown and nothing is kept, so that no state in memory is worth a warning.
 
     Raises:
         JobError: a source or the query cannot be.
@@ -253,8 +254,9 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
         except SqlError as error:
             line, column = job.query.position(job.file, error.line, error.column)
             raise job.file.error_at(error.message, line, column) from error
+    ignored = (DeprecationWarning, *([gpu_ops.MemoryOnlyStateWarning] if show else []))
     for warning in raised:
-        if not issubclass(warning.category, DeprecationWarning):
+        if not issubclass(warning.category, ignored):
             console.print(f"warning: {warning.message}", style="yellow", markup=False, soft_wrap=True)
     return changes
 

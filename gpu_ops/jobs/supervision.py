@@ -24,6 +24,9 @@ _PIPE: Final = "GPU_JOIN_SUPERVISOR"
 _ENDING_S: Final = 10.0
 """How long Spark may take to end after its command was stopped."""
 
+_NOISE: Final = b"WARNING: Using incubator modules: jdk.incubator.vector\n"
+"""What a JVM that Spark 4 starts prints, with whatever log settings."""
+
 INTERRUPTED: Final = 128 + signal.SIGINT
 """The exit status of a command that Ctrl-C ended, as shells have it."""
 
@@ -100,5 +103,5 @@ def _pass_on(child: subprocess.Popen[bytes], asked: Sequence[int]) -> None:
     assert child.stderr is not None
     while text := os.read(child.stderr.fileno(), 1 << 16):
         if not asked:
-            sys.stderr.buffer.write(text)
+            sys.stderr.buffer.write(text.replace(_NOISE, b""))
             sys.stderr.buffer.flush()

@@ -274,7 +274,7 @@ class Reader(Scope):
         how, before = self._how(node), self._join_types.get(_leaves(node))
         sql_name = f"{(before or how).upper()} JOIN"
         if before not in (None, how) and "inner" not in (before,):
-            sql_name += ", less the pads that a condition above it turns away"
+            sql_name += ", less the unmatched rows that a condition above it turns away"
         given = node.fields.get("condition")
         condition = self._expr(given, lambda: node.java.condition().get()) if given else None
         on: list[Expr] = []

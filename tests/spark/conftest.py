@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     if missing is not None:
         pytest.skip(missing)
     from gpu_ops.spark import session
+    from gpu_ops.spark.driver import executors
     from gpu_ops.spark.driver.directory import Directory
     from gpu_ops.spark.wire import arrivals as blocks
 
@@ -50,6 +52,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     if made.sparkContext._jsc is None:
         return  # stopped already: tests/sql has this fixture, too, and shares the session
     directory = Directory.of(made)
+    for thread in threading.enumerate():
+        if thread.name == executors.BEGINNING:  # stopped in the middle, Spark would log how its workers are gone
+            thread.join(30)
     made.stop()
     directory.close()
 

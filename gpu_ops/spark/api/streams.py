@@ -15,7 +15,7 @@ from gpu_ops.backends import Backend
 from gpu_ops.conditions import Condition, backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.inputs import BadRows, Input, Updates
+from gpu_ops.descriptions.inputs import BadRows, Input, Updates, nearest
 from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.descriptions.times import Duration, parse_bound, parse_duration
 from gpu_ops.errors import ConditionError, DescriptionError
@@ -219,7 +219,7 @@ def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
     """A column's own spelling; Spark ignores case unless configured otherwise."""
     found = spelling(df, column)
     if found is None:
-        raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(df.columns)}")
+        raise DescriptionError(f"input '{name}': {what} names {column!r}; {nearest(column, df.columns)}")
     return found
 
 
@@ -313,10 +313,8 @@ def check_options(function: str, given: Iterable[str], known: type) -> None:
     names = list(known.__annotations__)
     for name in given:
         if name not in names:
-            (nearest,) = difflib.get_close_matches(name, names, n=1, cutoff=0)
-            raise TypeError(
-                f"{function}() has no option {name}=; did you mean {nearest}=? There are {', '.join(names)}"
-            )
+            (near,) = difflib.get_close_matches(name, names, n=1, cutoff=0)
+            raise TypeError(f"{function}() has no option {name}=; did you mean {near}=? There are {', '.join(names)}")
 
 
 HIDDEN: Final = "__where_"

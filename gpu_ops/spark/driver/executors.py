@@ -267,6 +267,9 @@ def warn_of_local_folder(context: Any, state: StateAddress, *, stacklevel: int) 
 _OF_WORKERS: Final = "Python workers of gpu_ops start while the query is planned"
 """Of the job, in Spark's UI."""
 
+BEGINNING: Final = "gpu-join-workers"
+"""The thread that begins Python workers."""
+
 _begun: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 """The Spark contexts whose workers have been begun."""
 
@@ -288,7 +291,7 @@ def make_importable(session: SparkSession) -> None:
             context.environment["PYTHONPATH"] = os.pathsep.join([PACKAGE_ROOT, *filter(None, known)])
     if context not in _begun:
         _begun.add(context)
-        threading.Thread(target=_begin, args=(session,), name="gpu-join-workers", daemon=True).start()
+        threading.Thread(target=_begin, args=(session,), name=BEGINNING, daemon=True).start()
 
 
 def _begin(session: SparkSession) -> None:
