@@ -17,7 +17,7 @@ import pytest
 from state.support import TOKEN, Server, make_command, wire_batches
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.driver.agent import LostError, RemoteAgent, ServerGroup, own_address
+from gpu_ops.spark.driver.agent import NONE_GIVEN, LostError, RemoteAgent, ServerGroup, own_address
 from gpu_ops.spark.driver.cluster import ClusterServers
 from gpu_ops.spark.driver.executors import LocalStateWarning, warn_of_local_folder
 from gpu_ops.spark.server.server import server_budget
@@ -130,7 +130,8 @@ def test_other_state_folders_are_not(master: str, state: str) -> None:
 # --- an agent and its servers ------------------------------------------------------------------
 
 
-OFFER = {"group": 0, "job": 1, "stage": 1, "task": 1, "executor": "e", "host": "h", "cores": 2, "gpus": ["3", "5"]}
+OFFER = {"group": 0, "job": 1, "stage": 1, "task": 1, "executor": "e", "host": "h", "cores": 2, "gpus": ["3", "5"],
+         "found": "2 GPUs"}  # fmt: skip
 
 
 class Ends:
@@ -314,7 +315,7 @@ class Cluster:
         number = len(self._tasks)
         self._tasks[number] = executor
         offer = {"group": group, "job": job, "stage": job, "task": number, "executor": executor, "host": executor,
-                 "cores": 8, "gpus": []}  # fmt: skip
+                 "cores": 8, "gpus": [], "found": NONE_GIVEN}  # fmt: skip
         request = {**self.servers.offer(offer), "ended": []}
         while True:
             commands = self.servers.commands(request, lambda: executor not in self._lost)["commands"]

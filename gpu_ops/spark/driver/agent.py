@@ -22,10 +22,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.spark.driver.machine import find_gpus
 from gpu_ops.spark.driver.pools import Death, Server
 from gpu_ops.spark.driver.process import START_S, Launcher, Process
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import ask
+
+NONE_GIVEN: Final = "Spark gave the executors no GPU: spark.executor.resource.gpu.amount"
 
 
 class Agent:
@@ -52,7 +55,7 @@ class Agent:
         context = TaskContext.get()
         assert context is not None
         given = context.resources().get("gpu")
-        gpus = [str(address) for address in given.addresses] if given is not None else []
+        gpus, found = find_gpus([str(x) for x in given.addresses]) if given is not None else ([], NONE_GIVEN)
         host = own_address(self._directory)
         offer = {
             "job": self._job,
@@ -64,6 +67,7 @@ class Agent:
             "host": host,
             "cores": len(os.sched_getaffinity(0)),
             "gpus": gpus,
+            "found": found,
         }
         agent = ask(self._directory, "offer", offer)["agent"]
         ServerGroup(self._directory, agent, host, gpus, self._arguments).run()
@@ -90,7 +94,7 @@ class ServerGroup:
         directory: its address.
         agent: what the directory calls this agent.
         host: the address they listen on.
-        gpus: as Spark names them to the task.
+        gpus: of those that Spark gave the task, the ones that answer, as CUDA_VISIBLE_DEVICES takes them.
         arguments: for each kind of server more words for the command line.
     """
 
@@ -137,7 +141,8 @@ class ServerGroup:
         try:
             if command["do"] == "start":
                 process = self._start(str(command["name"]), command)
-                pid, result = process.pid, {"pid": process.pid, "location": process.location}
+                pid = process.pid
+                result = {"pid": pid, "location": process.location, "on_cpu": process.on_cpu}
             else:
                 result = self._kill(int(command["pid"]))
         except Exception as error:  # whatever it is, the directory waits for an answer
@@ -221,6 +226,7 @@ class RemoteAgent:
         self.stage, self.task = int(offer["stage"]), int(offer["task"])
         self.executor, self.host = str(offer["executor"]), str(offer["host"])
         self.cores, self.gpus = int(offer["cores"]), [str(gpu) for gpu in offer["gpus"]]
+        self.found = str(offer["found"])
         self.executor_id: str | None = None
         self.alive = True
         self._heard = time.monotonic()
@@ -284,7 +290,9 @@ class RemoteAgent:
             raise StateError(f"{self}: {answer['error']}")
         pid = int(answer["pid"])
         _log.info("state server %s: process %d on %s", name, pid, self.host)
-        return RemoteServer(self, pid, self._directory._replace(location=str(answer["location"])))
+        server = RemoteServer(self, pid, self._directory._replace(location=str(answer["location"])))
+        server.on_cpu = answer.get("on_cpu")
+        return server
 
     def kill(self, pid: int) -> None:
         """Ends a server."""

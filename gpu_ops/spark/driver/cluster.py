@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark.driver.agent import SILENT_S, Agent, LostError, RemoteAgent, RemoteServer
+from gpu_ops.spark.driver.agent import NONE_GIVEN, SILENT_S, Agent, LostError, RemoteAgent, RemoteServer
 from gpu_ops.spark.driver.executors import Executors
 from gpu_ops.spark.driver.pools import Pool, Servers
 from gpu_ops.spark.settings import START_TIMEOUT, Settings
@@ -180,9 +180,12 @@ class ClusterServers(Servers):
         per_executor = min(self._cores, *(agent.cores for agent in agents))
         self._pools["cpu"] = Pool(self, "cpu", len(agents) * per_executor)
         gpus = min(len(agent.gpus) for agent in agents)
-        self.no_gpu = "Spark gave the executors no GPU: spark.executor.resource.gpu.amount"
+        found = {agent.found: agent.host for agent in agents if gpus or not agent.gpus}
+        self.gpus = "; ".join(what if len(found) == 1 else f"{what} ({host})" for what, host in found.items())
         if gpus:
             self._pools["gpu"] = Pool(self, "gpu", len(agents) * gpus)
+        elif self.gpus != NONE_GIVEN:
+            _log.warning("state servers compute on the CPU, although Spark gave GPUs to executors: %s", self.gpus)
 
     # --- agents ------------------------------------------------------------------------------
 
