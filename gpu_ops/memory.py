@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
+from gpu_ops.errors import DescriptionError, StateError, out_of_memory
 from gpu_ops.kernels import Kernels
 from gpu_ops.state.table import Coolable
 
@@ -215,22 +215,6 @@ class Memory:
                     "give it more (memory_limit), or smaller micro-batches"
                 )
             _log.warning("GPU memory ran out over %s (%s); %d bytes of state moved to the host", what, why, freed)
-
-
-_OF_CUDA: Final = re.compile(r"out.of.memory|MemoryAllocation", re.IGNORECASE)
-_OF_LIBCUDF: Final = "failure at"
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether an error says that there was no room, which there may be for less, or later.
-
-    Besides Python's own that is CUDA's, which loads a kernel when it is first launched, and libcudf's of a column that
-    would have more than 2^31 - 1 rows or bytes.
-    """
-    if isinstance(error, OverflowError):
-        return _OF_LIBCUDF in str(error)
-    of_cuda = isinstance(error, RuntimeError) and not isinstance(error, GpuJoinError)
-    return isinstance(error, MemoryError) or (of_cuda and _OF_CUDA.search(str(error)) is not None)
 
 
 def available_memory() -> int | None:

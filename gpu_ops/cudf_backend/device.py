@@ -182,8 +182,8 @@ _lock = threading.Lock()
 _MEMORY_POOLS_SUPPORTED = 115
 """``cudaDevAttrMemoryPoolsSupported``."""
 RESERVE = 3 << 29
-"""Bytes, 1.5 GiB, that stay free where nobody says a limit, of a small card half: CUDA's modules are loaded when first
-used, and what does not depend on a card's size is no share of it."""
+"""Bytes, 1.5 GiB, that stay free where nobody says a limit, or half of what is free if that is less: CUDA loads modules
+when they are first used, which take no more on a larger card."""
 _KEPT_SHARE = 0.7
 """Of the limit: unused memory that the pool holds beyond it goes back to the card at the next wait.
 

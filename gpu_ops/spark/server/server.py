@@ -27,9 +27,9 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gpu_ops.backends import gpu_available, lost_gpu
-from gpu_ops.errors import BadInputError, DescriptionError, StateError
+from gpu_ops.errors import BadInputError, DescriptionError, StateError, out_of_memory
 from gpu_ops.kernels import Probe
-from gpu_ops.memory import Budget, memory_size, out_of_memory
+from gpu_ops.memory import Budget, memory_size
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
