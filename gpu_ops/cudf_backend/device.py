@@ -189,7 +189,7 @@ _KEPT_SHARE = 0.7
 
 State takes 0.6 at most, so a micro-batch's memory to work in need not be mapped anew each time.
 """
-_SMALL = 1 << 20
+SMALL = 1 << 20
 """Bytes of an array, at most, that cupy's pool has. A large one, cut up there, would be lost to libcudf."""
 _MOST_LOCKED = 1 << 30
 """Bytes of page-locked memory, at most: nothing else on the host can use it."""
@@ -270,7 +270,7 @@ def reserved() -> int:
 
 def _allocate(size: int) -> Any:
     """GPU memory for an array of cupy's."""
-    return _Pool.small.malloc(size) if size <= _SMALL else _through_rmm(size)
+    return _Pool.small.malloc(size) if size <= SMALL else _through_rmm(size)
 
 
 def _through_rmm(size: int) -> Any:
