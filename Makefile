@@ -68,8 +68,11 @@ rapids-plans: $(VENV)/.ready  ## every operator planned by NVIDIA's plugin, with
 	@test -f "$(JAR)" || { echo "say JAR=rapids-4-spark_2.13-26.08.1-cuda13.jar; docs/rapids.md says where it is from"; exit 2; }
 	GPU_JOIN_RAPIDS_JAR=$(abspath $(JAR)) $(BIN)/python -m pytest -q tests/spark/test_rapids_plans.py $(ARGS)
 
+# .venv, where there is one and nobody says PYTHON=; the extra for the card is not in it by itself
+GPU_PYTHON = $(if $(filter command,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
+
 gpu-verify:  ## on a host with a card: contract tests, golden cases, random traces, benchmarks, demo; no skip allowed
-	$(PYTHON) -m benchmarks.gpu.verify $(ARGS)
+	$(GPU_PYTHON) -m benchmarks.gpu.verify $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

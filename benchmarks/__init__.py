@@ -2,7 +2,7 @@
 
 import os
 
-from gpu_ops.spark.driver.process import numpy_environment
+from gpu_ops.spark.driver.machine import numpy_environment
 
 for _name, _value in numpy_environment().items():
     os.environ.setdefault(_name, _value)  # as a state server has it; NumPy is not imported yet

@@ -105,7 +105,7 @@ def as_state_servers_run() -> None:
 
     For engines that are measured in the benchmark's own process: NumPy sorts and memory is kept as in a server.
     """
-    from gpu_ops.spark.driver.process import KEPT_MEMORY, numpy_environment
+    from gpu_ops.spark.driver.machine import KEPT_MEMORY, numpy_environment
 
     told = {**numpy_environment(), **KEPT_MEMORY}
     if told.keys() - os.environ.keys():

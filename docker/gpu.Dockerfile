@@ -1,4 +1,4 @@
-# Spark with the cuDF backend, for a host with an NVIDIA card (compute capability 7.0 or newer, a CUDA 13
+# Spark with the cuDF backend, for a host with an NVIDIA card (compute capability 7.5 or newer, a CUDA 13
 # driver, the NVIDIA container toolkit). Build from the repository's root:
 #   docker build -f docker/gpu.Dockerfile -t gpu-join:gpu .
 #   docker run --rm --gpus all gpu-join:gpu make gpu-verify PYTHON=python

@@ -1,9 +1,11 @@
-"""Which backend, and why."""
+"""Which backend, and why: decided once per process, as a GPU that fails later does not make a process a CPU's."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
+import sys
 from typing import Literal, get_args
 
 from gpu_ops.errors import BackendError, DescriptionError
@@ -14,14 +16,28 @@ Backend = Literal["auto", "cpu", "gpu"]
 _log = logging.getLogger("gpu_ops")
 
 
+@functools.cache
 def gpu_available() -> tuple[bool, str]:
-    """Whether a GPU answers, and the reason. Importing cuDF proves nothing, so cupy is asked for a device."""
+    """Whether a GPU answered when this was first asked, and the reason.
+
+    Importing cuDF proves nothing, so cupy is asked for a device.
+    """
     for module in ("cupy", "pylibcudf", "rmm"):
         if importlib.util.find_spec(module) is None:
             return False, f"{module} is not installed"
-    from gpu_ops.cudf_backend.device import describe_device  # noqa: PLC0415 - needs cupy
-
+    try:
+        from gpu_ops.cudf_backend.device import describe_device  # noqa: PLC0415 - needs cupy
+    except OSError as error:
+        return False, f"cupy has no folder for the kernels that it compiles: {error}; name one by CUPY_CACHE_DIR"
+    except Exception as error:
+        return False, f"{type(error).__name__}: {error}"
     return describe_device()
+
+
+def lost_gpu() -> str | None:
+    """Why the GPU answers this process no more, if it has one and that is so: all it asks of CUDA fails likewise."""
+    device = sys.modules.get("gpu_ops.cudf_backend.device")
+    return None if device is None or not gpu_available()[0] else device.lost()
 
 
 def make_kernels(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 _LONG = 200
 """Characters of a sample value; of a document that is a value, the beginning will do."""
 
@@ -68,3 +71,19 @@ class StateError(GpuJoinError, RuntimeError):
 
 class NotBuiltError(GpuJoinError, NotImplementedError):
     """Something of the contract that this version does not do yet; says what."""
+
+
+_OF_CUDA: Final = re.compile(r"out.of.memory|MemoryAllocation", re.IGNORECASE)
+_OF_LIBCUDF: Final = "failure at"
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that there was no room, which there may be for less, or later.
+
+    Besides Python's own that is CUDA's, which loads a kernel when it is first launched, and libcudf's of a column that
+    would have more than 2^31 - 1 rows or bytes.
+    """
+    if isinstance(error, OverflowError):
+        return _OF_LIBCUDF in str(error)
+    of_cuda = isinstance(error, RuntimeError) and not isinstance(error, GpuJoinError)
+    return isinstance(error, MemoryError) or (of_cuda and _OF_CUDA.search(str(error)) is not None)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.errors import DescriptionError, StateError, out_of_memory
 from gpu_ops.kernels import Kernels
 from gpu_ops.state.table import Coolable
 
@@ -200,8 +200,8 @@ class Memory:
         while True:
             try:
                 return work()
-            except MemoryError as error:
-                if self._kernels.host is None:
+            except Exception as error:
+                if self._kernels.host is None or not out_of_memory(error):
                     raise
                 why = str(error) or type(error).__name__
             # Out of the handler: the error held on to the memory of all that was in the works.

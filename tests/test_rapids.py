@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.memory import memory_size
 from gpu_ops.spark.rapids import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, RAPIDS_VERSION, rapids_conf
 from gpu_ops.spark.settings import Settings
 
@@ -22,7 +23,25 @@ def test_plugin_and_state_servers_fit_on_one_card(share: float) -> None:
     pool = float(conf["spark.rapids.memory.gpu.allocFraction"])
     assert float(conf["spark.rapids.memory.gpu.minAllocFraction"]) <= pool
     assert pool == float(conf["spark.rapids.memory.gpu.maxAllocFraction"])
-    assert 0.9 <= pool + share < 1
+    assert pool + share == pytest.approx(1)
+
+
+@pytest.mark.parametrize("card", [14.6, 79.6])
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.8])
+def test_what_stays_free_is_no_share_of_the_card(card: float, share: float) -> None:
+    """A T4 kept 0.7 GiB, too little for two contexts and their modules, an H100 4 GiB."""
+    conf, free = rapids_conf(state_share=share), card - 0.3  # the plugin's own context is there by then
+    part, most, least = (
+        float(conf[f"spark.rapids.memory.gpu.{name}"])
+        for name in ("allocFraction", "maxAllocFraction", "minAllocFraction")
+    )
+    reserve = memory_size(conf["spark.rapids.memory.gpu.reserve"]) / 2**30
+    assert reserve == 1.5
+    pool = part * (free - reserve)  # as the plugin's GpuDeviceManager reckons
+    assert least * card <= pool <= most * card
+    pool = min(pool, most * card - reserve)
+    assert card - pool - share * card >= 1.5 - 1e-9
+    assert pool > 0.5
 
 
 @pytest.mark.parametrize("share", [0, 0.04, 0.81, 1, -1])

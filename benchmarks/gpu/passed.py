@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest  # where it is not installed, `benchmarks.gpu.verify` says so
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "GPU_VERIFY_PASSED"
@@ -66,19 +67,22 @@ class Keeper:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Only the process that hears of all tests keeps them."""
-    if VARIABLE in os.environ and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Keeper(Path(os.environ[VARIABLE])))
+    """Tests that have passed are left out, after all others that are; the process that hears of all keeps them."""
+    import pytest
 
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what has passed."""
     if VARIABLE not in os.environ:
         return
     path = Path(os.environ[VARIABLE])
-    known = passed(path)
-    gone: Sequence[pytest.Item] = [item for item in items if item.nodeid in known]
-    counted(path).write_text(f"{len(items)} {len(gone)}")
-    items[:] = [item for item in items if item.nodeid not in known]
-    config.hook.pytest_deselected(items=gone)
+
+    class Leaver:
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+            known = passed(path)
+            gone = [item for item in items if item.nodeid in known]
+            counted(path).write_text(f"{len(items)} {len(gone)}")
+            items[:] = [item for item in items if item.nodeid not in known]
+            config.hook.pytest_deselected(items=gone)
+
+    config.pluginmanager.register(Leaver())
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Keeper(path))

@@ -10,7 +10,7 @@
 It compiles most kernels that the tests need, and cupy keeps them on disk: tests that run beside each other find them
 there, and do not compile them once each.
 
-    python -m benchmarks.gpu.smoke [--rows N]
+    python -m benchmarks.gpu.smoke [--rows N] [--no-pool]
 """
 
 from __future__ import annotations
@@ -197,10 +197,15 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--no-pool", action="store_true", help="every array in memory of its own, for a sanitizer")
     options = parser.parse_args()
     found, why = gpu_available()
     if not found:
         raise SystemExit(f"no GPU answers: {why}")
+    if options.no_pool:
+        from gpu_ops.cudf_backend import device
+
+        device.SMALL = 0
     run(options.rows)
 
 

@@ -6,6 +6,7 @@ Steps:
 - `dataframes`: cuDF's DataFrames in and out. Left out, and said so, where cuDF is not installed.
 - `golden`: all golden cases of ``tests/conformance``.
 - `traces`: random traces row for row against `cpu_fallback`, and folds against SQL.
+- `sanitize`: the smoke step under NVIDIA's compute-sanitizer. Left out, and said so, where that is not installed.
 - `bench`: the benchmark, `benchmarks.gpu.bench`.
 - `demo`: ``gpu-join demo --backend gpu``, from end to end on Spark. Left out, and said so, where there is no PySpark
   or no Java.
@@ -13,7 +14,8 @@ Steps:
 All steps run, whatever the ones before them said; what they said goes into the benchmark's results, and the exit
 status is 1 when one failed or was cut short by ``--limit-s``; with ``--strict`` also when a step or any part of the
 benchmark was left out, or a target is missed. ``--resume`` goes on where an earlier call on the same code stopped:
-steps, tests and parts that are done are not run again. ``--list`` says what steps there are, and how they stand.
+steps, tests and parts that are done are not run again. ``--list`` says what steps there are, and how they stand; that
+needs neither a card nor any package.
 
 Where tests run beside each other, the smoke step comes before them in any case: cupy keeps on disk what it compiles.
 
@@ -24,16 +26,19 @@ Where tests run beside each other, the smoke step comes before them in any case:
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import datetime as dt
+import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +49,62 @@ NEEDED = ("pylibcudf", "cupy", "rmm", "numpy", "pandas", "pyarrow", "sqlglot")
 TESTS_NEED = ("pytest", "hypothesis", "duckdb")
 DEMO_NEEDS = ("pyspark", "duckdb", "typer", "rich")
 GENERATOR = "tpchgen-cli"
-STEPS = ("smoke", *SUITES, "bench", "demo")
-SMOKE_S = 180.0
+STEPS = ("smoke", *SUITES, "sanitize", "bench", "demo")
+SMOKE_S = 600.0
+"""cupy compiles some 300 kernels in it, 75 s of a good core, and all that follows needs them."""
+BENCH_S = 1800.0
+"""Of the benchmark, where nobody says: its largest parts on the CPU alone take longer."""
+SANITIZER = "nvidia-cuda-sanitizer-api"
+SANITIZE_ROWS = 2000
+"""Of the smoke step's 100,000: under the sanitizer a kernel takes ten to a hundred times as long."""
 
 
 def run_smoke() -> Result:
     """The smoke step in a process of its own."""
+    return _run([sys.executable, "-m", "benchmarks.gpu.smoke"])
+
+
+def _run(command: Sequence[str | Path]) -> Result:
     try:
-        command = [sys.executable, "-m", "benchmarks.gpu.smoke"]
         status = subprocess.run(command, cwd=ROOT, check=False, timeout=SMOKE_S).returncode
     except subprocess.TimeoutExpired:
         return Result("failed", problems=[f"not done after {SMOKE_S:.0f} s"])
     return Result("failed" if status else "passed", problems=[f"it ended with {status}"] if status else [])
+
+
+def sanitizer() -> Path | None:
+    """The program, from the PATH or from NVIDIA's package for CUDA 13: that for 12 lacks parts, and starts nothing."""
+    there = shutil.which("compute-sanitizer")
+    if there is not None:
+        return Path(there)
+    spec = importlib.util.find_spec("nvidia")
+    for folder in [] if spec is None else spec.submodule_search_locations or []:
+        for found in Path(folder).glob("*/compute-sanitizer/compute-sanitizer"):
+            for program in (found, *(x for x in found.parent.glob("TreeLauncher*") if not x.suffix)):
+                if not os.access(program, os.X_OK):  # as it lies in the package
+                    program.chmod(0o755)
+            return found
+    return None
+
+
+def run_sanitizer(program: Path | None) -> Result:
+    """The smoke step under two tools, each array in memory of its own.
+
+    `memcheck`, which also finds memory that is used before or after its time on the stream; and `initcheck` of our own
+    kernels: libraries read bytes that nobody has written, and use nothing of them.
+    """
+    if program is None:
+        return Result("left out", problems=[f"not installed: compute-sanitizer (pip install {SANITIZER})"])
+    source = (ROOT / "gpu_ops" / "cudf_backend" / "kernels.cu").read_text()
+    own = [f"--kernel-name=kne={name}" for name in re.findall(r"__global__ void (\w+)\(", source)]
+    smoke = [sys.executable, "-m", "benchmarks.gpu.smoke", "--rows", str(SANITIZE_ROWS), "--no-pool"]
+    problems = []
+    # that a call of CUDA's fails may be as it should be; where not, an exception says so
+    memory = ["--track-stream-ordered-races=all", "--report-api-errors=no"]
+    for tool, more in (("memcheck", memory), ("initcheck", own)):
+        step = _run([program, f"--tool={tool}", "--error-exitcode=9", *more, *smoke])
+        problems += [f"{tool}: {problem}" for problem in step.problems]
+    return Result("failed" if problems else "passed", problems=problems)
 
 
 def left_out(results: Any, where: str = "") -> Iterator[str]:
@@ -83,10 +132,9 @@ def not_shown(results: dict[str, Any], steps: dict[str, Result]) -> list[str]:
 
 def listed(results: dict[str, Any]) -> Iterator[str]:
     """A line per step and part of the benchmark: what it is, and how it stands."""
-    from benchmarks.gpu import bench
-
     stand: dict[str, Any] = {**results.get("parts", {}), **results.get("verify", {})}
-    for text in (__doc__ or "", bench.__doc__ or ""):
+    bench = ast.get_docstring(ast.parse((ROOT / "benchmarks" / "gpu" / "bench.py").read_text())) or ""
+    for text in (__doc__ or "", bench):
         for line in text.splitlines():
             names, colon, _ = line.removeprefix("- ").partition(": ")
             if not line.startswith("- `") or not colon:
@@ -107,12 +155,19 @@ def _stands(said: dict[str, Any] | None) -> str:
     return f"{said['status']}{tests}{other}"
 
 
-def run_bench(out: Path, *, quick: bool, budget: float | None, resume: bool) -> Result:
+def newest(out: Path | None) -> dict[str, Any]:
+    """The results given, or the newest in the folder given or in ``benchmarks/results``, of whichever card."""
+    folder = out or ROOT / "benchmarks" / "results"
+    files = [folder] if folder.is_file() else sorted(folder.glob("gpu-*.json"), key=lambda file: file.stat().st_mtime)
+    return dict(json.loads(files[-1].read_text())["results"]) if files else {}
+
+
+def run_bench(out: Path, *, quick: bool, budget: float, resume: bool) -> Result:
     """Run the benchmark in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.gpu.bench", "--out", str(out)]
     command += ["--quick"] if quick else []
     command += ["--resume"] if resume else []
-    command += ["--budget-s", str(budget)] if budget is not None else []
+    command += ["--budget-s", str(budget)]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     return Result("failed" if status else "passed", problems=[f"it ended with {status}"] if status else [])
 
@@ -168,7 +223,7 @@ def main() -> None:
     parser.add_argument("--step", action="append", choices=STEPS, help="only this one; as often as needed")
     parser.add_argument("--strict", action="store_true", help="fail also if a target is missed or anything left out")
     parser.add_argument("--quick", action="store_true", help="the benchmark and the demo at small sizes")
-    parser.add_argument("--budget-s", type=float, help="of the benchmark")
+    parser.add_argument("--budget-s", type=float, default=BENCH_S, help="of the benchmark; by default %(default).0f")
     parser.add_argument("--limit-s", type=float, help="of each step of tests")
     parser.add_argument("--resume", action="store_true", help="leave out what is done, of the code as it is")
     parser.add_argument("--list", action="store_true", help="say what steps there are, and how they stand")
@@ -176,10 +231,16 @@ def main() -> None:
         "--out", type=Path, help="of the results: a JSON file, or its folder; by default benchmarks/results"
     )
     options, arguments = parser.parse_known_args()
+    if options.list:
+        print(*listed(newest(options.out)), sep="\n")
+        return
     wanted = options.step or STEPS
     absent = missing([*NEEDED, *(TESTS_NEED if set(wanted) & set(SUITES) else ())])
     if absent:
-        raise SystemExit(f"not installed: {', '.join(absent)}")
+        raise SystemExit(
+            f"not installed in {sys.prefix}: {', '.join(absent)}. In .venv, which make takes, all of it is there after "
+            "pip install --group dev --editable '.[gpu-cu13]' (gpu-cu12 for a driver before CUDA 13)"
+        )
     from gpu_ops.backends import gpu_available
 
     found, why = gpu_available()
@@ -189,9 +250,6 @@ def main() -> None:
 
     out = result_path(options.out)
     results = json.loads(out.read_text())["results"] if out.exists() else {}
-    if options.list:
-        print(*listed(results), sep="\n")
-        return
     print(why, flush=True)
     known = results.get("verify", {}) if options.resume else {}
     steps: dict[str, Result] = {}
@@ -214,6 +272,8 @@ def main() -> None:
                 kept.unlink()  # the results say so
         elif name == "smoke":
             step = run_smoke()
+        elif name == "sanitize":
+            step = run_sanitizer(sanitizer())
         elif name == "bench":
             step = run_bench(out, quick=options.quick, budget=options.budget_s, resume=options.resume)
         else:

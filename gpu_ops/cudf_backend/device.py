@@ -30,8 +30,10 @@ import rmm.mr
 from gpu_ops.arrays import Array
 from gpu_ops.errors import BackendError
 
-_LEAST = 70
-"""Compute capability that libcudf's kernels are built for: Volta."""
+_LEAST = {12: 70, 13: 75}
+"""Compute capability that libcudf's kernels are built for, by CUDA's version: Volta, Turing."""
+_NO_MEMORY = 2
+"""``cudaErrorMemoryAllocation``: of all errors that CUDA gives for a call, this one passes."""
 SOURCE = Path(__file__).with_name("kernels.cu").read_text(encoding="utf-8")
 """All CUDA C of the backend: cupy compiles it once, when a kernel is first launched."""
 LIMITS = {name: int(number) for name, number in re.findall(r"#define (\w+) (\d+)", SOURCE)}
@@ -41,7 +43,10 @@ _THREADS = 256
 
 
 def describe_device() -> tuple[bool, str]:
-    """Whether a GPU answers, with its name, compute capability and memory; or why none does."""
+    """Whether a GPU answers, with its name, compute capability and memory; or why none does.
+
+    One that has no memory left at this moment is one.
+    """
     if not cp.cuda.is_available():
         return False, f"cupy {cp.__version__} finds no device: {_why_not()}"
     try:
@@ -53,13 +58,30 @@ def describe_device() -> tuple[bool, str]:
         free, total = cp.cuda.runtime.memGetInfo()
         int(cp.arange(1)[0])  # cupy compiles its kernels: that needs NVRTC and the headers of CUDA's runtime
     except Exception as error:
-        return False, f"{type(error).__name__}: {error}"
+        full = isinstance(error, MemoryError) or getattr(error, "status", None) == _NO_MEMORY
+        return full, f"{'it has no memory left: ' if full else ''}{type(error).__name__}: {error}"
     capability = 10 * int(found["major"]) + int(found["minor"])
     name = f"{found['name'].decode()}, compute capability {capability / 10:.1f}"
-    if capability < _LEAST:
-        return False, f"{name}: libcudf needs {_LEAST / 10:.1f}"
+    least = _LEAST.get(cp.cuda.runtime.runtimeGetVersion() // 1000, max(_LEAST.values()))
+    if capability < least:
+        return False, f"{name}: libcudf needs {least / 10:.1f}"
     memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     return True, f"{name}, {memory}, pylibcudf {_libcudf_version()}, cupy {cp.__version__}"
+
+
+def lost() -> str | None:
+    """What CUDA says to everything that this process asks, since a kernel or the card failed; None while it answers."""
+    why = None
+    for _ in range(2):  # a call may be told of another's failure, which the next one is not
+        try:
+            cp.cuda.runtime.memGetInfo()
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            if error.status == _NO_MEMORY:
+                return None
+            why = str(error)
+        else:
+            return None
+    return why
 
 
 def _libcudf_version() -> str:
@@ -159,14 +181,15 @@ _log = logging.getLogger("gpu_ops")
 _lock = threading.Lock()
 _MEMORY_POOLS_SUPPORTED = 115
 """``cudaDevAttrMemoryPoolsSupported``."""
-_FREE_SHARE = 0.9
-"""Of the free memory, where nobody says a limit: the rest is for CUDA's own use and for other processes."""
+RESERVE = 3 << 29
+"""Bytes, 1.5 GiB, that stay free where nobody says a limit, or half of what is free if that is less: CUDA loads modules
+when they are first used, which take no more on a larger card."""
 _KEPT_SHARE = 0.7
 """Of the limit: unused memory that the pool holds beyond it goes back to the card at the next wait.
 
 State takes 0.6 at most, so a micro-batch's memory to work in need not be mapped anew each time.
 """
-_SMALL = 1 << 20
+SMALL = 1 << 20
 """Bytes of an array, at most, that cupy's pool has. A large one, cut up there, would be lost to libcudf."""
 _MOST_LOCKED = 1 << 30
 """Bytes of page-locked memory, at most: nothing else on the host can use it."""
@@ -190,8 +213,8 @@ def acquire(limit: int | None) -> int:
     """Set up the pool, or join it.
 
     Args:
-        limit: bytes that may be allocated at most, by all backends of the process together; None for `_FREE_SHARE`
-            of what is free now. The first one says; another wish later is logged and not followed.
+        limit: bytes that may be allocated at most, by all backends of the process together; None for what is free
+            now but for `RESERVE`. The first one says; another wish later is logged and not followed.
 
     Returns:
         The limit in force.
@@ -205,7 +228,7 @@ def acquire(limit: int | None) -> int:
         try:
             _Pool.before = rmm.mr.get_current_device_resource()
             _Pool.allocator = cp.cuda.get_allocator()
-            _Pool.limit = limit or int(_FREE_SHARE * cp.cuda.runtime.memGetInfo()[0])
+            _Pool.limit = limit or _most(cp.cuda.runtime.memGetInfo()[0])
             _Pool.resource = _make(_Pool.limit)
             rmm.mr.set_current_device_resource(_Pool.resource)
             _Pool.device = cp.cuda.Device().id
@@ -215,6 +238,10 @@ def acquire(limit: int | None) -> int:
             _Pool.users = 0
             raise
         return _Pool.limit
+
+
+def _most(free: int) -> int:
+    return max(free - RESERVE, free // 2)
 
 
 def release() -> None:
@@ -243,7 +270,7 @@ def reserved() -> int:
 
 def _allocate(size: int) -> Any:
     """GPU memory for an array of cupy's."""
-    return _Pool.small.malloc(size) if size <= _SMALL else _through_rmm(size)
+    return _Pool.small.malloc(size) if size <= SMALL else _through_rmm(size)
 
 
 def _through_rmm(size: int) -> Any:

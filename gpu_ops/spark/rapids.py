@@ -37,8 +37,9 @@ RAPIDS_SPARK_VERSIONS: Final = (
 )  # fmt: skip
 """What that jar has shims for, read from the jar itself; with any other version the plugin refuses to start."""
 
-_CUDA_CONTEXTS: Final = 0.05
-"""Share of a card's memory that the contexts of the processes on it take, about."""
+RESERVE: Final = "1536m"
+"""Of a card's memory, for what the two processes on it need beside their pools: contexts, and CUDA's modules as they
+are first used. However large the card is, that is no more."""
 
 
 def rapids_conf(
@@ -80,13 +81,15 @@ def rapids_conf(
         raise DescriptionError("discovery_script= is for executors: give executor_cores=, too")
     if executor_cores is not None and executor_cores < 2:
         raise DescriptionError(f"executor_cores={executor_cores}; one is for the state servers, so it is 2 or more")
-    plugin = f"{1 - state_share - _CUDA_CONTEXTS:.2f}"
+    plugin = f"{1 - state_share:.2f}"
     conf = {
         "spark.plugins": PLUGIN,
         # The pool is made at once, so it has to leave room, and it must not grow later.
         "spark.rapids.memory.gpu.allocFraction": plugin,
         "spark.rapids.memory.gpu.maxAllocFraction": plugin,
         "spark.rapids.memory.gpu.minAllocFraction": "0.05",
+        # Taken off the plugin's part.
+        "spark.rapids.memory.gpu.reserve": RESERVE,
         # Our tasks send rows to a state server and wait; they use no card of their own.
         "spark.rapids.sql.python.gpu.enabled": "false",
         # A task holds the card while it scans and shuffles, not while it waits for its state server.

@@ -39,6 +39,9 @@ NAMES: Final = (
     *TLS,
 )
 
+LOST_GPU: Final = 76
+"""The exit code of a state server whose GPU answers it no more: another process may find that it answers."""
+
 _METRICS: Final = ("observed", "reported")
 
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}

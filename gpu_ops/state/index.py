@@ -35,6 +35,7 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.errors import out_of_memory
 from gpu_ops.kernels import Kernels, SearchedRun
 
 _log = logging.getLogger("gpu_ops")
@@ -69,8 +70,8 @@ def postponed(kernels: Kernels, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError as error:
-        if kernels.host is None:
+    except Exception as error:
+        if kernels.host is None or not out_of_memory(error):
             raise
         _log.info("%s is postponed for want of GPU memory: %s", what, error)
 

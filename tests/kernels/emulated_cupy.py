@@ -310,8 +310,17 @@ class _Stream:
         self.after = True
 
 
+class CudaError(RuntimeError):
+    """As cupy's of CUDA's runtime."""
+
+    def __init__(self, status: int) -> None:
+        name = {2: "cudaErrorMemoryAllocation: out of memory", 700: "cudaErrorIllegalAddress: an illegal memory access"}
+        super().__init__(name.get(status, f"cudaError{status}"))
+        self.status = status
+
+
 class Runtime(types.SimpleNamespace):
-    CUDARuntimeError = RuntimeError
+    CUDARuntimeError = CudaError
     memcpyDeviceToHost = 2  # noqa: N815 - cupy's name
 
     def __init__(self) -> None:

@@ -1,12 +1,15 @@
 """The backend's CUDA kernels themselves: compiled as C++ they do what their numpy twins do; NVRTC takes them for a card.
 
-Each part is skipped where its compiler is not installed.
+As C++ they run under g++'s sanitizers, too: on arrays of exactly their size, and on several of the host's threads at a
+time. Each part is skipped where its compiler is not installed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,8 +31,12 @@ from kernels.twins import TWINS
 
 pytestmark = pytest.mark.thorough
 
+ROOT = Path(__file__).parents[2]
 PRELUDE = Path(__file__).parent / "fake_cuda" / "kernel.h"
-COMPILER = ["g++", "-O1", "-std=c++20", "-w", "-fPIC", "-shared", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+SANITIZER = os.environ.get("KERNEL_SANITIZER", "undefined")
+"""Of these very tests: another one needs a process of its own, see `test_under_a_sanitizer`."""
+COMPILER = ["g++", "-O1", "-g1", "-std=c++20", "-w", "-fPIC", "-shared", f"-fsanitize={SANITIZER}"]
+COMPILER += ["-pthread", "-DHOST_THREADS=4"] if SANITIZER == "thread" else ["-fno-sanitize-recover=all"]
 
 
 _MADE: dict[str, Compiled] = {}
@@ -57,9 +64,13 @@ class Compiled:
     def launch(self, name: str, grid: int, block: int, args: tuple[Any, ...]) -> None:
         """Run a kernel; arrays are passed as pointers, scalars and structures by value."""
         pointers, kept = [], []
+        alone: dict[int, tuple[Any, Any]] = {}  # arrays may be parts of larger ones; behind a copy nothing is
         for arg in args:
             if isinstance(arg, emulated_cupy.ndarray):
-                value: Any = ctypes.c_void_p(arg.data.ptr)
+                own = emulated_cupy.plain(arg)
+                _, copy = alone.setdefault(arg.data.ptr, (own, own.copy() if SANITIZER != "undefined" else own))
+                assert copy.nbytes >= own.nbytes, "one array of two sizes"
+                value: Any = ctypes.c_void_p(copy.__array_interface__["data"][0])
                 kept.append(value)
                 pointers.append(ctypes.addressof(value))
             else:
@@ -67,6 +78,8 @@ class Compiled:
                 kept.append(held)
                 pointers.append(held.__array_interface__["data"][0])
         getattr(self._library, f"run__{name}")((ctypes.c_void_p * len(args))(*pointers), grid, block)
+        for own, copy in alone.values():
+            own[...] = copy
         self.launched[name] += 1
 
 
@@ -247,6 +260,57 @@ def _cast(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
     return numbers.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else numbers.cast(kind)
 
 
+_PASTS = {
+    "address,undefined": 'extern "C" __global__ void past(int* a, int n) { a[n] = 1; }',
+    "thread": 'extern "C" __global__ void past(int* a, int n) { a[0] = threadIdx.x; }',
+}
+"""Kernels with the fault that each is for."""
+
+
+@pytest.mark.skipif(SANITIZER != "undefined", reason="this is what is run")
+@pytest.mark.parametrize("sanitizer", _PASTS)
+def test_under_a_sanitizer(sanitizer: str) -> None:
+    """All tests here, in a process that has its library from the beginning."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    name = f"lib{sanitizer[0]}san.so"
+    found = subprocess.run(
+        ["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip(f"no {name}")
+    options = "detect_leaks=0:exitcode=66:halt_on_error=1:malloc_context_size=2"
+    environment = {
+        **os.environ, "LD_PRELOAD": found, "KERNEL_SANITIZER": sanitizer, "ASAN_OPTIONS": options, "TSAN_OPTIONS": options,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*command, "-k", "emulated or finds", __file__], env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    assert re.search(r"\b2\d passed", done.stdout), done.stdout
+
+
+@pytest.mark.skipif(SANITIZER == "undefined", reason="a sanitizer of another process")
+def test_the_sanitizer_finds_what_it_is_for(tmp_path: Path) -> None:
+    """In one more process, which it ends."""
+    code = tmp_path / "past.cpp"
+    run = 'extern "C" void run__past(void** p, unsigned g, unsigned b) { launch(past, p, g, b); }'
+    code.write_text("\n".join(["#define SYNC 0", PRELUDE.read_text(), _PASTS[SANITIZER], run]))
+    subprocess.run([*COMPILER, str(code), "-o", str(tmp_path / "past.so")], check=True)
+    script = (
+        "import ctypes, numpy as np; a = np.zeros(1000, np.int32); n = ctypes.c_int(1000); "
+        "p = ctypes.c_void_p(a.ctypes.data); v = ctypes.c_void_p; "
+        f"ctypes.CDLL({str(tmp_path / 'past.so')!r}).run__past("
+        "(v * 2)(ctypes.addressof(p), ctypes.addressof(n)), 1, 32)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert done.returncode == 66, done.stderr
+    assert "heap-buffer-overflow" in done.stderr or "data race" in done.stderr
+
+
 @only_on("emulated")
 def test_every_kernel_has_a_twin(kernels: Any) -> None:
     del kernels
@@ -256,18 +320,27 @@ def test_every_kernel_has_a_twin(kernels: Any) -> None:
 
 
 @only_on("emulated")
-def test_nvrtc_compiles_them(kernels: Any) -> None:
-    """For the compute capability of an H100 and an H200, and the least that libcudf has; no card is needed for that."""
+def test_nvrtc_compiles_them_and_no_thread_needs_a_stack(kernels: Any) -> None:
+    """For every card there is, by the ptxas in NVRTC; no card is needed for that.
+
+    A spill, or a local copy of the structures of 3 KB that kernels get by value, would cost each thread memory.
+    """
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="not installed, it comes with pylibcudf")
     del kernels
     source = sys.modules["gpu_ops.cudf_backend.device"].SOURCE
-    for arch in (b"sm_90", b"sm_75"):
-        status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
-        assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
-        (status,) = nvrtc.nvrtcCompileProgram(program, 2, [b"-arch=" + arch, b"--std=c++17"])
+    _, *answer = nvrtc.nvrtcGetSupportedArchs()
+    cards = [arch for arch in (70, 75, 80, 86, 89, 90, 100, 120) if arch in answer[-1]]
+    assert 90 in cards
+    for arch in cards:
+        options = [f"-arch=sm_{arch}".encode(), b"--std=c++17", b"--ptxas-options=-v"]
+        _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
         log = b" " * size
         nvrtc.nvrtcGetProgramLog(program, log)
         assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-        _, size = nvrtc.nvrtcGetCUBINSize(program)
-        assert size > 0
+        found = re.findall(r"Function properties for (\w+)\n.*?(\d+ bytes stack frame, .*)", log.decode())
+        assert {name for name, _ in found} == set(TWINS)
+        assert {used for _, used in found} == {"0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"}
+        registers = [int(used) for used in re.findall(r"Used (\d+) registers", log.decode())]
+        assert max(registers) <= 32, "all threads that a multiprocessor has fit with 32"

@@ -42,18 +42,23 @@ POINTS = 30
 """Moments that are tried in the short run, of each join."""
 
 
+RMM = "std::bad_alloc: out_of_memory: RMM failure"
+
+
 class Failing:
     """Counts what an engine asks of its backend and its array module; one call, or all from one on, find no memory."""
 
-    def __init__(self, fails: int | None = None, *, for_good: bool = False) -> None:
-        self.fails, self.for_good = fails, for_good
+    def __init__(
+        self, fails: int | None = None, *, for_good: bool = False, error: type[Exception] = MemoryError, says: str = RMM
+    ) -> None:
+        self.fails, self.for_good, self._error, self._says = fails, for_good, error, says
         self.calls, self.active = 0, False
 
     def check(self) -> None:
         if self.active:
             self.calls += 1
             if self.calls == self.fails or (self.for_good and self.fails is not None and self.calls > self.fails):
-                raise MemoryError("std::bad_alloc: out_of_memory: RMM failure")
+                raise self._error(self._says)
 
     def wrapped(self, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -176,6 +181,42 @@ def test_memory_runs_out_once(engines: Backend, name: str, monkeypatch: pytest.M
             if "no state is left to move" not in str(error) or moment > counting.calls // 4:
                 raise
         assert failing.calls >= moment
+
+
+WORDS = [
+    (OverflowError, "CUDF failure at: /cudf/cpp/src/join/hash_join.cu:321: the size of the result exceeds the limit"),
+    (RuntimeError, "CUDA_ERROR_OUT_OF_MEMORY: out of memory"),  # of cupy, where a kernel is loaded
+    (RuntimeError, "cudaErrorMemoryAllocation: out of memory"),
+    (RuntimeError, "CUDA error at: /rmm/cuda_memory_resource.hpp:61: cudaErrorMemoryAllocation out of memory"),
+    (RuntimeError, "for_each: failed inside CUB: cudaErrorMemoryAllocation: out of memory"),  # of Thrust
+]
+
+
+@only_on(*ON_GPU)
+@pytest.mark.parametrize(("error", "says"), WORDS)
+def test_memory_runs_out_in_other_words(
+    engines: Backend, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows or bytes than libcudf's columns have, and CUDA's own errors, where it loads a module."""
+    join, batches = case("two")
+    wanted = run(CPU, join, batches)
+    counting = Failing()
+    trial(engines, join, batches, counting, monkeypatch)
+    start = counting.calls // 4  # there is some state that can be moved
+    for moment in range(start + 1, counting.calls, (counting.calls - start) // 5):
+        alike(trial(engines, join, batches, Failing(moment, error=error, says=says), monkeypatch), wanted)
+
+
+@only_on(*ON_GPU)
+@pytest.mark.parametrize(
+    ("error", "says"), [(OverflowError, "int too large to convert"), (RuntimeError, "cudaErrorIllegalAddress")]
+)
+def test_other_errors_are_no_want_of_memory(
+    engines: Backend, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join, batches = case("two")
+    with pytest.raises(error, match=says):
+        trial(engines, join, batches, Failing(40, error=error, says=says), monkeypatch)
 
 
 @pytest.mark.slow

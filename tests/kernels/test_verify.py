@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,18 @@ from benchmarks.gpu import verify
 from benchmarks.gpu.bench import PARTS
 from benchmarks.gpu.passed import ROOT, digest, passed
 from benchmarks.gpu.suites import ELSEWHERE, SUITES, Result, problems, run_tests
-from benchmarks.gpu.verify import DEMO_NEEDS, STEPS, left_out, no_demo, record
+from benchmarks.gpu.verify import (
+    BENCH_S,
+    DEMO_NEEDS,
+    STEPS,
+    left_out,
+    no_demo,
+    record,
+    run_sanitizer,
+    sanitizer,
+)  # fmt: skip
 from kernels.card import NAME, emulated_card
+from kernels.twins import TWINS
 
 pytestmark = pytest.mark.thorough
 
@@ -91,7 +102,7 @@ def test_a_suite_that_is_not_there(checkout: Path) -> None:
 def test_suites_are_there() -> None:
     assert all((ROOT / path).exists() for paths in SUITES.values() for path in paths)
     assert all((ROOT / path).exists() for path in ELSEWHERE)
-    assert STEPS == ("smoke", "contract", "dataframes", "golden", "traces", "bench", "demo")
+    assert STEPS == ("smoke", "contract", "dataframes", "golden", "traces", "sanitize", "bench", "demo")
     assert problems("<testsuites></testsuites>") == ["no test ran"]
 
 
@@ -109,7 +120,10 @@ def test_all_steps_run_and_are_recorded(
 
     monkeypatch.setattr(verify, "run_tests", tests)
     monkeypatch.setattr(verify, "run_smoke", lambda: Result("passed"))
-    monkeypatch.setattr(verify, "run_bench", lambda *_, **__: Result("passed"))
+    monkeypatch.setattr(verify, "run_sanitizer", lambda _: Result("passed"))
+    monkeypatch.setattr(
+        verify, "run_bench", lambda *_, budget, **__: Result("passed" if budget == BENCH_S else "failed")
+    )
     monkeypatch.setattr(verify, "missing", lambda names: [name for name in names if name == "pyspark"])
     command = ["verify", "--out", str(out), "--limit-s", "500"]
     with emulated_card():
@@ -143,7 +157,7 @@ def test_all_steps_run_and_are_recorded(
     results["verify"].popitem()
     assert {name: step["status"] for name, step in results["verify"].items()} == {
         "smoke": "passed", "contract": "passed", "dataframes": "passed", "golden": "failed", "traces": "passed",
-        "bench": "passed", "demo": "left out",
+        "sanitize": "passed", "bench": "passed", "demo": "left out",
     }  # fmt: skip
     assert results["verify"]["demo"]["problems"] == ["not installed: pyspark"]
     assert results["targets"][-1] == {
@@ -186,11 +200,76 @@ def test_results_of_the_benchmark_stay(tmp_path: Path) -> None:
 def test_says_no_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "missing", lambda names: [name for name in names if name in {"duckdb", "sqlglot"}])
     monkeypatch.setattr(sys, "argv", ["verify"])
-    with pytest.raises(SystemExit, match="not installed: sqlglot, duckdb"):
+    with pytest.raises(SystemExit, match=r"not installed in .*: sqlglot, duckdb\. .*pip install"):
         verify.main()
     monkeypatch.setattr(sys, "argv", ["verify", "--step", "bench"])
-    with pytest.raises(SystemExit, match=r"not installed: sqlglot$"):
+    with pytest.raises(SystemExit, match=r"not installed in .*: sqlglot\. "):
         verify.main()
+
+
+def run_bare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """With no package at all."""
+    command = [sys.executable, "-S", "-m", "benchmarks.gpu.verify", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
+
+
+def test_on_a_host_where_nothing_is_installed_it_says_what_is_missing() -> None:
+    """That ended in a traceback."""
+    done = run_bare()
+    assert done.returncode == 1
+    assert done.stderr.startswith("not installed in ")
+    assert "pylibcudf, cupy, rmm, numpy" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_steps_are_listed_without_a_card(tmp_path: Path) -> None:
+    done = run_bare("--list", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    names = [name for line in lines for name in line.removeprefix("- `").partition("`:")[0].split("`, `")]
+    assert names == [*STEPS, *PARTS]
+    assert all(line.endswith("not run yet]") for line in lines)
+    said = {"verify": {"smoke": {"status": "passed", "code": "0", "of": None}}}
+    (tmp_path / "gpu-card-2026-01-01.json").write_text(json.dumps({"results": said}))
+    assert run_bare("--list", "--out", str(tmp_path)).stdout.splitlines()[0].endswith("[passed, with other code]")
+
+
+def test_the_sanitizer_is_found_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In NVIDIA's package its programs lie without the right to be run."""
+    assert run_sanitizer(None) == Result(
+        "left out", problems=["not installed: compute-sanitizer (pip install nvidia-cuda-sanitizer-api)"]
+    )
+    folder = tmp_path / "nvidia" / "cu13" / "compute-sanitizer"
+    folder.mkdir(parents=True)
+    (tmp_path / "nvidia" / "__init__.py").touch()
+    script = f'#!/bin/sh\necho "$@" >> {tmp_path}/said\ncase "$1" in *initcheck) exit 9;; esac\n'
+    for name in ("compute-sanitizer", "TreeLauncherSubreaper", "libsanitizer-public.so"):
+        (folder / name).write_text(script)
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program = sanitizer()
+    assert program == folder / "compute-sanitizer"
+    assert [os.access(file, os.X_OK) for file in sorted(folder.iterdir())] == [True, True, False]
+    assert run_sanitizer(program) == Result("failed", problems=["initcheck: it ended with 9"])
+    memory, unwritten = (tmp_path / "said").read_text().splitlines()
+    assert memory.startswith("--tool=memcheck --error-exitcode=9 --track-stream-ordered-races=all ")
+    assert unwritten.count("--kernel-name=kne=") == len(TWINS)
+    assert memory.endswith("-m benchmarks.gpu.smoke --rows 2000 --no-pool")
+
+
+@pytest.mark.parametrize(("said", "wanted"), [((), ".venv/bin/python"), (("PYTHON=other",), "other")])
+def test_make_takes_the_environment_that_it_made(tmp_path: Path, said: tuple[str, ...], wanted: str) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    command = ["make", "-n", "-f", str(ROOT / "Makefile"), "gpu-verify", *said]
+
+    def line() -> str:
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split()[0]
+
+    assert line() == (wanted if said else "python3")
+    (tmp_path / ".venv" / "bin" / "python").touch()
+    assert line() == wanted
 
 
 def test_says_no_without_a_card() -> None:

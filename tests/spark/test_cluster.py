@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from spark.conftest import _missing
+from spark.made_up_cards import identity, made_up_cards
 
 TESTS = Path(__file__).parent.parent
 
@@ -35,11 +36,12 @@ def one_at_a_time(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    own = variables.pop("PYTHONPATH", None)
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS), *filter(None, [own, os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, **variables, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=400,
@@ -64,7 +66,12 @@ def servers_are_children_of_both_executors_and_listen_on_their_address(seen: dic
 
 
 def a_server_has_the_gpu_that_spark_gave_its_task(seen: dict[str, Any]) -> None:
-    assert seen["gpus"] == [["7"], ["7"]]
+    assert seen["gpus"] == [[identity(7)], [identity(7)]]
+    assert "gpu (1 GPU: Card 7, 23.0 GiB); 2 state servers" in seen["explained"]
+
+
+def servers_whose_gpu_cannot_be_used_say_so(seen: dict[str, Any]) -> None:
+    assert seen["explained"].count("WARNING: one computes on the CPU: ImportError: made up") == 2
 
 
 def servers_have_the_memory_of_the_settings(seen: dict[str, Any]) -> None:
@@ -130,13 +137,14 @@ def nothing_is_left_after_the_session(seen: dict[str, Any]) -> None:
 
 def test_an_application_on_two_executors(tmp_path: Path) -> None:
     """One application for all that is asked of it: it takes a minute, and would come up once in each worker process."""
-    done = run(str(Path(__file__).with_name("cluster_app.py")), str(tmp_path))
+    done = run(str(Path(__file__).with_name("cluster_app.py")), str(tmp_path), **made_up_cards(tmp_path))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     seen = dict(json.loads((tmp_path / "seen.json").read_text()))
     for check in (
         a_left_join_with_retractions_is_exact,
         servers_are_children_of_both_executors_and_listen_on_their_address,
         a_server_has_the_gpu_that_spark_gave_its_task,
+        servers_whose_gpu_cannot_be_used_say_so,
         servers_have_the_memory_of_the_settings,
         calls_without_the_token_are_refused,
         by_default_partitions_are_as_many_as_there_is_room_for_beside_servers,

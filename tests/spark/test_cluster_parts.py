@@ -19,7 +19,16 @@ from state.support import TOKEN, Server, make_command, wire_batches
 
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.fields import decoded, encoded
-from gpu_ops.spark.driver.agent import Done, LostError, Offer, RemoteAgent, ServerGroup, Waiting, own_address
+from gpu_ops.spark.driver.agent import (
+    NONE_GIVEN,
+    Done,
+    LostError,
+    Offer,
+    RemoteAgent,
+    ServerGroup,
+    Waiting,
+    own_address,
+)
 from gpu_ops.spark.driver.cluster import ClusterServers
 from gpu_ops.spark.driver.executors import LocalStateWarning, warn_of_local_folder
 from gpu_ops.spark.server.server import server_budget
@@ -132,7 +141,7 @@ def test_other_state_folders_are_not(master: str, state: str) -> None:
 # --- an agent and its servers ------------------------------------------------------------------
 
 
-OFFER = Offer(group=0, job=1, stage=1, task=1, executor="e", host="h", cores=2, gpus=("3", "5"))
+OFFER = Offer(group=0, job=1, stage=1, task=1, executor="e", host="h", cores=2, gpus=("3", "5"), found="2 GPUs")
 
 
 class Ends:
@@ -315,7 +324,8 @@ class Cluster:
         """A task, until it leaves or its executor is lost."""
         number = len(self._tasks)
         self._tasks[number] = executor
-        agent = self.servers.offer(Offer(job, group, number, job, executor, executor, cores=8, gpus=()))
+        offer = Offer(job, group, number, job, executor, executor, cores=8, gpus=(), found=NONE_GIVEN)
+        agent = self.servers.offer(offer)
         while True:
             commands = self.servers.commands(Waiting(agent), lambda: executor not in self._lost)
             if executor in self._lost:

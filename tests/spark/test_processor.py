@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu_ops.spark.driver import process
-from gpu_ops.spark.driver.process import KEPT_MEMORY, Launcher, numpy_environment
+from gpu_ops.spark.driver.machine import KEPT_MEMORY, numpy_environment
+from gpu_ops.spark.driver.process import Launcher
 
 ZEN_4 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: fpu avx2 avx512f\n\n"
 

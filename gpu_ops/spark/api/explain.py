@@ -143,17 +143,12 @@ def _backend(plan: JoinPlan, df: DataFrame) -> str:
         return f"gpu (asked for){probe}" if asked else "cpu (in Spark's tasks, which would share a card)"
     servers = Directory.of(df.sparkSession).servers
     pool = servers.pool(plan.backend)
-    if plan.backend == "cpu":
-        why = "asked for"
-    elif pool.kind == "gpu":
-        why = f"{len(pool)} GPU{'s' if len(pool) > 1 else ''} in sight; each state server asks its own"
-    else:
-        why = servers.no_gpu
-    chosen = pool.kind if plan.backend == "auto" else plan.backend
+    why = "asked for" if plan.backend == "cpu" else servers.gpus
     servers_text = (
         f"{len(pool)} state server{'s' if len(pool) > 1 else ''} {servers.where()}, {len(pool.running)} running"
     )
-    return f"{chosen} ({why}); {servers_text}{probe if chosen == 'gpu' else ''}"
+    on_cpu = "".join(f"; WARNING: one computes on the CPU: {s.on_cpu}" for s in pool.running if s.on_cpu is not None)
+    return f"{pool.kind} ({why}); {servers_text}{probe if pool.kind == 'gpu' else ''}{on_cpu}"
 
 
 def _input(source: Input, kept: str, *, derived: bool) -> list[str]:

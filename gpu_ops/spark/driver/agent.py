@@ -24,10 +24,13 @@ import pyarrow as pa
 
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.fields import decoded, encoded
+from gpu_ops.spark.driver.machine import find_gpus
 from gpu_ops.spark.driver.pools import Death, Server
 from gpu_ops.spark.driver.process import START_S, Launcher, Process
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import ask
+
+NONE_GIVEN: Final = "Spark gave the executors no GPU: spark.executor.resource.gpu.amount"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Offer:
         executor: the same for all tasks of an executor.
         host: the address that servers listen on.
         cores: of the machine, as far as they are for this process.
-        gpus: as Spark names them to the task.
+        gpus: of those that Spark gave the task, the ones that CUDA finds.
+        found: which these are, or why there are none.
     """
 
     job: int
@@ -53,6 +57,7 @@ class Offer:
     host: str
     cores: int
     gpus: tuple[str, ...]
+    found: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +101,7 @@ class Done:
     id: int
     pid: int | None = None
     location: str | None = None
+    on_cpu: str | None = None
     death: Death | None = None
     error: str | None = None
 
@@ -124,11 +130,12 @@ class Agent:
         context = TaskContext.get()
         assert context is not None
         given = context.resources().get("gpu")
-        gpus = [str(address) for address in given.addresses] if given is not None else []
+        gpus, found = find_gpus([str(x) for x in given.addresses]) if given is not None else ([], NONE_GIVEN)
         host, task, stage = own_address(self._directory), context.taskAttemptId(), context.stageId()
         # All Python workers of an executor have one parent, and no other executor's has its working folder.
         executor = f"{socket.gethostname()}:{os.getppid()}:{os.getcwd()}"
-        offer = Offer(self._job, group, task, stage, executor, host, len(os.sched_getaffinity(0)), tuple(gpus))
+        cores = len(os.sched_getaffinity(0))
+        offer = Offer(self._job, group, task, stage, executor, host, cores, tuple(gpus), found)
         agent = ask(self._directory, "offer", encoded(offer))["agent"]
         ServerGroup(self._directory, agent, host, gpus, self._arguments).run()
 
@@ -154,7 +161,7 @@ class ServerGroup:
         directory: its address.
         agent: what the directory calls this agent.
         host: the address they listen on.
-        gpus: as Spark names them to the task.
+        gpus: of those that Spark gave the task, the ones that answer, as CUDA_VISIBLE_DEVICES takes them.
         arguments: for each kind of server more words for the command line.
     """
 
@@ -196,7 +203,7 @@ class ServerGroup:
         try:
             if command.do == "start":
                 process = self._start(command)
-                done = dataclasses.replace(done, pid=process.pid, location=process.location)
+                done = dataclasses.replace(done, pid=process.pid, location=process.location, on_cpu=process.on_cpu)
             else:
                 done = dataclasses.replace(done, pid=command.pid, death=self._kill(command.pid))
         except Exception as error:  # whatever it is, the directory waits for an answer
@@ -337,7 +344,9 @@ class RemoteAgent:
         if done.pid is None or done.location is None:
             raise StateError(f"{self}: {done.error}")
         _log.info("state server %s: process %d on %s", name, done.pid, self.offer.host)
-        return RemoteServer(self, done.pid, self._directory._replace(location=done.location))
+        server = RemoteServer(self, done.pid, self._directory._replace(location=done.location))
+        server.on_cpu = done.on_cpu
+        return server
 
     def kill(self, pid: int) -> None:
         """Ends a server."""

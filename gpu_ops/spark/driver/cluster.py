@@ -20,6 +20,7 @@ from typing import Final
 from gpu_ops.errors import StateError
 from gpu_ops.fields import decoded, encoded
 from gpu_ops.spark.driver.agent import (
+    NONE_GIVEN,
     SILENT_S,
     Agent,
     Command,
@@ -191,9 +192,12 @@ class ClusterServers(Servers):
         per_executor = min(self._cores, *(agent.offer.cores for agent in agents))
         self._pools["cpu"] = Pool(self, "cpu", len(agents) * per_executor)
         gpus = min(len(agent.offer.gpus) for agent in agents)
-        self.no_gpu = "Spark gave the executors no GPU: spark.executor.resource.gpu.amount"
+        found = {agent.offer.found: agent.offer.host for agent in agents if gpus or not agent.offer.gpus}
+        self.gpus = "; ".join(what if len(found) == 1 else f"{what} ({host})" for what, host in found.items())
         if gpus:
             self._pools["gpu"] = Pool(self, "gpu", len(agents) * gpus)
+        elif self.gpus != NONE_GIVEN:
+            _log.warning("state servers compute on the CPU, although Spark gave GPUs to executors: %s", self.gpus)
 
     # --- agents ------------------------------------------------------------------------------
 

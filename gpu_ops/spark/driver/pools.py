@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.errors import GpuJoinError, StateError
-from gpu_ops.spark.settings import MEMORY_HOST
+from gpu_ops.errors import BackendError, GpuJoinError, StateError
+from gpu_ops.spark.settings import LOST_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.connection import Action, Address
 
 _log = logging.getLogger(__name__)
@@ -29,24 +29,31 @@ OVERHEAD: Final = "spark.executor.memoryOverhead"
 
 
 class Death(NamedTuple):
-    """A state server that was killed, and not by this application.
+    """A state server that was killed, and not by this application, or has lost its GPU.
 
     Attributes:
         name: of the server.
         pid: its process id, on the machine it ran on.
         tail: the end of its log.
+        code: its exit code.
     """
 
     name: str
     pid: int
     tail: str
+    code: int = -signal.SIGKILL
 
     @classmethod
     def of(cls, name: str, pid: int, code: int | None, tail: str) -> Death | None:
         """From the exit code of a process, that of a signal being negative; None for one that ended otherwise."""
-        return cls(name, pid, tail) if code == -signal.SIGKILL else None
+        return cls(name, pid, tail, code) if code in (-signal.SIGKILL, LOST_GPU) else None
 
     def __str__(self) -> str:
+        if self.code == LOST_GPU:
+            return (
+                f"State server {self.name}, process {self.pid}, ended because its GPU answered it no more: dmesg (Xid) "
+                f"and nvidia-smi tell what is wrong with that. The end of the server's log:\n{self.tail.strip()}"
+            )
         return (
             f"State server {self.name}, process {self.pid}, ended by signal 9: so the kernel ends a process when "
             f"memory runs out (dmesg tells). Give servers more room (on a cluster {OVERHEAD}), or have them need less: "
@@ -62,10 +69,14 @@ class Server(abc.ABC):
     Args:
         pid: its process id, on the machine it runs on.
         address: of it.
+
+    Attributes:
+        on_cpu: of one that was given a GPU and has none: why.
     """
 
     def __init__(self, pid: int, address: Address) -> None:
         self.pid, self.address = pid, address
+        self.on_cpu: str | None = None
 
     @property
     def location(self) -> str:
@@ -99,11 +110,11 @@ class Servers(abc.ABC):
 
     Attributes:
         token: what every call must bring.
-        no_gpu: why there are no servers with a GPU.
+        gpus: which GPUs servers have, or why they have none.
     """
 
     def __init__(self, patience_s: float) -> None:
-        self.token, self.patience_s, self.no_gpu = secrets.token_hex(32), patience_s, ""
+        self.token, self.patience_s, self.gpus = secrets.token_hex(32), patience_s, ""
         self._pools: dict[str, Pool] = {}
 
     def prepare(self) -> None:  # noqa: B027 - there may be nothing to do
@@ -113,13 +124,18 @@ class Servers(abc.ABC):
             StateError: they cannot.
         """
 
-    def begin(self, backend: str, partitions: int) -> None:  # noqa: B027 - they may come when they are needed
-        """Sees to it that the servers of a join come up while Spark plans its query; does not wait for them.
+    def begin(self, backend: str, partitions: int) -> None:
+        """Sees to it that the servers of a join come up while Spark plans its query, or later; does not wait for them.
 
         Args:
             backend: of the join.
             partitions: of the join.
+
+        Raises:
+            BackendError: as `pool`.
         """
+        del partitions
+        self.pool(backend)
 
     @property
     def tasks(self) -> int:
@@ -139,9 +155,12 @@ class Servers(abc.ABC):
         """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any.
 
         Raises:
+            BackendError: ``"gpu"`` was asked for, and there are none.
             StateError: as `prepare`.
         """
         self.prepare()
+        if backend == "gpu" and "gpu" not in self._pools:
+            raise BackendError(f"backend='gpu' was asked for, but no GPU answers: {self.gpus}")
         return self._pools["cpu"] if backend == "cpu" else self._pools.get("gpu", self._pools["cpu"])
 
     @abc.abstractmethod
@@ -223,6 +242,12 @@ class Pool:
                 server = None
             if server is None:
                 server = self._slots[index] = self._servers.start(self.kind, index, deadline)
+                if server.on_cpu is not None:
+                    _log.warning(
+                        "state server %s-%d was given a GPU and computes on the CPU, all its partitions in one process "
+                        "(backend='cpu' has a server per core): %s",
+                        self.kind, index, server.on_cpu,
+                    )  # fmt: skip
             return server.location
         finally:
             self._locks[index].release()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import importlib.util
 import json
 import logging
 import os
@@ -13,11 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
-from gpu_ops.errors import BackendError, StateError
+from gpu_ops.errors import StateError
+from gpu_ops.spark.driver.machine import BY_BUS, KEPT_MEMORY, ONE_THREAD, find_gpus, kernel_caches, numpy_environment
 from gpu_ops.spark.driver.pools import Death, Pool, Server, Servers
 from gpu_ops.spark.wire.connection import Address, Tls, format_location
 from gpu_ops.state import files
@@ -31,19 +30,6 @@ _STOP_S: Final = 5.0
 _ENDING_S: Final = 0.5
 _TAIL: Final = 2000
 _MODULE: Final = "gpu_ops.spark.server.server"
-
-ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""With a server per core each does with one thread; Arrow, OpenBLAS and MKL listen to these."""
-
-KEPT_MEMORY: Final = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    "MALLOC_TOP_PAD_": str(64 << 20),  # as much as a heap of a thread, which is else unmapped when empty
-}
-"""glibc keeps what a micro-batch frees for the next (`mallopt(3)`): else the system clears the same pages each time.
-
-Half as many page faults, and as much time in the kernel; an idle server gives that memory back (`StateServer.trim`).
-"""
 
 PACKAGE_ROOT: Final = str(Path(__file__).resolve().parents[3])
 """The folder to import the pack from; on a source tree nothing else says so to a child."""
@@ -113,7 +99,7 @@ class Launcher:
         token: what every call must bring.
         host: the address they listen on.
         tls: encrypts connections, if given.
-        gpus: the ids of the GPUs, as CUDA_VISIBLE_DEVICES takes them.
+        gpus: the ids of the GPUs, as CUDA_VISIBLE_DEVICES takes them; without any a ``"gpu"`` server has the CPU.
         arguments: for each kind of server more words for the command line.
     """
 
@@ -148,10 +134,12 @@ class Launcher:
         if self._closed:
             raise StateError("the Spark application has ended, and its state servers with it")
         began = time.monotonic()
-        gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[number % len(self._gpus)]} if kind == "gpu" else ONE_THREAD
-        popen = self._starter.submit(self._spawn, name, gpu, self._arguments.get(kind, ())).result()
+        backend = "auto" if kind == "gpu" else "cpu"  # one per core; they would share the first card
+        given = ["--backend", backend, *self._arguments.get(kind, ())]
+        popen = self._starter.submit(self._spawn, name, self._environment(kind, number), given).result()
         try:
-            port = _handshake(popen, began + START_S)
+            greeting = _handshake(popen, began + START_S)
+            port = int(greeting["port"])
         except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
             popen.kill()
             why = f"{error}; exit code {popen.wait()}"
@@ -163,7 +151,20 @@ class Launcher:
             self._starting.discard(popen)
         _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
         location = format_location(self._host, port, encrypted=self._tls is not None)
-        return Process(popen, Address(location, self._token, self._tls), self._log_of(name))
+        server = Process(popen, Address(location, self._token, self._tls), self._log_of(name))
+        server.on_cpu = greeting.get("on_cpu")
+        return server
+
+    def _environment(self, kind: str, number: int) -> dict[str, str]:
+        """The environment of a server."""
+        defaults, own = {**numpy_environment(), **KEPT_MEMORY}, ONE_THREAD
+        if kind == "gpu":
+            defaults |= BY_BUS | kernel_caches(self.logs / "kernels")
+            own = {"CUDA_VISIBLE_DEVICES": self._gpus[number % len(self._gpus)] if self._gpus else ""}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+        # what this process can import: modules with a user's aggregate functions, too
+        paths = [PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])]
+        return {**defaults, **inherited, "PYTHONPATH": os.pathsep.join(paths), **own}
 
     def tail(self, name: str) -> str:
         """The end of a server's log."""
@@ -185,35 +186,15 @@ class Launcher:
         files.remove_temporary(self.logs)
 
     def _spawn(self, name: str, environment: Mapping[str, str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        # what this process can import: modules with a user's aggregate functions, too
-        paths = [PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])]
         shown = [] if self._tls is None else ["--tls-certificate", self._tls.certificate, self._tls.key]
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+        own = [sys.executable, "-m", _MODULE, "--name", name, "--host", self._host]
         with self._log_of(name).open("ab") as stderr:
             popen = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
-                [
-                    sys.executable,
-                    "-m",
-                    _MODULE,
-                    "--name",
-                    name,
-                    "--backend",
-                    "auto",
-                    "--host",
-                    self._host,
-                    *shown,
-                    *arguments,
-                ],
+                [*own, *shown, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={
-                    **numpy_environment(),
-                    **KEPT_MEMORY,
-                    **inherited,
-                    "PYTHONPATH": os.pathsep.join(paths),
-                    **environment,
-                },
+                env=environment,
                 close_fds=True,  # Spark's sockets and other servers' pipes stay with this process
                 start_new_session=True,  # an interrupt in a notebook is not meant for a server
             )
@@ -229,19 +210,6 @@ def tail_of(log: Path) -> str:
     return log.read_text(errors="replace")[-_TAIL:] if log.exists() else ""
 
 
-def find_gpus() -> tuple[list[str], str]:
-    """The GPUs that a server could use, as CUDA_VISIBLE_DEVICES names them, and why there are none."""
-    for module in ("cupy", "pylibcudf", "rmm"):
-        if importlib.util.find_spec(module) is None:
-            return [], f"{module} is not installed"
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        gpus = [g.strip() for g in listed.split(",") if g.strip() and g.strip() != "-1"]
-        return gpus, f"CUDA_VISIBLE_DEVICES is {listed!r}"
-    devices = [p.name.removeprefix("nvidia") for p in Path("/dev").glob("nvidia[0-9]*")]
-    return sorted((d for d in devices if d.isdigit()), key=int), "there is no /dev/nvidia0"
-
-
 def _write_token(stdin: IO[bytes] | None, token: str) -> None:
     assert stdin is not None
     try:
@@ -251,7 +219,7 @@ def _write_token(stdin: IO[bytes] | None, token: str) -> None:
         _log.debug("a state server ended at once: %s", error)  # its handshake fails and says why
 
 
-def _handshake(popen: subprocess.Popen[bytes], deadline: float) -> int:
+def _handshake(popen: subprocess.Popen[bytes], deadline: float) -> dict[str, Any]:
     assert popen.stdout is not None
     poll = select.poll()  # select() takes no descriptor above 1023
     poll.register(popen.stdout, select.POLLIN)
@@ -260,34 +228,7 @@ def _handshake(popen: subprocess.Popen[bytes], deadline: float) -> int:
     line = popen.stdout.readline()
     if not line:
         raise EOFError("it ended before it listened")
-    return int(json.loads(line)["port"])
-
-
-_ZEN_4: Final = {"vendor_id": "AuthenticAMD", "cpu family": "25"}
-"""The processors of that family with AVX-512."""
-
-
-def numpy_environment(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Variables of the environment with which NumPy sorts fast.
-
-    NumPy sorts 64-bit numbers with AVX-512 where there is any. On AMD's Zen 4 an instruction of it, a compressing store
-    to memory, is microcode, and AVX2 sorts four times as fast (github.com/numpy/x86-simd-sort/issues/6; the JDK chooses
-    by the same family, JDK-8317976).
-
-    Args:
-        cpuinfo: the file in which Linux describes the processor.
-    """
-    try:
-        described = cpuinfo.read_text().split("\n\n", maxsplit=1)[0]
-    except OSError:
-        return {}  # no Linux
-    parts = (line.split(":", maxsplit=1) for line in described.splitlines() if ":" in line)
-    facts = {name.strip(): value.strip() for name, value in parts}
-    if any(facts.get(name) != value for name, value in _ZEN_4.items()) or "avx512f" not in facts.get("flags", ""):
-        return {}
-    # a name that this NumPy does not have is warned of
-    older = tuple(map(int, metadata.version("numpy").split(".")[:2])) < (2, 4)
-    return {"NPY_DISABLE_CPU_FEATURES": f"{'AVX512_SKX' if older else 'X86_V4'} AVX512_ICL"}
+    return dict(json.loads(line))
 
 
 class EmbeddedServers(Servers):
@@ -300,7 +241,7 @@ class EmbeddedServers(Servers):
 
     def __init__(self, cores: int, arguments: Mapping[str, Sequence[str]] | None = None) -> None:
         super().__init__(START_S)
-        gpus, self.no_gpu = find_gpus()
+        gpus, self.gpus = find_gpus()
         self._launcher = Launcher(self.token, gpus=gpus, arguments=arguments)
         self._pools["cpu"] = Pool(self, "cpu", max(1, min(cores, os.cpu_count() or 1)))
         if gpus:
@@ -310,10 +251,8 @@ class EmbeddedServers(Servers):
         """Starts the servers of a join, in the background.
 
         Raises:
-            BackendError: it is to run on a GPU, and there is none.
+            BackendError: as `pool`.
         """
-        if backend == "gpu" and "gpu" not in self._pools:
-            raise BackendError(f"backend='gpu' was asked for, but no GPU answers: {self.no_gpu}")
         self.pool(backend).begin(partitions)
 
     def start(self, kind: str, index: int, deadline: float) -> Process:

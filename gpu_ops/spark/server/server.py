@@ -26,11 +26,12 @@ from typing import Any, Final, get_args
 import pyarrow as pa
 from pyarrow import flight
 
-from gpu_ops.errors import BadInputError, DescriptionError, StateError
+from gpu_ops.backends import gpu_available, lost_gpu
+from gpu_ops.errors import BadInputError, DescriptionError, StateError, out_of_memory
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, memory_size
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
-from gpu_ops.spark.settings import MEMORY_GPU, MEMORY_HOST
+from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.spark.wire.connection import Action, FlightServer
 from gpu_ops.state.files import READING, Activity
@@ -161,6 +162,7 @@ class StateServer(FlightServer):
 
     def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """That this server lives, and what the exchange ``{"call": name}`` does: None if there is none of that name."""
+        end_without_gpu()
         with self._lock:
             held = list(self._partitions.values())
         used = {p.backend for p in held if p.backend is not None}
@@ -203,8 +205,8 @@ class StateServer(FlightServer):
         """Says of what there was too little, and what helps."""
         try:
             yield
-        except (MemoryError, OSError) as error:
-            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+        except Exception as error:
+            if not (out_of_memory(error) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)):
                 raise
             setting = MEMORY_GPU if partition.backend == "gpu" else MEMORY_HOST
             raise StateError(
@@ -222,6 +224,9 @@ class StateServer(FlightServer):
         try:
             with super().errors_as_status(what):
                 yield
+        except flight.FlightError:
+            end_without_gpu()
+            raise
         finally:
             with self._lock:
                 self._running -= 1
@@ -236,6 +241,15 @@ class StateServer(FlightServer):
         pa.default_memory_pool().release_unused()
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def end_without_gpu() -> None:
+    """Ends this process if its GPU answers it no more, which no retry here changes; the directory starts another."""
+    why = lost_gpu()
+    if why is not None:
+        _log.critical("the GPU answers this process no more, which ends: %s", why)
+        logging.shutdown()
+        os._exit(LOST_GPU)
 
 
 def _receive(
@@ -338,9 +352,11 @@ def main(arguments: list[str] | None = None) -> int:
         token, backend=options.backend, host=options.host, port=options.port, budget=budget,
         probe=options.gpu_probe, certificate=options.tls_certificate, name=options.name,
     )  # fmt: skip
-    sys.stdout.write(json.dumps({"port": server.port, "pid": os.getpid()}) + "\n")
-    sys.stdout.flush()
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more of it
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as greeting:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more of it, whatever a library writes
+        found, why = (True, "") if options.backend == "cpu" else gpu_available()
+        told = {"port": server.port, "pid": os.getpid(), **({} if found else {"on_cpu": why})}
+        greeting.write(json.dumps(told) + "\n")
     _log.info("listening on %s, port %d", options.host, server.port)
     importlib.import_module("cpu_fallback")  # half a second, and either backend needs it; a call may come meanwhile
     _wait(server, parent)

@@ -140,7 +140,25 @@ template <class F> void run_block(F kernel, void** arguments) {
 }
 #endif
 
+#ifdef HOST_THREADS
+// Each of the host's threads has every so many of CUDA's, as neighbours run beside each other there.
+#include <thread>
+template <class F> void launch(F kernel, void** arguments, unsigned grid, unsigned block) {
+  static_assert(!SYNC, "these do not wait for each other");
+  std::thread threads[HOST_THREADS];
+  for (size_t own = 0; own < HOST_THREADS; own++)
+    threads[own] = std::thread([=] {
+      gridDim.x = grid, blockDim.x = block;
+      for (size_t at = own; at < size_t(grid) * block; at += HOST_THREADS) {
+        blockIdx.x = at / block, threadIdx.x = at % block;
+        call(kernel, arguments);
+      }
+    });
+  for (auto& thread : threads) thread.join();
+}
+#else
 template <class F> void launch(F kernel, void** arguments, unsigned grid, unsigned block) {
   gridDim.x = grid, blockDim.x = block;
   for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) run_block(kernel, arguments);
 }
+#endif

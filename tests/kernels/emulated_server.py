@@ -1,0 +1,49 @@
+"""A state server with an emulated card, which fails as the file that ``CARD_FAULT`` names says, once it is there.
+
+``python -m kernels.emulated_server`` in place of ``python -m gpu_ops.spark.server.server``. The file has one of
+
+- ``sticky``: a kernel has read what is not its own: from then on everything that this process asks of CUDA fails.
+- ``memory``: there is no memory left, for a moment.
+- ``silent``: as ``sticky``, and nobody has noticed yet.
+- ``for good``: every kernel of every process fails so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from kernels.card import emulated_card
+from kernels.emulated_cupy import CudaError
+
+if __name__ == "__main__":
+    fault, broken = Path(os.environ["CARD_FAULT"]), list[bool]()
+    with emulated_card() as cupy:
+        from gpu_ops.cudf_backend import CudfKernels
+        from gpu_ops.spark.server.server import main
+
+        honest, free = CudfKernels.hash_rows, cupy.cuda.runtime.memGetInfo
+
+        def hash_rows(self: Any, *args: Any) -> Any:
+            said = fault.read_text() if fault.exists() else ""
+            if said != "for good":
+                fault.unlink(missing_ok=True)
+            if said == "memory":
+                raise MemoryError("std::bad_alloc: out_of_memory: RMM failure")
+            if said:
+                broken.append(True)
+                raise RuntimeError("parallel_for failed: cudaErrorIllegalAddress: an illegal memory access")
+            return honest(self, *args)
+
+        def mem_get_info() -> Any:
+            if fault.exists() and fault.read_text() == "silent":
+                fault.unlink()
+                broken.append(True)
+            if broken:
+                raise CudaError(700)
+            return free()
+
+        CudfKernels.hash_rows, cupy.cuda.runtime.memGetInfo = hash_rows, mem_get_info
+        sys.exit(main())
