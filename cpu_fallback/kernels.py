@@ -18,7 +18,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import DataFrames, Kernels, SearchedRun, TooMany, as_slots
+from gpu_ops.kernels import LOOKUPS, DataFrames, Kernels, SearchedRun, TooMany, as_slots
 from gpu_ops.values import fitted, one_array
 
 Ints = npt.NDArray[np.int64]
@@ -47,6 +47,7 @@ class CpuKernels:
 
     def __init__(self, *, tiny_segments: bool = False) -> None:
         self.tiny_segments = tiny_segments
+        self.lookups = dict.fromkeys(LOOKUPS, 0)
 
     def frame(self, table: pa.Table) -> Frame:
         """Columns from Arrow, each in one piece."""
@@ -215,6 +216,7 @@ class CpuKernels:
         """Candidates of sorted runs: pairs of slots."""
         hashes, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
         pairs = [np.empty(0, np.int64)]
+        self.lookups["index"] += len(runs) * needles.size
         for run in runs:
             if times is None:
                 needle, slots = search.by_hash(run, hashes, at_most)
@@ -226,10 +228,12 @@ class CpuKernels:
 
     def bisect(self, run: SearchedRun, needles: UInt64s, times: Ints, *, after: bool) -> Ints:
         """Where needles stand in a sorted run with times."""
+        self.lookups["index"] += needles.size
         return search.bisect(run, layouts.entry_hashes(needles), times, after=after)
 
     def join(self, left: UInt64s, right: UInt64s, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by a sorted merge."""
+        self.lookups["index"] += left.size
         left, right = np.sort(left), np.sort(right)
         needles: UInt64s = layouts.entry_hashes(left)
         stored: UInt64s = layouts.entry_hashes(right)

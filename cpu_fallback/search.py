@@ -77,7 +77,9 @@ def sole_matches(
     return found
 
 
-def grouped(kernels: Kernels, types: Types, own: Columns, hashes: Hashes) -> tuple[Positions, Positions, Array, bool]:
+def grouped(
+    kernels: Kernels, types: Types, own: Columns, hashes: Hashes
+) -> tuple[Positions, Positions, Array, Positions]:
     """See `gpu_ops.kernels.Kernels.grouped`."""
     xp, size = kernels.xp, int(hashes.size)
     # Positions in the lower bits: one sort of values, and few hashes are alike in what is left of them.
@@ -94,12 +96,13 @@ def grouped(kernels: Kernels, types: Types, own: Columns, hashes: Hashes) -> tup
     group = xp.cumsum(first) - 1
     rest = xp.flatnonzero(~first) if bounds.size <= size else first[:0]
     if 2 * int(rest.size) <= size:
-        alike = not rest.size or bool(equal_at(kernels, types, (own, order[rest]), (own, order[rest - 1])).all())
-        return order, bounds, group, alike
+        same = equal_at(kernels, types, (own, order[rest]), (own, order[rest - 1])) if rest.size else first[:0]
+        return order, bounds, group, rest[:0] if bool(same.all()) else rest[~same]
     # most rows have an equal one before them: each is gathered once
     sorted_ = _taken(own, order)
     same = kernels.equal_rows(sorted_.slice(1, size - 1), own.names, sorted_.slice(0, size - 1), own.names, types)
-    return order, bounds, group, bool((same | first[1:]).all())
+    same = same | first[1:]
+    return order, bounds, group, rest[:0] if bool(same.all()) else xp.flatnonzero(~same) + 1
 
 
 Ints = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ Masks are bool arrays. Arrays returned are owned by the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 Probe = Literal["auto", "hash_join", "index"]
-"""How the GPU finds candidates: by libcudf's hash join, by a search of the sorted index, or by what costs less.
+"""How the GPU finds candidates: by libcudf's hash join, or by a search of the sorted index.
 
-Rows and their order are the same. A host has the search only.
+``"auto"`` is the hash join, unless its pass over the state would cost more than 5 ms over the search. Rows and their
+order are the same. A host has the search only.
 """
+
+LOOKUPS: Final = ("hash_join", "kept_table", "index")
+"""Ways of a lookup, of one probe row in one run of an index; a kept table is one that a hash join has built."""
 
 
 class Rows(Protocol):
@@ -200,6 +204,8 @@ class Kernels(Protocol):
     """How DataFrames in the backend's memory come and go; None on the host."""
     gives_frames: bool
     """Whether changelogs are made as frames, to be given as DataFrames; else in Arrow."""
+    lookups: dict[str, int]
+    """How many there were by each way of `LOOKUPS`, in both memories, since the backend was made."""
     piece_bytes: int | None
     """What is merged to be larger than this many bytes could no longer be moved in parts; None for no limit."""
 
@@ -307,7 +313,7 @@ class Kernels(Protocol):
 
     def grouped(
         self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
-    ) -> tuple[Positions, Positions, Array, bool]:
+    ) -> tuple[Positions, Positions, Array, Positions]:
         """Rows of a frame put side by side where their hashes look alike.
 
         Args:
@@ -317,7 +323,8 @@ class Kernels(Protocol):
 
         Returns:
             n positions of rows, by hash and else in their own order; the places among them where a hash begins, and
-            at the end n; for each of them the number of its hash; and whether rows with one hash are all equal.
+            at the end n; for each of them the number of its hash; and the places, ascending, whose row is unlike the
+            one before it, though their hashes look alike: few or none.
         """
 
     def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:

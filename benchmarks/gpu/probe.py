@@ -2,7 +2,7 @@
 
 - `sorted_run`: what the engine does: hashes, `gpu_ops.state.index.HashIndex.probe`, and a comparison of the keys of
   the candidates, since hashes may collide. Its innermost part, `gpu_ops.kernels.Kernels.search` alone, goes both ways:
-  `search` and `search_by_join`, of which `gpu_ops.cudf_backend.search` chooses by its model. ``by_model`` has the
+  `search` and `search_by_join`, of which `gpu_ops.cudf_backend.probe` chooses by its model. ``by_model`` has the
   milliseconds that the model gives each.
 - `inner_join`: libcudf's hash join of the two key columns, which builds on the needles and passes over the state.
 - `mixed_inner_join`: the same with a condition beside the keys (here one that is always true).
@@ -62,7 +62,7 @@ class State:
 
     def search(self, needles: Array, way: Probe) -> Array:
         """Candidates of ascending entries in the one run there is, as pairs in any order."""
-        from gpu_ops.cudf_backend.search import probe_runs
+        from gpu_ops.cudf_backend.probe import probe_runs
 
         return probe_runs(way, self.index.runs, needles, None, by_candidate=False)
 
@@ -157,7 +157,7 @@ def probe(kernels: Kernels, sizes: Sequence[int], needles: Sequence[int], plan: 
 
 
 def _at(state: State, needles: int, plan: Plan) -> dict[str, Any]:
-    from gpu_ops.cudf_backend.search import join_seconds, search_seconds
+    from gpu_ops.cudf_backend.probe import join_seconds, search_seconds
 
     kernels, xp, rows = state.kernels, state.kernels.xp, state.rows
     rng = np.random.default_rng([rows, needles])

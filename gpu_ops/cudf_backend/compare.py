@@ -140,7 +140,9 @@ def sole_matches(
     return found
 
 
-def grouped(kernels: Kernels, types: Types, own: Columns, hashes: Hashes) -> tuple[Positions, Positions, Array, bool]:
+def grouped(
+    kernels: Kernels, types: Types, own: Columns, hashes: Hashes
+) -> tuple[Positions, Positions, Array, Positions]:
     """As `gpu_ops.kernels.Kernels.grouped`; the host learns two numbers in one look."""
     size = int(hashes.size)
     if not size:
@@ -155,10 +157,14 @@ def grouped(kernels: Kernels, types: Types, own: Columns, hashes: Hashes) -> tup
     launch("begin_groups", size, told, packed, np.int64(size), bits, order, begins)
     running = cp.cumsum(begins)
     total = int(running[-1])
-    groups, unlike = total & 0xFFFFFFFF, total >> 32
+    groups, parted = total & 0xFFFFFFFF, total >> 32
     group, bounds = begins, cp.empty(groups + 1, np.int64)
     launch("number_groups", size, running, np.int64(size), group, bounds)
-    if not known and groups < size:
+    unlike: Positions = order[:0]
+    if parted:  # where the count of them grows
+        unlike = cp.searchsorted(running >> 32, cp.arange(1, parted + 1, dtype=np.int64), side="left")
+    elif not known and groups < size:
         rest = cp.flatnonzero(group[1:] == group[:-1]) + 1
-        unlike = not search.equal_at(kernels, types, (own, order[rest]), (own, order[rest - 1])).all()
-    return order, bounds, group, not unlike
+        same = search.equal_at(kernels, types, (own, order[rest]), (own, order[rest - 1]))
+        unlike = rest[:0] if same.all() else rest[~same]
+    return order, bounds, group, unlike

@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -283,13 +284,18 @@ def _through_rmm(size: int) -> Any:
     return cp.cuda.MemoryPointer(cp.cuda.UnownedMemory(buffer.ptr, buffer.size, buffer, _Pool.device), 0)
 
 
+SPARE: list[Callable[[], bool]] = []
+"""Functions that give up memory which only saves time, and say whether there was any: the first to go."""
+
+
 def _give_back(_size: int) -> bool:
-    """Whether small arrays had left memory unused that is free now: then what found none is tried again."""
+    """Whether small arrays had left memory unused, or others some to spare: then what found none is tried again."""
+    spared = [give_up() for give_up in SPARE]
     if _Pool.small is None:  # the last backend is gone; what it left behind may still be there
-        return False
+        return any(spared)
     before = _Pool.small.total_bytes()
     _Pool.small.free_all_blocks()
-    return bool(_Pool.small.total_bytes() < before)
+    return any(spared) or bool(_Pool.small.total_bytes() < before)
 
 
 def _make(limit: int) -> Any:

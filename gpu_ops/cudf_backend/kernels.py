@@ -22,21 +22,12 @@ from gpu_ops.cudf_backend.device import array_module, require_one_stream
 from gpu_ops.cudf_backend.frame import Frame, choose, copied_out, from_arrow, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
-from gpu_ops.cudf_backend.search import (
-    bisect_run,
-    count_candidates,
-    directory,
-    join_entries,
-    made_entries,
-    merged,
-    probe_runs,
-    search_runs,
-    sorted_run,
-)
+from gpu_ops.cudf_backend.probe import join_sets, probe_runs
+from gpu_ops.cudf_backend.search import bisect_run, directory, made_entries, merged
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun, TooMany
+from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun
 from gpu_ops.values import one_array
 
 _PIECES = 32
@@ -64,7 +55,9 @@ class CudfKernels:
         self.probe = probe
         self.tiny_segments = tiny_segments
         self.xp: Any = array_module()
-        self.host: Kernels | None = CpuKernels(tiny_segments=tiny_segments)
+        host = CpuKernels(tiny_segments=tiny_segments)
+        self.host: Kernels | None = host
+        self.lookups = host.lookups  # those in both memories
         self.memory_limit: int | None = device.acquire(memory_limit)
         # Small enough that state leaves in steps, large enough that there are few pieces to look in.
         self.piece_bytes: int | None = self.memory_limit // _PIECES
@@ -188,7 +181,7 @@ class CudfKernels:
 
     def grouped(
         self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
-    ) -> tuple[Positions, Positions, Array, bool]:
+    ) -> tuple[Positions, Positions, Array, Positions]:
         """Rows put side by side where their hashes look alike."""
         return compare.grouped(self, types, own, hashes)
 
@@ -265,23 +258,20 @@ class CudfKernels:
         by_candidate: bool = False,
         at_most: int | None = None,
     ) -> Array:
-        """Candidates of sorted runs, by `gpu_ops.cudf_backend.search`."""
-        return probe_runs(self.probe, runs, needles, times, by_candidate=by_candidate, at_most=at_most)
+        """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`."""
+        return probe_runs(
+            self.probe, runs, needles, times, by_candidate=by_candidate, at_most=at_most,
+            limit=self.memory_limit or 0, lookups=self.lookups,
+        )  # fmt: skip
 
     def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
         """Where needles stand in a sorted run with times."""
+        self.lookups["index"] += int(needles.size)
         return bisect_run(run, needles, times, after=after)
 
     def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:
-        """Pairs of entries with the same hash, by libcudf's hash join but for ``probe="index"``: nothing is sorted.
-
-        But for a count of them, where there may be so many only.
-        """
-        if at_most is not None and count_candidates([sorted_run(right)], cp.sort(left), None) > at_most:
-            raise TooMany
-        if self.probe == "index":
-            return search_runs([sorted_run(right)], cp.sort(left), None, by_candidate=False)
-        return join_entries(left, [right])
+        """Pairs of entries with the same hash, by `gpu_ops.cudf_backend.probe`."""
+        return join_sets(self.probe, left, right, at_most=at_most, lookups=self.lookups)
 
     def close(self) -> None:
         """Give back this backend's share of the memory pool."""

@@ -38,6 +38,7 @@ _WAITS = {
     "column.to_arrow",
     "cp.Event.synchronize",
     "plc.bools_to_mask",
+    "plc.inner_join",
 }
 """The host learns a size, a value or a number of nulls, or copies memory that is not page-locked."""
 

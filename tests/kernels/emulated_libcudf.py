@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 import types
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -379,6 +380,23 @@ def inner_join(left_keys: Table, right_keys: Table, nulls_equal: NullEquality) -
     theirs = order[np.fromiter(steps, np.int64, count=ours.size)]
     mixed = _RANDOM.permutation(ours.size)
     return tuple(Column.of(pa.array(side[mixed].astype(np.int32))) for side in (ours, theirs))  # type: ignore[return-value]
+
+
+class HashJoin:
+    """A table that is built once (NVIDIA/cudf#24241, not in 26.10): libcudf's has a view of the rows, no more."""
+
+    def __init__(
+        self, right: Table, compare_nulls: NullEquality = NullEquality.EQUAL, load_factor: float = 0.5
+    ) -> None:
+        assert compare_nulls is NullEquality.UNEQUAL
+        assert 0 < load_factor <= 1
+        assert right.num_rows(), "what libcudf does with an empty table is left open"
+        self._right = weakref.ref(right)
+
+    def inner_join(self, left: Table) -> tuple[Column, Column]:
+        right = self._right()
+        assert right is not None, "the rows that it has a view of are gone"
+        return inner_join(left, right, NullEquality.UNEQUAL)
 
 
 def bools_to_mask(input: Column) -> tuple[Span, int]:  # noqa: A002 - pylibcudf's name

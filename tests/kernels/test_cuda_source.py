@@ -235,9 +235,11 @@ def test_groups(kernels: Any, compiled: dict[str, int]) -> None:
     own = Columns(kernels.frame(pa.table({"a": values})), ["a"])
     for sharing in (1, 3):
         hashes = (values // sharing).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        order, bounds, group, alike = kernels.grouped([pa.int64()], own, kernels.asarray(hashes))
-        order, bounds, group = (kernels.asnumpy(array) for array in (order, bounds, group))
-        assert alike == (sharing == 1)
+        found = kernels.grouped([pa.int64()], own, kernels.asarray(hashes))
+        order, bounds, group, unlike = (kernels.asnumpy(array) for array in found)
+        differs = (np.diff(hashes[order].view(np.int64)) == 0) & (np.diff(values[order]) != 0)
+        assert np.array_equal(unlike, np.flatnonzero(differs) + 1)
+        assert (unlike.size == 0) == (sharing == 1)
         parts = [order[low:high].tolist() for low, high in itertools.pairwise(bounds)]
         assert sorted(parts) == sorted(np.flatnonzero(hashes == one).tolist() for one in np.unique(hashes))
         assert np.array_equal(group, np.repeat(np.arange(len(parts)), np.diff(bounds)))

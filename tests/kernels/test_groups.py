@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import itertools
 from decimal import Decimal
 from typing import Any
 
@@ -18,7 +19,8 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import CoGroup
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.kernels import Kernels
+from gpu_ops.kernels import Columns, Kernels
+from gpu_ops.operators.core.order import Groups
 
 VALUES: dict[pa.DataType, list[Any]] = {
     pa.int8(): [-1, 0, 100],
@@ -84,6 +86,30 @@ def test_order(kernels: Kernels, kind: pa.DataType) -> None:
         for keys in (one, one.append_column("b", column(pa.int8(), rows, 7))):
             found, wanted = (on.sorted_order(keys) for on in (kernels, CpuKernels()))
             assert found.to_pylist() == wanted.to_pylist()
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "s"]])
+def test_only_what_collides_is_parted(kernels: Kernels, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups whose hashes look alike by chance; of others no row is looked at again, and the order stays."""
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, 700, 2000)
+    hashes = (values + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for one, others in ((5, (9, 300)), (11, (12,))):
+        for other in others:
+            hashes[values == other] = hashes[values == one][0]
+    looked, honest = [], kernels.equal_at
+    frame = kernels.frame(pa.table({"a": values, "s": pa.array(values.astype(str))}))
+    types = (pa.int64(), pa.string())[: len(names)]
+    plain = kernels.grouped(types, Columns(frame, names), kernels.asarray(hashes))
+    monkeypatch.setattr(kernels, "equal_at", lambda *given: (looked.append(given[1][1].size), honest(*given))[1])
+    groups = Groups(kernels, frame, tuple(names), types, kernels.asarray(hashes))
+    monkeypatch.undo()
+    order, bounds, group = (kernels.asnumpy(part) for part in (groups.order, groups.bounds, groups.group))
+    parts = [order[low:high].tolist() for low, high in itertools.pairwise(bounds)]
+    assert sorted(parts) == sorted(np.flatnonzero(values == value).tolist() for value in np.unique(values))
+    assert np.array_equal(group, np.repeat(np.arange(len(parts)), np.diff(bounds)))
+    assert np.array_equal(hashes[order], hashes[kernels.asnumpy(plain[0])])
+    assert 0 < sum(looked) < 60
 
 
 def test_aggregates_and_co_groups_at_the_end(engines: Any) -> None:

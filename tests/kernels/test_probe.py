@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import importlib
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from conformance.case import check_events
 from oracle.drive import Backend
@@ -16,15 +21,25 @@ from oracle.traces import LAYOUTS, Shape
 
 from gpu_ops import DescriptionError, JoinEngine
 from gpu_ops.descriptions.description import Emit
+from gpu_ops.kernels import Probe, TooMany
+from gpu_ops.state.index import HashIndex, TimeIndex
 from kernels import test_engine
 from kernels.conftest import only_on
+from kernels.emulated_libcudf import HashJoin
 from kernels.engines import CPU, alike, run
 from kernels.support import same
 from kernels.test_engine import INTERVAL, MULTI, batches_of
 
 pytestmark = [pytest.mark.one_in(4), pytest.mark.thorough]
 
-WAYS = ("hash_join", "index", "auto")
+WAYS: dict[str, tuple[Probe, set[str]]] = {
+    "hash_join": ("hash_join", {"hash_join"}),
+    "index": ("index", {"index"}),
+    "kept_table": ("hash_join", {"kept_table", "hash_join"}),
+    "auto": ("auto", {"hash_join"}),
+    "auto, some of each": ("auto", {"hash_join", "kept_table", "index"}),
+}
+"""What is asked for, and the ways that lookups may go then."""
 REGULAR = [Shape(how, LAYOUTS[i], LAYOUTS[(i + 2) % 3]) for i, how in enumerate(("full", "left", "anti"))]
 REGULAR += [Shape("full", "multiset", "unique_key", keys="composite", residual=(("a_x", ">", "b_x"),))]
 GOLDEN = {name: case for name, case in test_engine.GOLDEN.items() if case.kind != "multi"}
@@ -33,35 +48,54 @@ FIRST = [name for name in GOLDEN if name.endswith("_1")]
 
 @pytest.fixture
 def ways(engines: Backend, request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    """The backend with one way; ``auto`` where calls cost nothing, so that small runs too are joined."""
-    import gpu_ops.cudf_backend
+    """The backend with one way of a lookup; where tables are kept, of every run."""
+    way, allowed = WAYS[request.param]
+    kernels: Any = importlib.import_module("gpu_ops.cudf_backend.kernels")
+    taken: Counter[str] = Counter()
+    if request.param == "kept_table":
+        keeping(monkeypatch)
+    if request.param == "auto, some of each":
+        unlike(monkeypatch)
 
-    assert gpu_ops.cudf_backend
-    probe: Any = sys.modules["gpu_ops.cudf_backend.search"]
-    taken = set()
+    class Counted(dict[str, int]):
+        def __setitem__(self, name: str, count: int) -> None:
+            taken[name] += count - self[name]
+            super().__setitem__(name, count)
 
-    def noted(name: str, call: Any) -> Any:
-        def notes(*args: Any, **options: Any) -> Any:
-            taken.add(name)
-            return call(*args, **options)
+    made = kernels.CudfKernels.__init__
 
-        return notes
+    def counts(self: Any, **options: Any) -> None:
+        made(self, **options)
+        self.host.lookups = self.lookups = Counted(self.lookups)
 
-    kernels = sys.modules["gpu_ops.cudf_backend.kernels"]
-    for module, name in (
-        (probe, "join_entries"),
-        (probe, "search_runs"),
-        (kernels, "join_entries"),
-        (kernels, "search_runs"),
-    ):
-        monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
-    monkeypatch.setattr(probe, "CALL_SECONDS", 0.0)
-    yield dataclasses.replace(engines, probe=request.param)
-    allowed = {"hash_join": {"join_entries"}, "index": {"search_runs"}, "auto": {"join_entries", "search_runs"}}
-    by_time = isinstance(request.node.callspec.params.get("shape"), IntervalShape) or "interval" in request.node.name
-    timers = {"search_runs"} if by_time else set()  # the first row of a key is always searched
-    assert taken
-    assert taken <= allowed[request.param] | timers
+    monkeypatch.setattr(kernels.CudfKernels, "__init__", counts)
+    yield dataclasses.replace(engines, probe=way)
+    by_time = isinstance(request.node.callspec.params.get("shape"), IntervalShape)
+    by_time |= any(name in request.node.name for name in ("interval", "asof", "temporal"))
+    timers = {"index"} if by_time else set()  # the first row of a key, and the nearest one, are always searched
+    said = {name for name, count in taken.items() if count}
+    assert said
+    assert said <= allowed | timers
+
+
+def keeping(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Tables are kept of all runs, by the stand-in's class where the library has none; gives the module that does."""
+    probe: Any = importlib.import_module("gpu_ops.cudf_backend.probe")
+    join = sys.modules["pylibcudf"].join
+    if isinstance(join, SimpleNamespace):
+        monkeypatch.setattr(join, "HashJoin", HashJoin, raising=False)
+    probe.table_class.cache_clear()
+    monkeypatch.setattr(probe, "LEAST_KEPT", 1)
+    monkeypatch.setattr(probe, "BUILT_SECONDS", 0.0)
+    return probe
+
+
+def unlike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small runs are joined, others searched, and of the largest tables are kept."""
+    probe: Any = importlib.import_module("gpu_ops.cudf_backend.probe")
+    monkeypatch.setattr(probe, "JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(probe, "BUILT_SECONDS", 0.0)
+    monkeypatch.setattr(probe, "SLACK_SECONDS", -1.0)
 
 
 @only_on("gpu-tiny", "emulated-tiny")
@@ -102,7 +136,9 @@ def test_at_the_end(engines: Backend, ways: Backend, how: Any) -> None:
 
 
 @only_on("gpu-tiny", "emulated-tiny")
-@pytest.mark.parametrize("ways", ["hash_join", pytest.param("auto", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize(
+    "ways", ["kept_table", "auto", pytest.param("hash_join", marks=pytest.mark.slow)], indirect=True
+)
 @pytest.mark.parametrize(
     "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in GOLDEN]
 )
@@ -114,3 +150,191 @@ def test_no_such_way() -> None:
     shape = REGULAR[0]
     with pytest.raises(DescriptionError, match="probe='sorted'; it is one of auto, hash_join, index"):
         JoinEngine(shape.join("per_batch"), "cpu", probe="sorted")  # type: ignore[arg-type]
+
+
+ROWS, CHANGES = (10**6, 10**7, 2 * 10**7, 3 * 10**7, 10**8, 10**9), (10**3, 10**4, 10**5, 10**6, 10**7)
+WITHOUT_TABLES = """
+j100    j100    j100    j100    j100
+j100    j100    j100    j100    j100
+j100    j100    j66 s34 j24 s76 j50 s50
+s100    s100    s100    s100    s100
+s100    s100    s100    s100    s100
+s100    s100    s100    s100    s100
+"""
+WITH_TABLES = """
+j100    k41 j59 k36 j64 j100    j100
+k40 j60 k40 j60 k51 j49 k36 j64 j100
+k40 j60 k40 j60 k60 j40 k61 j39 j50 s50
+k40 j60 k40 j60 k62 j38 k57 j43 s100
+k40 j60 k40 j60 k68 j32 k51 j49 s100
+k40 j60 k40 j60 k68 j32 k68 j32 s100
+"""
+"""Of lookups by ``auto`` how many per cent are joined, searched, or asked of a table that is kept."""
+
+
+@only_on("emulated")
+@pytest.mark.parametrize(("tables", "wanted"), [(False, WITHOUT_TABLES), (True, WITH_TABLES)])
+def test_where_auto_goes(kernels: Any, tables: bool, wanted: str) -> None:
+    """Micro-batches of `CHANGES` in an index of `ROWS` rows of one partition: by the model, which a card may correct."""
+    del kernels
+    probe: Any = importlib.import_module("gpu_ops.cudf_backend.probe")
+    found = [" ".join(f"{simulated(probe, n, m, tables=tables):7}" for m in CHANGES).rstrip() for n in ROWS]
+    assert found == wanted.strip().split("\n")
+
+
+@only_on("emulated")
+def test_the_model_is_the_published_one(kernels: Any) -> None:
+    """NVIDIA/cudf#15700: inner_join of int32 keys on an A100; what is Python's own comes on top."""
+    del kernels
+    probe: Any = importlib.import_module("gpu_ops.cudf_backend.probe")
+    own = probe.JOIN_CALLS * probe.CALL_SECONDS
+    for entries, needles, seconds in ((1000, 1000, 0.107e-3), (10**7, 1000, 2.167e-3), (10**7, 10**7, 5.073e-3)):
+        assert probe.join_seconds(entries, needles) - own == pytest.approx(seconds, rel=0.05)
+
+
+def simulated(probe: Any, rows: int, changes: int, *, tables: bool) -> str:
+    """How micro-batches of changes are looked up in an index of rows, which grows by them: each way's per cent."""
+    runs, taken = [(rows, False)], Counter[str]()
+    for _ in range(max(2, min(50, rows // changes))):
+        has = [kept for _, kept in runs] if tables else None
+        ways = probe.choose("auto", [size for size, _ in runs], changes, has, 10**9)
+        runs = [(size, at in ways.kept) for at, (size, _) in enumerate(runs)] + [(changes, False)]
+        while len(runs) > 1 and runs[-2][0] <= HashIndex.growth * runs[-1][0]:
+            runs[-2:] = [(runs[-2][0] + runs[-1][0], False)]
+        taken.update({name: len(getattr(ways, name)) for name in ways._fields})
+    return " ".join(f"{name[0]}{100 * taken[name] / taken.total():.0f}" for name in ways._fields if taken[name])
+
+
+@pytest.fixture
+def looked(kernels: Any) -> Any:
+    """An index of three runs and a timed one, hashes to look up with their times, and what a search finds."""
+    rng, total = np.random.default_rng(7), 0
+    index, timed = HashIndex(kernels), TimeIndex(kernels)
+    for size in (900, 60, 4):
+        hashes, slots = (kernels.asarray(x) for x in (_hashes(rng, size), np.arange(total, total + size)))
+        index.stage(hashes, slots)
+        index.commit()
+        timed.stage(hashes, slots, kernels.asarray(rng.integers(-50, 50, size)))
+        timed.commit()
+        total += size
+    needles, low = kernels.asarray(_hashes(rng, 80)), kernels.asarray(rng.integers(-60, 50, 80))
+
+    def found() -> Any:
+        staged = {"staged": True}
+        return [
+            kernels.asnumpy(x).tolist() for x in (*index.probe(needles, **staged), *timed.probe(needles, low, low + 9))
+        ]
+
+    kernels.probe = "index"
+    wanted = found()
+    assert len(index.runs) == 3
+    kernels.probe = "auto"
+    kernels.lookups.update(dict.fromkeys(kernels.lookups, 0))
+    return SimpleNamespace(index=index, timed=timed, hashes=needles, found=found, wanted=wanted)
+
+
+def _hashes(rng: np.random.Generator, size: int) -> np.ndarray:
+    return rng.integers(0, 40, size).astype(np.uint64) << np.uint64(58)
+
+
+@only_on("emulated")
+def test_lookups_are_counted(kernels: Any, looked: Any) -> None:
+    """Each needle in each run."""
+    assert looked.found() == looked.wanted
+    assert kernels.lookups == {"hash_join": 80 * (3 + len(looked.timed.runs)), "kept_table": 0, "index": 0}
+
+
+@only_on("emulated")
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), OverflowError("more than 2^31 pairs")])
+def test_what_cannot_be_joined_is_searched(
+    kernels: Any, looked: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(sys.modules["pylibcudf"].join, "inner_join", fails)
+    for kernels.probe in ("auto", "hash_join"):
+        assert looked.found() == looked.wanted
+    assert kernels.lookups["hash_join"] == 0
+    needles = kernels.entries(looked.index.runs[0].entries[:5], 0)
+    pairs = looked.index.meet(needles, staged=False)
+    assert looked.index.meet(needles, staged=False, at_most=int(pairs.size)).size == pairs.size
+    with pytest.raises(TooMany):
+        looked.index.meet(needles, staged=False, at_most=int(pairs.size) - 1)
+
+
+@only_on("emulated")
+def test_hot_keys_of_an_interval_are_searched(kernels: Any, looked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A join would list all their rows before those of other times are dropped."""
+    probe: Any = importlib.import_module("gpu_ops.cudf_backend.probe")
+    by_hash = probe.count_candidates(looked.timed.runs, kernels.entries(looked.hashes, 0), None)
+    monkeypatch.setattr(probe, "PAIRS_A_NEEDLE", 0)
+    for few, way in ((by_hash, "hash_join"), (by_hash - 1, "index")):
+        monkeypatch.setattr(probe, "FEW_PAIRS", few)
+        before = dict(kernels.lookups)
+        assert looked.found() == looked.wanted
+        counted = {name: kernels.lookups[name] - before[name] for name in before}
+        assert counted[way] >= 80 * len(looked.timed.runs)
+        assert counted["index"] == (80 * len(looked.timed.runs) if way == "index" else 0)
+
+
+@only_on("emulated")
+def test_tables_are_kept_while_their_runs_are(kernels: Any, looked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is built once, goes with its run, and before anything else when memory runs out."""
+    probe, built = keeping(monkeypatch), []
+    made = probe._Table.__init__
+    monkeypatch.setattr(
+        probe._Table, "__init__", lambda self, entries: (built.append(entries.size), made(self, entries))[1]
+    )
+    for _ in range(3):
+        assert looked.found() == looked.wanted
+    runs = len(looked.index.runs) + len(looked.timed.runs)
+    assert len(built) == runs
+    assert kernels.lookups == {"hash_join": 0, "kept_table": 3 * 80 * runs, "index": 0}
+    assert probe.TABLES.nbytes == probe.KEPT_BYTES * sum(built)
+    size = sum(run.entries.size for run in looked.index.runs) + 100
+    looked.index.stage(kernels.asarray(_hashes(np.random.default_rng(1), 100)), kernels.asarray(np.arange(964, 1064)))
+    looked.index.commit()
+    (run,) = looked.index.runs  # all are merged
+    gc.collect()
+    assert probe.TABLES.nbytes == probe.KEPT_BYTES * sum(run.entries.size for run in looked.timed.runs)
+    looked.found()
+    assert built[runs:] == [size]
+    held = probe.TABLES.nbytes
+    device: Any = importlib.import_module("gpu_ops.cudf_backend.device")
+    assert device._give_back(1)
+    assert probe.TABLES.nbytes == 0
+    assert run.entries not in probe.TABLES
+    assert probe.TABLES.room(10**12) == held // 2 // probe.KEPT_BYTES
+    looked.found()
+    assert 0 < probe.TABLES.nbytes <= held // 2
+    assert kernels.lookups["hash_join"] > 0
+
+
+@only_on("emulated")
+def test_tables_have_their_part_of_the_memory(kernels: Any, looked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = keeping(monkeypatch)
+    kernels.memory_limit = 5 * probe.KEPT_BYTES * 70  # of which a fifth: for runs of 60 and 4, and a timed one of 4
+    assert looked.found() == looked.wanted
+    assert probe.TABLES.nbytes == probe.KEPT_BYTES * 68
+    assert kernels.lookups["kept_table"] == 3 * 80
+
+
+@only_on("emulated")
+def test_a_table_class_that_is_another(kernels: Any, looked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed one day may be built or asked otherwise than is known now."""
+
+    class Keyword(HashJoin):
+        def __init__(self, *, build: Any, nulls: Any) -> None:
+            super().__init__(build, nulls)
+
+    class Turned(HashJoin):
+        def inner_join(self, left: Any) -> Any:
+            return super().inner_join(left)[::-1]
+
+    for other in (Keyword, Turned):
+        probe = keeping(monkeypatch)
+        monkeypatch.setattr(sys.modules["pylibcudf"].join, "HashJoin", other)
+        assert probe.table_class() is None
+        assert looked.found() == looked.wanted
+    assert kernels.lookups["kept_table"] == 0

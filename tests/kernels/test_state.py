@@ -19,6 +19,7 @@ from gpu_ops.operators.core.visibility import _crosses
 from gpu_ops.state.index import HashIndex
 from kernels.conftest import EMULATED, only_on
 from kernels.support import TYPES, everything, rows_of, same
+from kernels.test_probe import keeping, unlike
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -190,31 +191,17 @@ def test_search(kernels: Kernels, bits: int) -> None:
 
 
 @only_on("gpu", "gpu-tiny", *EMULATED)
-@pytest.mark.parametrize("way", ["hash_join", "index", "some_of_each"])
+@pytest.mark.parametrize("way", ["hash_join", "index", "kept_table", "auto", "some of each"])
 @pytest.mark.parametrize("bits", [3, 12, 64])
 def test_every_way_of_search(kernels: Any, monkeypatch: pytest.MonkeyPatch, bits: int, way: str) -> None:
-    probe, taken = sys.modules["gpu_ops.cudf_backend.search"], []
-    kernels.probe = "auto" if way == "some_of_each" else way
-    monkeypatch.setattr(probe, "CALL_SECONDS", 0)
-    for name in ("join_runs", "search_runs"):
-        honest = getattr(probe, name)
-        monkeypatch.setattr(probe, name, lambda *a, name=name, call=honest, **k: (taken.append(name), call(*a, **k))[1])
+    kernels.probe = {"kept_table": "hash_join", "some of each": "auto"}.get(way, way)
+    wanted = {"auto": {"hash_join"}, "some of each": {"hash_join", "index"}}.get(way, {way})
+    if way == "kept_table":
+        wanted = wanted if keeping(monkeypatch).table_class() is not None else {"hash_join"}
+    if way == "some of each":
+        unlike(monkeypatch)
     search(kernels, bits)
-    wanted = {"hash_join": {"join_runs"}, "index": {"search_runs"}}.get(way, {"join_runs", "search_runs"})
-    assert set(taken) == wanted
-
-
-@only_on("gpu", "emulated")
-def test_what_is_joined(kernels: Kernels) -> None:
-    """Small runs, and only where there are needles enough to pay for the calls of a join; far from all or none."""
-    del kernels
-    joined: Any = sys.modules["gpu_ops.cudf_backend.search"].joined
-    sizes = [100_000_000, 10_000_000, 1_000_000, 1000]
-    assert joined(sizes, 0) == joined(sizes, 100_000) == set()
-    assert joined(sizes, 10_000_000) == {1, 2, 3}
-    assert joined(sizes, 1_000_000_000) == {0, 1, 2, 3}
-    assert joined([100_000_000], 1_000_000) == set()
-    assert joined([], 1000) == set()
+    assert {name for name, count in kernels.lookups.items() if count} == wanted
 
 
 def search(kernels: Kernels, bits: int) -> None:
