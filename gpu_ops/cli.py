@@ -83,13 +83,13 @@ def demo(
         _fail(f"the demo needs {' and '.join(missing)}: pip install 'gpu-join[demo]'")
     if keep is not None and keep.is_dir() and any(keep.iterdir()):
         _fail(f"--keep {keep}: the folder is not empty")
-    from gpu_ops.demo import live, runner  # noqa: PLC0415
+    from gpu_ops.demo import runner  # noqa: PLC0415
     from gpu_ops.demo.tpch import DataError  # noqa: PLC0415
 
     console = Console(highlight=False)
     try:
         if query is not None:
-            right = live.run(console, query, scale=scale, rows=rows, backend=backend, keep=keep)
+            right = runner.run_query(console, query, scale=scale, rows=rows, backend=backend, keep=keep)
         else:
             right = runner.run(console, scale=scale, rows=rows, backend=backend, keep=keep)
     except DataError as error:
