@@ -298,11 +298,6 @@ class LookupJoin(Join):
         super()._check()
 
     @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "lookup"
-
-    @property
     def insert_only(self) -> bool:
         """Whether its changelog is insert-only: what came out is never touched."""
         return all(source.bad_rows != "tag" for source in self.inputs)

@@ -32,8 +32,7 @@ from gpu_ops.operators.core.emission import (
     net_pairs,
     timed_pairs,
 )
-from gpu_ops.operators.core.key_counts import KeyCounts
-from gpu_ops.operators.core.visibility import VisibilityChanges, When, visible_per_batch, visible_per_event
+from gpu_ops.operators.core.visibility import KeyCounts, VisibilityChanges, When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator, Output
 from gpu_ops.output import changelog_table, gathered
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable

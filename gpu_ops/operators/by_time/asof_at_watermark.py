@@ -86,8 +86,8 @@ class AsofAtWatermark(TemporalOperator):
         right.move(gone, LIVE, DEAD)
         if self.join.how == "inner":
             kept = xp.flatnonzero(found >= 0)
-            return self._output(looking[kept], found[kept]), (int(looking.size), int(gone.size))
-        return self._output(looking, found), (int(looking.size), int(gone.size))
+            return self._beside(looking[kept], found[kept]), (int(looking.size), int(gone.size))
+        return self._beside(looking, found), (int(looking.size), int(gone.size))
 
     def _waiting(self, passing: Slots) -> Slots:
         """Left rows that may meet one of the right rows which the watermark passes, repeated ones among them."""

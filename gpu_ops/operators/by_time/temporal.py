@@ -38,17 +38,15 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.by_time import AsofJoin, TemporalJoin
-from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_BEFORE
+from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_BEFORE
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
-from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.match import Direction, Nearest, first_equal, fulfilling, match
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.operators.operator import SIDES, Output
-from gpu_ops.output import append_rows, changelog_table, gathered
+from gpu_ops.operators.operator import AT_WATERMARK, SIDES, Clock, Output, TimedOperator
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.interval_table import IntervalTable
 from gpu_ops.state.table import DEAD, LIVE, Growing, KeySet
@@ -221,28 +219,14 @@ class TemporalOperator(TimedOperator[Clock]):
         now = self._advanced(watermark_ms)
         advances = now > self.clock.watermark
         self._next = dataclasses.replace(self.clock, watermark=now)
-        rows, gone = self._advance(now) if advances else (self._output(self._none, self._none), (0, 0))
-        metrics: dict[str, int | float] = {
-            f"{name}_evicted": gone[side] + forgotten[side] for side, name in enumerate(SIDES)
-        }
-        left, right = changes
-        late = self._late(left), self._late(right)
-        for name, below in zip(SIDES, late, strict=True):
-            metrics[f"{name}_late"] = 0 if below is None else int(below.sum())
-        refused = late[0] if self.join.late != "join" else None
-        self._add(0, left if refused is None else left.pick(~refused))
-        self._add(1, right)
+        rows, gone = self._advance(now) if advances else (self._beside(self._none, self._none), (0, 0))
+        changes, late, metrics = self._admitted(changes, () if self.join.late == "join" else (0,))
+        for side, change in enumerate(changes):
+            self._add(side, change)
         self._touch(clock_ms)
-        joined = time.perf_counter()
-        frame, kinds = gathered(self.join, self.kernels, self.tables, rows.slots), self.kernels.asnumpy(rows.kinds)
-        output = changelog_table(self.join, self.kernels, frame, kinds)
-        sequence = np.full(kinds.size, -1, np.int64)
-        if refused is not None and self.join.late == "tag":
-            output = append_rows(self.join, self.kernels, 0, output, rows=left.pick(refused).table, kind=LATE_ROW_KIND)
-            sequence = np.concatenate([sequence, left.sequence[refused]])
         metrics |= self._times(self.held)
-        metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
-        return Output(output, sequence, kinds, metrics)
+        evicted = gone[0] + forgotten[0], gone[1] + forgotten[1]
+        return self._output(rows, late if self.join.late == "tag" else (), metrics, evicted, started)
 
     @property
     def _none(self) -> Slots:
@@ -322,11 +306,11 @@ class TemporalOperator(TimedOperator[Clock]):
                 meets[pairs[true]] = True
                 found = xp.where(meets, found, -1)
         if self.join.how == "left":
-            return self._output(own.slots, found)
+            return self._beside(own.slots, found)
         kept = xp.flatnonzero(found >= 0)
-        return self._output(own.slots[kept], found[kept])
+        return self._beside(own.slots[kept], found[kept])
 
-    def _output(self, left: Slots, right: Slots) -> OutputRows:
+    def _beside(self, left: Slots, right: Slots) -> OutputRows:
         xp = self.kernels.xp
         kinds, instants = xp.full(left.size, INSERT, np.int8), xp.full(left.size, AT_WATERMARK, np.int64)
         return OutputRows(kinds, (left, right), instants)

@@ -43,16 +43,14 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, as_slots
-from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.core.changes import NEVER, apply_changes, given
 from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable
 from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate import sums
-from gpu_ops.operators.groups.aggregate.extremes import Extreme, best_schema
-from gpu_ops.operators.groups.aggregate.own import OwnFunction
+from gpu_ops.operators.groups.aggregate.extremes import Extreme, OwnFunction, best_schema
 from gpu_ops.operators.groups.aggregate.state import GroupState
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
-from gpu_ops.operators.operator import Cut, Operator, Output, Parts, Targets
+from gpu_ops.operators.operator import AT_WATERMARK, Clock, Cut, Operator, Output, Parts, Targets, TimedOperator
 from gpu_ops.output import Changelog, append_rows
 from gpu_ops.state.index import TimeQueue
 from gpu_ops.state.table import LIVE, KeySet, StateTable

@@ -18,8 +18,7 @@ from gpu_ops.arrays import Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
 from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable, forget_rows
-from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, renumbered
-from gpu_ops.operators.groups.aggregate.own import OwnFunction
+from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, OwnFunction, renumbered
 from gpu_ops.operators.groups.aggregate.sums import GROUP, GROUP_NUMBER, PART_OF_DOUBLES, with_parts
 from gpu_ops.operators.operator import Cut, Parts, Targets
 from gpu_ops.state.table import DEAD, LIVE, StateTable, put_behind
