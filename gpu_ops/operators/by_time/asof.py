@@ -46,7 +46,7 @@ from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
-from gpu_ops.operators.core.match import Direction, Nearest, first_equal, match
+from gpu_ops.operators.core.match import Direction, Nearest, first_equal, live_matches
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
@@ -260,14 +260,7 @@ class Lookup:
         """Left rows that stay, of the keys of n right rows and in a span of time of each; ascending."""
         left = self._tables[0]
         needle, slots = left.time_index.probe(rows.hashes, earliest, latest, staged=False)
-        _, slots = match(
-            self._kernels,
-            (rows.slots[needle], slots),
-            left.key_types,
-            (rows.key, Columns(left.store, left.keys)),
-            alive=lambda _, slots: self._stays(slots),
-        )
-        return distinct(self._kernels.xp, slots)
+        return distinct(self._kernels.xp, live_matches(left, (rows.slots[needle], slots), rows.key)[1])
 
 
 _BEYOND = 1 << (layouts.INSTANT_BITS - 1)

@@ -35,7 +35,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.by_time.temporal import Keys, TemporalOperator
 from gpu_ops.operators.core.emission import OutputRows
-from gpu_ops.operators.core.match import match
+from gpu_ops.operators.core.match import live_matches
 from gpu_ops.state.keyed_table import TIES_COLUMN
 from gpu_ops.state.table import DEAD, LIVE
 
@@ -102,14 +102,8 @@ class AsofAtWatermark(TemporalOperator):
         if self._tolerance is not None:
             earliest = shifted(xp, times, -self._tolerance)
             latest = xp.minimum(latest, shifted(xp, times, self._tolerance))
-        _, slots = match(
-            self.kernels,
-            left.index.probe(keys.hashes, earliest, latest, staged=False),
-            left.key_types,
-            (Columns(keys.frame, right.keys), Columns(left.store, left.keys)),
-            alive=lambda _, slots: left.status.values[slots] == LIVE,
-        )
-        return slots
+        candidates = left.index.probe(keys.hashes, earliest, latest, staged=False)
+        return live_matches(left, candidates, Columns(keys.frame, right.keys))[1]
 
     def _best(self, own: Keys, now: int) -> tuple[Slots, Array]:
         """Each left row's best right row of those that the watermark has passed, and when that is final.

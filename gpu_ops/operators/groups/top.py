@@ -274,6 +274,7 @@ class Expiry:
         self._table, self._by, self._clock = table, by, 0
         schema = pa.schema([table.source.schema.field(column) for column in by] or [(_ALL, pa.int8())])
         self.groups = KeyTable(table.kernels, schema, {}, table.source.name, ttl_ms=ttl_ms)
+        table.attached.append(self.groups)
 
     def begin(self, clock_ms: int) -> int:
         """Prepare a micro-batch: groups that have expired go with their rows; how many rows."""
@@ -511,19 +512,11 @@ class TopRows(KeyedOperator):
         over as there are rows, they are dropped.
         """
         super().commit(clock_ms)
-        if self._expiry is not None:
-            self._expiry.groups.commit(clock_ms)
         if self._skipped > len(self._table) > self._table.live:
             with postponed(self.kernels, "dropping rows that are gone"):
                 self._table.compact()
         if self._skipped > len(self._table):
             self._skipped = 0
-
-    def discard(self) -> None:
-        """Forget the prepared micro-batch."""
-        super().discard()
-        if self._expiry is not None:
-            self._expiry.groups.discard()
 
     # --- the stored form ---------------------------------------------------------------------
 

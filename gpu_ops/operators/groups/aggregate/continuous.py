@@ -111,7 +111,7 @@ class ContinuousAggregate(Operator):
                 columns.update(dict.fromkeys(sums.columns_of(measure, kind, column), np.int64))
         self._groups = KeyTable(kernels, by, columns, join.source.name, ttl_ms=self._ttl)
         self._state = GroupState(join.source, self._groups, self._rows, parts, list(self._extremes.values()))
-        self.tables = (self._state,)
+        self.tables = (self._state.main,)
         self._next_number = self._given = 1
 
     # --- a micro-batch -----------------------------------------------------------------------
