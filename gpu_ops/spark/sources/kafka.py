@@ -15,10 +15,9 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows
 from gpu_ops.errors import DescriptionError
-from gpu_ops.files.casts import arrow_zone
 from gpu_ops.messages.avro import Registry
+from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
-from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
 from gpu_ops.spark.driver.queries import function_of, metadata_of
@@ -30,6 +29,7 @@ from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import Taken
+from gpu_ops.values import arrow_zone
 
 BAD_MESSAGE: Final = "bad_message"
 """The column of ``bad_rows="tag"``: where a message stands, why it cannot be read, and what it is."""
