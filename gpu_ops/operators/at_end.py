@@ -206,7 +206,6 @@ class KeptInput(Coolable):
 
     def commit(self, clock_ms: int) -> None:
         """Keep the prepared micro-batch."""
-        del clock_ms
         table, self.pending = self.pending, None
         if table is not None and table.num_rows:
             self.add(table)
@@ -309,7 +308,6 @@ class AtEnd(Operator):
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Keep the changes; there is no output yet."""
-        del clock_ms, watermark_ms
         return keep(self.join, self.tables, changes, self.room)
 
     def commit(self, clock_ms: int) -> None:
@@ -338,7 +336,6 @@ class AtEnd(Operator):
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
-        del settle
         for name, kept in zip(self.join.sides, self.tables, strict=True):
             kept.restore(state[name])
 

@@ -128,7 +128,6 @@ class Operator(abc.ABC):
 
     def watermark_ms(self, clock_ms: int) -> int | None:
         """The watermark of a micro-batch for which none is given, ms; None if none is known or none means anything."""
-        del clock_ms
         return None
 
     @property
@@ -158,7 +157,6 @@ class Operator(abc.ABC):
         Raises:
             NotBuiltError: there is something, and how to cut it is not known.
         """
-        del targets, to
         found = ((name, table) for part in parts for name, table in part.items() if name not in self.join.sides)
         more = sorted({name for name, table in found if len(table)})
         if more:
@@ -228,7 +226,6 @@ class TimedOperator(Operator, Generic[C]):
 
     def watermark_ms(self, clock_ms: int) -> int | None:
         """The watermark that follows from what was seen in committed micro-batches, ms; None if none does."""
-        del clock_ms
         found = []
         for source, seen in zip(self.join.inputs, self.clock.seen, strict=True):
             if seen is None or source.delay_ms is None:

@@ -166,7 +166,6 @@ class SemiAntiJoin(TwoWayJoin):
 
     def rows(self, found: _Visible, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Those of `find`."""
-        del sides
         xp = self.kernels.xp
         if isinstance(found, tuple):
             hides, shows = found
@@ -243,13 +242,11 @@ class Lookup(KeyedOperator):
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> tuple[Slots, Slots]:
         """Left and right slots of the pairs."""
-        del net
         wanted = Wanted(self.join.condition, (self.join.left.name, self.join.right.name), self.check_output)
         return probe(self.tables, (sides[0], sides[1]), 0, wanted, dying=False)
 
     def rows(self, found: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The pairs, and left rows without one, in the order of the left rows."""
-        del event_kinds
         (left, right), xp, (side, _) = found, self.kernels.xp, sides
         new = as_slots(self.kernels, side.first_new, side.new)
         self.tables[0].end_stillborn(new)

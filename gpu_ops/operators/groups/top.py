@@ -299,7 +299,6 @@ class TopRows(KeyedOperator):
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Candidates:
         """The rows of changed groups that can be among the first."""
-        del net
         (side,), join, kernels, xp, table = sides, self.join, self.kernels, self.kernels.xp, self._table
         new = as_slots(kernels, side.first_new, len(table) - side.first_new)
         changed = xp.concatenate([side.killed, new])
@@ -444,7 +443,6 @@ class TopRows(KeyedOperator):
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Any: an equal row may take the place of one that leaves."""
-        del sides, frame
         return self.kernels.xp.arange(rows.size, dtype=np.int64)
 
     def commit(self, clock_ms: int) -> None:

@@ -118,7 +118,6 @@ class ContinuousAggregate(Operator):
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; no watermark matters."""
-        del watermark_ms
         return self._prepare(changes[0], clock_ms, net=self.join.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
@@ -337,7 +336,6 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; see `gpu_ops.operators.operator.Operator`."""
-        del clock_ms
         started, (change,) = time.perf_counter(), changes
         now = self._advanced(watermark_ms)
         advances = now > self.clock.watermark
