@@ -14,7 +14,7 @@ from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
 from gpu_ops.jobs.text import Text
 from gpu_ops.spark.datatypes import named_column
-from gpu_ops.spark.rapids import metrics_reported
+from gpu_ops.spark.settings import metrics_reported
 from gpu_ops.spark.sinks.changes import View, json_messages, kafka_debezium, kafka_upsert, started
 from gpu_ops.spark.sinks.delta import delta_view
 from gpu_ops.spark.sinks.files import FilesFormat, write_files

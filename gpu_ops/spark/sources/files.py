@@ -73,7 +73,7 @@ class Source:
         return self.format.schema if self.sliced is None or self.sliced.slices is None else self.sliced.slices.made
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The rows as they travel; see `gpu_ops.spark.plan.union_layout`."""
+        """The rows as they travel; see `gpu_ops.spark.plan.build`."""
         if self.sliced is not None:
             return self.files.mapInArrow(PackFiles(packer, self.sliced, taken), packed_type)
         rows = FileRows(self.format, packer.input_name, taken, packer.schema)

@@ -24,7 +24,7 @@ from gpu_ops.spark.driver.queries import function_of, metadata_of
 from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.failures import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
-from gpu_ops.spark.rapids import metrics_reported
+from gpu_ops.spark.settings import metrics_reported
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
 from gpu_ops.spark.tasks.packing import Packer
@@ -290,7 +290,7 @@ class Messages:
         return self.read.output
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The rows as they travel; see `gpu_ops.spark.plan.union_layout`."""
+        """The rows as they travel; see `gpu_ops.spark.plan.build`."""
         return self.messages.mapInArrow(PackMessages(packer, self.read, taken), packed_type)
 
 
