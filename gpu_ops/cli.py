@@ -47,9 +47,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         typer.echo(f"gpu-join {__version__}")
         raise typer.Exit
@@ -64,8 +62,7 @@ def demo(
     rows: Annotated[int | None, typer.Option(min=1000, help="About how many changes to stream.")] = None,
     backend: Annotated[Backend, typer.Option(help="Where to join.")] = "auto",
     keep: Annotated[
-        Path | None,
-        typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint."),
+        Path | None, typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint.")
     ] = None,
     query: Annotated[TpchQuery | None, typer.Option(help="One of TPC-H's queries instead, as a live view.")] = None,
 ) -> None:

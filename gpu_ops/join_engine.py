@@ -16,14 +16,7 @@ import pyarrow as pa
 from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
 from gpu_ops.descriptions import kinds as frames
-from gpu_ops.descriptions.changelog import (
-    BAD_ROW_KIND,
-    DELETE,
-    INSERT,
-    ROW_KIND_COLUMN,
-    UPDATE_AFTER,
-    UPDATE_BEFORE,
-)
+from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, ROW_KIND_COLUMN, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description, line
 from gpu_ops.display import Explanation, Tables, changes_of, operator_box, source_box
 from gpu_ops.errors import BackendError, DescriptionError, StateError

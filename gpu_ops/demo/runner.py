@@ -271,15 +271,8 @@ class Step:
 STEPS: Final = (
     Step("two orders, and no price yet", orders=(("+I", 1, 1), ("+I", 2, 40))),
     Step("order 1 gets its price; a third order", orders=(("+I", 3, 3),), prices=(("+I", 1, 40),)),
-    Step(
-        "the price of order 1 is corrected, order 3 gets one",
-        prices=(("-U", 1, 40), ("+U", 1, 45), ("+I", 3, 80)),
-    ),
-    Step(
-        "order 2 is cancelled, the price of order 3 withdrawn",
-        orders=(("-D", 2, 40),),
-        prices=(("-D", 3, 80),),
-    ),
+    Step("the price of order 1 is corrected, order 3 gets one", prices=(("-U", 1, 40), ("+U", 1, 45), ("+I", 3, 80))),
+    Step("order 2 is cancelled, the price of order 3 withdrawn", orders=(("-D", 2, 40),), prices=(("-D", 3, 80),)),
 )
 
 

@@ -311,9 +311,7 @@ class MessageFormat:
         """How values of messages are written: as their schema says it, else as it was declared."""
         declared = dict(self.encoded)
         return How(
-            lambda place: group.encodings.get(place) or declared.get(place[0], "text"),
-            self.zone,
-            self._placeholder,
+            lambda place: group.encodings.get(place) or declared.get(place[0], "text"), self.zone, self._placeholder
         )
 
     def _rows(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:

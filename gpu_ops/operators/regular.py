@@ -186,10 +186,7 @@ def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
     valid = kernels.valid(right.store.take(rows, right.strict, present=True), right.strict)
     keyless = xp.zeros(rows.size, bool) if valid is None else ~valid
     at = xp.flatnonzero(keyless)
-    return (
-        _steps(xp, right.null_keys, when[at], step[at]),
-        _steps(xp, right.live_before, when, step),
-    )
+    return (_steps(xp, right.null_keys, when[at], step[at]), _steps(xp, right.live_before, when, step))
 
 
 def _steps(xp: Any, before: int, instants: Instants, steps: Array) -> Barrier:

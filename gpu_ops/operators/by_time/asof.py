@@ -319,11 +319,7 @@ def _states(instants: Array) -> Array:
 
 
 def _side_by_side(
-    kernels: Kernels,
-    lookup: Lookup,
-    times: Array,
-    back: tuple[Array, Array, Slots],
-    ahead: tuple[Array, Array, Slots],
+    kernels: Kernels, lookup: Lookup, times: Array, back: tuple[Array, Array, Slots], ahead: tuple[Array, Array, Slots]
 ) -> tuple[Array, Array, Slots]:
     """Of what rows meet before and after their times, from some state on, the nearer, from each of these states on."""
     xp = kernels.xp
@@ -344,12 +340,7 @@ class _Painting:
     """Left rows and the right rows that come or go."""
 
     def __init__(
-        self,
-        lookup: Lookup,
-        tables: tuple[KeyedTable, KeyedTable],
-        right: Lifetimes,
-        rows: Rows,
-        changed: Rows | None,
+        self, lookup: Lookup, tables: tuple[KeyedTable, KeyedTable], right: Lifetimes, rows: Rows, changed: Rows | None
     ) -> None:
         self._lookup, self._tables, self._rows, self._changed = lookup, tables, rows, changed
         self._kernels, self._xp = tables[0].kernels, tables[0].kernels.xp

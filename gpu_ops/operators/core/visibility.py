@@ -299,11 +299,7 @@ def visible_per_batch(
 
 
 def changes_per_batch(
-    table: KeyedTable,
-    change: Lifetimes,
-    staying: tuple[Slots, Array, Array],
-    touched: tuple[Array, Array],
-    when: When,
+    table: KeyedTable, change: Lifetimes, staying: tuple[Slots, Array, Array], touched: tuple[Array, Array], when: When
 ) -> tuple[Slots, Slots]:
     """The net changes of visibility. Arguments as `changes_per_event`, but for the counts.
 
@@ -333,10 +329,7 @@ def changes_per_batch(
     was, is_now = visible(before, rows, "before"), visible(after, rows, "after")
     hides, shows = xp.compress(was > is_now, rows), xp.compress(is_now > was, rows)
     born, died = visible(born, new, "after"), visible(died, change.killed, "before")
-    return (
-        xp.concatenate([xp.compress(died, change.killed), hides]),
-        xp.concatenate([shows, xp.compress(born, new)]),
-    )
+    return (xp.concatenate([xp.compress(died, change.killed), hides]), xp.concatenate([shows, xp.compress(born, new)]))
 
 
 def _crosses(

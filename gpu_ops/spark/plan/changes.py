@@ -15,15 +15,7 @@ from pyspark.sql import types as st
 from gpu_ops.query.catalyst import frame_of, scala_seq
 from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
-from gpu_ops.spark.driver.queries import (
-    MAPS,
-    JoinPlan,
-    analyzed,
-    children_of,
-    function_of,
-    metadata_of,
-    plans_of,
-)
+from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, function_of, metadata_of, plans_of
 from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.selection import selection, taken_of_join
