@@ -27,7 +27,7 @@ gone once the micro-batch is committed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class RegularJoin(TwoWayJoin):
         for side in (0, 1):
             if not outer[side]:
                 continue
-            pads = self.visible_per_event(side, sides, found, When(alone=True))
+            pads = self.visible(side, sides, found, When(alone=True), net=False)
             for rank, kind, mask in ((PAD_COMES, INSERT, pads.appears), (PAD_GOES, DELETE, ~pads.appears)):
                 at = xp.flatnonzero(mask)
                 kinds = xp.full(at.size, kind, np.int8)
@@ -111,7 +111,7 @@ class RegularJoin(TwoWayJoin):
         leaving, coming = [], [(left[found.comes], right[found.comes])]
         for side in (0, 1):
             if self.join.outer[side]:
-                hides, shows = self.visible_per_batch(side, sides, found, When(alone=True))
+                hides, shows = self.visible(side, sides, found, When(alone=True), net=True)
                 leaving.append(with_nulls(xp, side, hides))
                 coming.append(with_nulls(xp, side, shows))
         return net_rows(xp, [*leaving, (left[found.goes], right[found.goes])], coming)
@@ -159,10 +159,10 @@ class SemiAntiJoin(TwoWayJoin):
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> _Visible:
         """Left rows that become visible or stop being it; association counts are moved here."""
-        pairs: Any = self.pairs(sides, net=net, needed=False)
+        pairs = self.pairs(sides, net=net, needed=False)
         barriers = _barriers(self.tables[1], sides[1]) if self.join.null_aware else None
-        visible: Callable[..., _Visible] = self.visible_per_batch if net else self.visible_per_event
-        return visible(0, sides, pairs, When(self.join.how == "anti", barriers))
+        found: _Visible = self.visible(0, sides, pairs, When(self.join.how == "anti", barriers), net=net)
+        return found
 
     def rows(self, found: _Visible, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Those of `find`."""
