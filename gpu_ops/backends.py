@@ -41,11 +41,7 @@ def lost_gpu() -> str | None:
 
 
 def make_kernels(
-    backend: Backend = "auto",
-    *,
-    tiny_segments: bool = False,
-    memory_limit: int | None = None,
-    probe: Probe = "auto",
+    backend: Backend = "auto", *, tiny_segments: bool = False, memory_limit: int | None = None, probe: Probe = "auto"
 ) -> tuple[Kernels, str]:
     """The kernels of a backend, and why it was taken.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Final, Literal, NoReturn
@@ -31,7 +29,6 @@ app = typer.Typer(
 Backend = Literal["auto", "cpu", "gpu"]
 TpchQuery = Literal["q3", "q4", "q5", "q10", "q12", "q13", "q18"]
 
-_ROOT: Final = Path(__file__).resolve().parent.parent
 _DEMO_NEEDS: Final = ("duckdb", "pyspark")
 
 
@@ -50,9 +47,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         typer.echo(f"gpu-join {__version__}")
         raise typer.Exit
@@ -67,8 +62,7 @@ def demo(
     rows: Annotated[int | None, typer.Option(min=1000, help="About how many changes to stream.")] = None,
     backend: Annotated[Backend, typer.Option(help="Where to join.")] = "auto",
     keep: Annotated[
-        Path | None,
-        typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint."),
+        Path | None, typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint.")
     ] = None,
     query: Annotated[TpchQuery | None, typer.Option(help="One of TPC-H's queries instead, as a live view.")] = None,
 ) -> None:
@@ -83,13 +77,13 @@ def demo(
         _fail(f"the demo needs {' and '.join(missing)}: pip install 'gpu-join[demo]'")
     if keep is not None and keep.is_dir() and any(keep.iterdir()):
         _fail(f"--keep {keep}: the folder is not empty")
-    from gpu_ops.demo import live, runner  # noqa: PLC0415
+    from gpu_ops.demo import runner  # noqa: PLC0415
     from gpu_ops.demo.tpch import DataError  # noqa: PLC0415
 
     console = Console(highlight=False)
     try:
         if query is not None:
-            right = live.run(console, query, scale=scale, rows=rows, backend=backend, keep=keep)
+            right = runner.run_query(console, query, scale=scale, rows=rows, backend=backend, keep=keep)
         else:
             right = runner.run(console, scale=scale, rows=rows, backend=backend, keep=keep)
     except DataError as error:
@@ -208,36 +202,6 @@ def health(backend: Annotated[Backend, typer.Option(help="Where to join.")] = "a
     if sorted(rows["k"].to_pylist()) != [1, 2]:
         _fail(f"wrong answer: {rows.to_pylist()}")
     typer.echo(f"ok: joined 4 rows on the {engine.backend} in {took * 1e3:.0f} ms ({engine.backend_reason})")
-
-
-@app.command(
-    hidden=not (_ROOT / "benchmarks").is_dir(),
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def bench(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Which one; behind it, after --, its own options.", metavar="NAME")],
-) -> None:
-    """Run a benchmark of a source checkout; a wheel has none, and does not list this."""
-    folder = _ROOT / "benchmarks"
-    if not (folder / "__init__.py").is_file():
-        _fail("the benchmarks are part of the source checkout, not of the package: run this from there")
-    known = benchmarks(folder)
-    if name not in known:
-        _fail(f"no benchmark {name!r}; there are {', '.join(known)}")
-    command = [sys.executable, "-m", known[name], *context.args]
-    raise typer.Exit(subprocess.run(command, cwd=_ROOT, check=False).returncode)  # noqa: S603 (a module of ours)
-
-
-def benchmarks(folder: Path) -> dict[str, str]:
-    """The modules below a folder that can be run, by name; ``x.py`` and ``x/run.py`` are both called x."""
-    found = {}
-    for path in sorted(folder.rglob("[!_]*.py")):
-        if re.search(r"^if __name__ == .__main__.:", path.read_text(), re.MULTILINE):
-            parts = path.relative_to(folder.parent).with_suffix("").parts
-            name = ".".join(parts[1:-1] if parts[-1] == "run" else parts[1:])
-            found[name] = ".".join(parts)
-    return found
 
 
 def _fail(message: str) -> NoReturn:

@@ -12,14 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.descriptions.changelog import (
-    INSERT,
-    SHORT_STRINGS,
-    SPELLINGS,
-    codes_of,
-    decode_row_kinds,
-    known_row_kinds,
-)
+from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, SPELLINGS, codes_of, decode_row_kinds, known_row_kinds
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers, farthest, too_far

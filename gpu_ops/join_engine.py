@@ -16,14 +16,7 @@ import pyarrow as pa
 from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
 from gpu_ops.descriptions import kinds as frames
-from gpu_ops.descriptions.changelog import (
-    BAD_ROW_KIND,
-    DELETE,
-    INSERT,
-    ROW_KIND_COLUMN,
-    UPDATE_AFTER,
-    UPDATE_BEFORE,
-)
+from gpu_ops.descriptions.changelog import BAD_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, line
 from gpu_ops.display import Explanation, Tables, changes_of, operator_box, source_box
 from gpu_ops.errors import BackendError, DescriptionError, StateError
@@ -31,7 +24,7 @@ from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
-from gpu_ops.operators.backlog import Backlog
+from gpu_ops.operators.at_end import Backlog
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Changelog, append_rows, folded, num_rows, together
 from gpu_ops.state.pieces import FromSnapshot, Storable, whole
@@ -43,6 +36,8 @@ OutputFormat = Literal["arrow", "cudf", "pandas", "polars"]
 """As what an engine gives its changelogs: Arrow tables, or DataFrames of one of these."""
 
 _FOLD_ROWS: Final = 1 << 16
+_KINDS: Final = ("insert", "update_before", "update_after", "delete")
+"""By their codes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -455,13 +450,8 @@ class JoinEngine:
                 f"{name}_state_bytes": table.nbytes,
                 f"{name}_cold_bytes": 0 if self.kernels.host is None else table.host_bytes,
             }
-        for kind, name in (
-            (INSERT, "insert"),
-            (UPDATE_BEFORE, "update_before"),
-            (UPDATE_AFTER, "update_after"),
-            (DELETE, "delete"),
-        ):
-            metrics[f"rows_out_{name}"] = int(np.count_nonzero(made.kinds == kind))
+        counts = np.bincount(made.kinds, minlength=len(_KINDS)).tolist()
+        metrics |= {f"rows_out_{name}": count for name, count in zip(_KINDS, counts, strict=True)}
         metrics |= made.metrics
         metrics["update_ms"] = metrics.get("update_ms", 0) + (ingested - started) * 1e3
         beside = np.zeros(num_rows(self.kernels, output) - made.sequence.size, np.int64)

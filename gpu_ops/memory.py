@@ -91,18 +91,6 @@ class Budget:
             others = sum(bytes_ for key, (_, bytes_) in self._used.items() if key != id(owner))
         return max(0, others + host - self.host)
 
-    def check_host(self, owner: object, host: int) -> None:
-        """Refuse what would be too much.
-
-        Raises:
-            StateError: the host's budget is smaller.
-        """
-        if self.host_excess(owner, host):
-            raise StateError(
-                f"the state would take {host} bytes of host memory, memory_limit is {self.host} for all state of "
-                "this process; give it more, use more partitions, or let old rows go with ttl="
-            )
-
 
 class Memory:
     """An engine's part of a budget.
@@ -168,7 +156,12 @@ class Memory:
         """
         gpu, host = self.bytes(tables)
         self.budget.charge(self, gpu, host)
-        self.budget.check_host(self, host + min(gpu, self.budget.gpu_excess()))
+        host += min(gpu, self.budget.gpu_excess())
+        if self.too_much(host):
+            raise StateError(
+                f"the state would take {host} bytes of host memory, memory_limit is {self.budget.host} for all state "
+                "of this process; give it more, use more partitions, or let old rows go with ttl="
+            )
 
     def settle(self, tables: Sequence[InputTable]) -> None:
         """Keep GPU memory free to work in: what is over the state's share of it moves to the host, or back."""

@@ -1,5 +1,6 @@
 """The demonstration: its streams of changes are well formed, its check can fail, and it runs to the end."""
 
+import contextlib
 import io
 import os
 import re
@@ -16,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 pytest.importorskip("duckdb")
 
 from gpu_ops import cli
-from gpu_ops.demo import live, tpch
-from gpu_ops.demo.check import check
-from gpu_ops.demo.queries import NAMES, query
+from gpu_ops.demo import runner, tpch
+from gpu_ops.demo.tpch import NAMES, check, query
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
@@ -285,7 +286,8 @@ class Said:
 def test_a_view_is_shown_while_it_changes(terminal):
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=terminal, width=90, height=30, highlight=False, color_system=None)
-    with live._screen(console, query("q13"), [100, 50]) as screen:
+    with Live(console=console, auto_refresh=False) if terminal else contextlib.nullcontext() as live:
+        screen = runner._Screen(console, query("q13"), [100, 50], live)
         screen.take(Said([("+I", 0, 5), ("+I", 7, 2)]), 0)
         screen.take(Said([("-D", 0, 5), ("+I", 0, 9)]), 1)
         screen.take(Said([("-D", 0, 5), ("+I", 0, 6)]), 1)  # comes again

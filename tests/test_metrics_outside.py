@@ -24,8 +24,7 @@ from rich.console import Console
 
 from gpu_ops import NotBuiltError
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.metrics import live, prometheus
-from gpu_ops.spark.metrics import progress as traces
+from gpu_ops.spark.metrics import live, progress
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import JoinProgress
 from gpu_ops.spark.settings import Settings
@@ -47,8 +46,8 @@ def entry(batch_id: int = 0, by_time: bool = True, **metrics: int | float) -> Jo
 
 def test_counters_add_up_and_gauges_do_not():
     registry = client.CollectorRegistry()
-    metrics = prometheus.Prometheus.of(registry)
-    assert prometheus.Prometheus.of(registry) is metrics
+    metrics = progress.Prometheus.of(registry)
+    assert progress.Prometheus.of(registry) is metrics
     for batch_id in (0, 1):
         step = {"probe_ms": 20.0, "commit_ms": 3.0, "retries": 1, "left_late": 2, "watermark_lag_ms": 1500}
         metrics.add(entry(batch_id, left_rows_in=10, right_rows_in=1, left_state_rows=7, rows_out_insert=4, **step))
@@ -72,10 +71,10 @@ def test_counters_add_up_and_gauges_do_not():
 
 def test_every_metric_is_served_and_every_one_of_the_dashboard_is_there():
     registry = client.CollectorRegistry()
-    prometheus.Prometheus.of(registry).add(entry())
+    progress.Prometheus.of(registry).add(entry())
     served = set(re.findall(r"^(gpu_join_\w+)\{", client.generate_latest(registry).decode(), re.MULTILINE))
     names = {re.sub(r"_(total|bucket|sum|count|created)$", "", name) for name in served}
-    assert names == {f"gpu_join_{metric.name}" for metric in prometheus.METRICS}
+    assert names == {f"gpu_join_{metric.name}" for metric in progress.METRICS}
     board = json.loads(DASHBOARD.read_text())
     targets = [target for panel in board["panels"] for target in panel["targets"]]
     asked = {name for target in targets for name in re.findall(r"gpu_join_\w+", target["expr"])}
@@ -92,7 +91,7 @@ def test_prometheus_answers_every_panel(tmp_path):
     if program is None:
         pytest.skip("there is no prometheus here (Debian: `apt-get install prometheus`)")
     registry = client.CollectorRegistry()
-    metrics = prometheus.Prometheus.of(registry)
+    metrics = progress.Prometheus.of(registry)
     served, thread = client.start_http_server(0, "127.0.0.1", registry)
     config = (ROOT / "docker" / "prometheus.yaml").read_text()
     assert "notebooks:9095" in config
@@ -144,7 +143,7 @@ def answered(address: str, expression: str) -> bool:
 
 def test_the_view_in_a_terminal():
     registry = client.CollectorRegistry()
-    metrics, handler = prometheus.Prometheus.of(registry), client.MetricsHandler.factory(registry)
+    metrics, handler = progress.Prometheus.of(registry), client.MetricsHandler.factory(registry)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_address[1]}/metrics"
@@ -171,7 +170,7 @@ def test_the_view_in_a_terminal():
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
-    for ask in (prometheus.Prometheus.of, lambda: live.scrape("http://127.0.0.1:1"), lambda: prometheus.serve(("", 1))):
+    for ask in (progress.Prometheus.of, lambda: live.scrape("http://127.0.0.1:1"), lambda: progress.serve(("", 1))):
         with pytest.raises(NotBuiltError, match=r"pip install 'gpu-join\[metrics\]'"):
             ask()
 
@@ -183,10 +182,10 @@ def test_where_metrics_are_served():
     for wrong in ("", "x", "0", "70000", "host:"):
         with pytest.raises(DescriptionError, match=r"prometheus\.port=.*a port, or host:port"):
             Settings.of([(name, wrong)])
-    server = prometheus.serve(("127.0.0.1", port := _free_port()))
+    server = progress.serve(("127.0.0.1", port := _free_port()))
     try:
         with pytest.raises(DescriptionError, match=rf"127\.0\.0\.1:{port}: .*in use"):
-            prometheus.serve(("127.0.0.1", port))
+            progress.serve(("127.0.0.1", port))
     finally:
         server.shutdown()
         server.server_close()
@@ -218,7 +217,7 @@ def test_a_micro_batch_is_a_span(monkeypatch):
     api.get_tracer = lambda name: Tracer()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", api)
     monkeypatch.setitem(sys.modules, "opentelemetry", types.ModuleType("opentelemetry"))
-    traces.trace(entry(3, left_rows_in=5, probe_ms=1.5))
+    progress.trace(entry(3, left_rows_in=5, probe_ms=1.5))
     (span,) = spans
     assert span["name"] == "gpu_join.micro_batch"
     assert span["end"] - span["start"] == 500_000_000

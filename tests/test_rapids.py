@@ -9,8 +9,7 @@ import pytest
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.memory import memory_size
-from gpu_ops.spark.rapids import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, RAPIDS_VERSION, rapids_conf
-from gpu_ops.spark.settings import Settings
+from gpu_ops.spark.settings import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, RAPIDS_VERSION, Settings, rapids_conf
 
 pytestmark = pytest.mark.thorough
 

@@ -10,7 +10,7 @@ import duckdb
 import sqlglot
 from sqlglot import exp
 
-from gpu_ops.demo.check import difference
+from gpu_ops.demo.tpch import difference
 
 FOLDER = Path(__file__).parent / "queries"
 NAMES = ("q3", "q4", "q9", "q20", "q23")

@@ -42,8 +42,8 @@ from benchmarks.nexmark import generator, whole
 from benchmarks.nexmark.pipelines import run
 from benchmarks.nexmark.run import earlier
 from benchmarks.spark_queries import local_session
-from gpu_ops.demo import queries, tpch
-from gpu_ops.demo.check import difference
+from gpu_ops.demo import tpch
+from gpu_ops.demo.tpch import difference
 from gpu_ops.spark.api.session import FIRST_COMPILER
 from gpu_ops.spark.datatypes import spark_type
 
@@ -73,7 +73,7 @@ class Case:
 
 def main() -> None:
     """Run, check, print, record."""
-    known = (*queries.NAMES, *(f"nexmark_{name}" for name in whole.NAMES))
+    known = (*tpch.NAMES, *(f"nexmark_{name}" for name in whole.NAMES))
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--scale", type=float, default=1, help="TPC-H's scale factor")
     parser.add_argument("--events", type=int, default=3_000_000, help="of Nexmark")
@@ -121,11 +121,9 @@ def _case(name: str, folder: Path, options: argparse.Namespace) -> Case:
         if own != "q9":
             tables = {t: rows.select([c for c in rows.column_names if c in words]) for t, rows in tables.items()}
         return Case(name, whole.text(own), whole.flink(own), whole.duckdb_text(own), tables)
-    one = queries.query(name)
+    one = tpch.query(name)
     if not (folder / "tables").is_dir():
-        tpch.tpch_tables(
-            folder / "tables", options.scale, queries.columns_of([queries.query(n) for n in queries.NAMES])
-        )
+        tpch.tpch_tables(folder / "tables", options.scale, tpch.columns_of([tpch.query(n) for n in tpch.NAMES]))
     tables = {}
     for table, columns in one.columns.items():
         rows = pq.read_table(folder / "tables" / f"{table}.parquet", columns=list(columns))

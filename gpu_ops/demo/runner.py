@@ -1,27 +1,29 @@
-"""The demonstration from beginning to end."""
+"""The demonstration from beginning to end: a join small enough to follow by eye, TPC-H's, a query as a live view."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlparse
 
+import pyarrow as pa
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 import gpu_ops
 from gpu_ops.backends import Backend, gpu_available
-from gpu_ops.demo import orders_prices, tpch
-from gpu_ops.demo.check import ROW_KIND, Check, check
-from gpu_ops.demo.orders_prices import read_changes
+from gpu_ops.demo import tpch
 from gpu_ops.errors import BackendError
 from gpu_ops.memory import size_text
 from gpu_ops.spark import session
@@ -29,23 +31,29 @@ from gpu_ops.spark.api.session import FIRST_COMPILER
 from gpu_ops.spark.metrics.progress import JoinProgress, followed, join_progress
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 DEFAULT_SCALE: Final = 0.1
 MICRO_BATCHES: Final = 12
-
 _COLUMNS: Final = (
     TextColumn("micro-batch {task.fields[batch]} of {task.fields[batches]}"),
     BarColumn(),
     TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows"),
     TextColumn("{task.fields[rate]:,.0f} rows/s"),
 )
+
 _SETTINGS: Final = {
     "spark.driver.memory": "2g",
     # as long as a demonstration runs, for Spark's rows too
     "spark.driver.extraJavaOptions": FIRST_COMPILER,
 }
+
+ORDERS: Final = pa.schema([(tpch.ROW_KIND, pa.string()), ("order_id", pa.int32()), ("movie_id", pa.int32())])
+PRICES: Final = pa.schema([(tpch.ROW_KIND, pa.string()), ("order_id", pa.int32()), ("set_price", pa.int32())])
+_Row = tuple[str, int, int]
+_SHOWN: Final = 12
+"""Rows of the view, or changes of a micro-batch, at most."""
 
 
 def chosen_backend(console: Console, backend: Backend) -> None:
@@ -107,7 +115,7 @@ def run(
     with working_folder(keep) as folder:
         with demo_session(console) as spark:
             console.rule("orders LEFT JOIN prices, event by event as Flink emits it", align="left")
-            small = orders_prices.run(spark, folder / "orders_prices", backend=backend, console=console)
+            small = run_small(spark, folder / "orders_prices", backend=backend, console=console)
             _verdict(console, small)
             console.rule("TPC-H: orders LEFT JOIN lineitem, with updates and deletes", align="left")
             inputs = _generate(console, folder / "tpch", scale_for(scale, rows), rows, micro_batches)
@@ -178,9 +186,9 @@ class _Tpch:
     def _start(self, spark: SparkSession) -> StreamingQuery:
         left, right = (
             gpu_ops.stream(
-                read_changes(spark, changes.folder),
+                tpch.read_changes(spark, changes.folder),
                 unique_key=changes.unique_key,
-                row_kind=ROW_KIND,
+                row_kind=tpch.ROW_KIND,
                 updates="retract",
                 name=changes.table,
             )
@@ -198,12 +206,12 @@ class _Tpch:
         writer = changelog.writeStream.format("parquet").option("path", str(self.folder / "changelog"))
         return writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(availableNow=True).start()
 
-    def check(self, spark: SparkSession) -> Check:
+    def check(self, spark: SparkSession) -> tpch.Check:
         """Compares what Spark's sink has committed with DuckDB's join."""
         # inputFiles() goes by the sink's log, _spark_metadata, which names no file of a micro-batch cut short.
         uris = spark.read.parquet(str(self.folder / "changelog")).inputFiles()
         with self.console.status("DuckDB folds the changelog, and joins the folded inputs itself"):
-            return check(
+            return tpch.check(
                 [unquote(urlparse(uri).path) for uri in uris],
                 *([str(path) for path in sorted(c.folder.glob("*.parquet"))] for c in self.inputs),
                 how="LEFT",
@@ -211,7 +219,7 @@ class _Tpch:
                 pad="l_orderkey",
             )
 
-    def summarise(self, result: Check, *, kept: bool) -> None:
+    def summarise(self, result: tpch.Check, *, kept: bool) -> None:
         """Prints the numbers."""
         assert self.last is not None, "a query without a micro-batch"
         metrics, total = self.last.metrics, self.rows[-1]
@@ -231,7 +239,7 @@ class _Tpch:
             self.console.print(f"gpu-join inspect {self.folder / 'state'}", soft_wrap=True)
 
 
-def _verdict(console: Console, result: Check) -> None:
+def _verdict(console: Console, result: tpch.Check) -> None:
     if result.equal:
         console.print(
             f"[green]right[/]: the changelog folds to {result.rows:,} rows, {result.pads:,} of them "
@@ -250,3 +258,206 @@ def demo_session(console: Console) -> SparkSession:
     """The session of a demonstration."""
     with console.status("Spark starts"):
         return session("gpu-join demo", config=_SETTINGS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one micro-batch brings: ``(row kind, order_id, movie_id or set_price)``."""
+
+    what: str
+    orders: tuple[_Row, ...] = ()
+    prices: tuple[_Row, ...] = ()
+
+
+STEPS: Final = (
+    Step("two orders, and no price yet", orders=(("+I", 1, 1), ("+I", 2, 40))),
+    Step("order 1 gets its price; a third order", orders=(("+I", 3, 3),), prices=(("+I", 1, 40),)),
+    Step("the price of order 1 is corrected, order 3 gets one", prices=(("-U", 1, 40), ("+U", 1, 45), ("+I", 3, 80))),
+    Step("order 2 is cancelled, the price of order 3 withdrawn", orders=(("-D", 2, 40),), prices=(("-D", 3, 80),)),
+)
+
+
+def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: Console) -> tpch.Check:
+    """Streams the steps through ``orders LEFT JOIN prices`` and prints the changelog of each.
+
+    Args:
+        spark: the session.
+        folder: for the inputs, the state and the checkpoint.
+        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        console: where to print.
+
+    Returns:
+        Whether the changelog is right.
+    """
+    inputs = {
+        "orders": _tables(ORDERS, [s.orders for s in STEPS]),
+        "prices": _tables(PRICES, [s.prices for s in STEPS]),
+    }
+    for name, tables in inputs.items():
+        tpch.write_files(tables, folder / name)
+    orders, prices = (tpch.read_changes(spark, folder / name) for name in inputs)
+    changes = gpu_ops.join(
+        gpu_ops.stream(orders, row_kind=tpch.ROW_KIND, name="orders"),
+        gpu_ops.stream(prices, row_kind=tpch.ROW_KIND, name="prices"),
+        on="order_id",
+        how="left",
+        emit="per_event",
+        state=str(folder / "state"),
+        backend=backend,
+        name="orders_prices",
+    )
+    changelogs: dict[int, pa.Table] = {}
+
+    def take(rows: DataFrame, batch: int) -> None:
+        changelogs[batch] = rows.toArrow()  # a batch may come twice; the later one counts
+
+    query = changes.writeStream.foreachBatch(take).option("checkpointLocation", str(folder / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    for number, step in enumerate(STEPS):
+        console.print(_step_table(number, step, changelogs[number]))
+    changelog = pa.concat_tables(changelogs[batch] for batch in sorted(changelogs))
+    left, right = (pa.concat_tables(tables) for tables in inputs.values())
+    return tpch.check(changelog, left, right, how="LEFT", condition="USING (order_id)", pad="set_price")
+
+
+def _tables(schema: pa.Schema, steps: Sequence[Sequence[_Row]]) -> list[pa.Table]:
+    return [pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema) for rows in steps]
+
+
+def _step_table(number: int, step: Step, changelog: pa.Table) -> Table:
+    shown = Table(title=f"micro-batch {number + 1}: {step.what}", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("orders", "prices", "changelog", "order_id", "movie_id", "set_price"):
+        shown.add_column(heading, justify="right" if "_id" in heading or heading == "set_price" else "left")
+    out = [
+        [_kind(kind), *("null" if value is None else str(value) for value in values)]
+        for kind, *values in (row.values() for row in changelog.to_pylist())
+    ]
+    for orders, prices, row in zip_longest(map(_change, step.orders), map(_change, step.prices), out):
+        shown.add_row(orders, prices, *(row or ()))
+    return shown
+
+
+def _change(change: _Row) -> str:
+    kind, *values = change
+    return f"{_kind(kind)} ({', '.join(map(str, values))})"
+
+
+def _kind(kind: str) -> str:
+    return f"[{'green' if kind.startswith('+') else 'red'}]{kind}[/]"
+
+
+def run_query(
+    console: Console,
+    name: str,
+    *,
+    scale: float | None = None,
+    rows: int | None = None,
+    backend: Backend = "auto",
+    keep: Path | None = None,
+) -> bool:
+    """Streams changes of TPC-H's tables through a query, shows its result, and checks it after every micro-batch.
+
+    Args:
+        console: where to show it: a table that changes on a terminal, else some lines for each micro-batch.
+        name: of the query, one of `tpch.NAMES`.
+        scale: as in `run`, like those that follow.
+        rows: likewise.
+        backend: likewise.
+        keep: likewise.
+
+    Returns:
+        Whether the view was right after every micro-batch.
+
+    Raises:
+        BackendError: no GPU where one was asked for, or no Java.
+        DataError: the data cannot be made.
+    """
+    one = tpch.query(name)
+    chosen_backend(console, backend)
+    with working_folder(keep) as folder:
+        with console.status("TPC-H's tables become streams of changes"):
+            inputs = tpch.streams(
+                folder, tpch.columns_of([one]), scale=scale_for(scale, rows), files=MICRO_BATCHES, limit=rows
+            )
+        console.rule(f"TPC-H {name.upper()}: {one.title}", align="left")
+        console.print(one.text.strip(), markup=False)
+        arriving = [
+            sum(inputs[t].counts[n] for t in one.columns if n < len(inputs[t].counts)) for n in range(MICRO_BATCHES)
+        ]
+        drawn = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
+        with demo_session(console) as spark, drawn as live:
+            screen = _Screen(console, one, arriving, live)
+            changes = tpch.changelog(spark, one, inputs, state=str(folder / "state"), backend=backend, name=name)
+            writer = changes.writeStream.foreachBatch(screen.take)
+            writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
+            writer.start().awaitTermination()
+        return _check(console, tpch.Answers(one, inputs), screen.changes)
+
+
+def _check(console: Console, answers: tpch.Answers, changes: list[pa.Table]) -> bool:
+    """Compares each state of the view with DuckDB's answer."""
+    with console.status("DuckDB folds the inputs, and answers the query itself"):
+        for number in range(1, len(changes) + 1):
+            wrong = answers.differences(pa.concat_tables(changes[:number]), number)
+            if wrong:
+                console.print(f"[red]wrong[/] after micro-batch {number}: {len(wrong)} rows differ")
+                for row in wrong[:5]:
+                    console.print(f"  {row}", markup=False, soft_wrap=True)
+                return False
+    console.print(
+        f"[green]right[/]: after each of {len(changes)} micro-batches the view was DuckDB's answer over the folded "
+        "inputs"
+    )
+    return True
+
+
+class _Screen:
+    """Shows a view.
+
+    Args:
+        console: where.
+        one: the query.
+        arriving: changes of the inputs in each micro-batch.
+        live: the part of a terminal that is drawn anew; None where there is no terminal.
+    """
+
+    def __init__(self, console: Console, one: tpch.Query, arriving: list[int], live: Live | None) -> None:
+        self.console, self.query, self.arriving, self.live = console, one, arriving, live
+        self.changes: list[pa.Table] = []
+        self.before: set[tuple[str, ...]] = set()
+        self.began = time.perf_counter()
+
+    def take(self, rows: DataFrame, batch: int) -> None:
+        """One micro-batch of the changelog; one that comes again replaces what it was."""
+        self.changes[batch:] = [rows.toArrow()]
+        number = len(self.changes)
+        there = _rows(tpch.view(self.query, pa.concat_tables(self.changes)))
+        total = sum(self.arriving[:number])
+        said = (
+            f"micro-batch {number} of {len(self.arriving)}: {total:,} changes in, "
+            f"{sum(part.num_rows for part in self.changes):,} out, {len(there):,} rows in the view, "
+            f"{total / (time.perf_counter() - self.began):,.0f} changes/s"
+        )
+        if self.live is None:
+            self.console.print(said, markup=False)
+            for row in _rows(self.changes[-1])[:_SHOWN]:
+                self.console.print(f"  {' '.join(row)}", markup=False, soft_wrap=True)
+        else:
+            self.live.update(Group(self._table(there), Text(said)), refresh=True)
+        self.before = set(there)
+
+    def _table(self, there: list[tuple[str, ...]]) -> Table:
+        shown = Table(box=box.SIMPLE_HEAD)
+        for name in self.changes[0].schema.names[1:]:
+            shown.add_column(name)
+        for row in there[:_SHOWN]:
+            shown.add_row(*row, style=None if row in self.before else "green")
+        if len(there) > _SHOWN:
+            shown.add_row(f"and {len(there) - _SHOWN:,} more")
+        return shown
+
+
+def _rows(table: pa.Table) -> list[tuple[str, ...]]:
+    """Rows as text."""
+    columns = [["null" if value is None else str(value) for value in column.to_pylist()] for column in table.columns]
+    return list(zip(*columns, strict=True))

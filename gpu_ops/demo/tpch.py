@@ -1,9 +1,11 @@
-"""TPC-H's tables as streams of changes, the same ones every time.
+"""TPC-H's tables as streams of changes, the same ones every time; its queries over them; and DuckDB's answers.
 
 The tables come from ``tpchgen-cli`` (the PyPI package). Every row is inserted, some are later updated
 (``-U`` and ``+U``), some deleted; a lineitem may come before its order, an order before its customer. What happens
 to a row, and when, follows from a hash of its key, so neither a seed nor the order of the rows plays a part. Nations
 and regions stay as they are.
+
+Is a changelog right? DuckDB folds it, joins the folded inputs itself or answers the query over them, and compares.
 """
 
 from __future__ import annotations
@@ -11,22 +13,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gpu_ops.demo.check import ROW_KIND
-from gpu_ops.descriptions.changelog import UPDATE_AFTER, decode_row_kinds, encode_row_kinds
+import gpu_ops
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN, UPDATE_AFTER, decode_row_kinds, encode_row_kinds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 UPDATED, DELETED = 0.13, 0.07
 """Shares of the rows that are updated once, and that are deleted."""
@@ -44,6 +51,8 @@ _COLUMNS: Final = {
         "l_shipmode",
     ],
 }
+"""That the demonstration's join reads, by table."""
+
 KEYS: Final = {
     "orders": ("o_orderkey",),
     "lineitem": ("l_orderkey", "l_linenumber"),
@@ -67,6 +76,43 @@ _EARLY, _SPREAD = 0.02, 0.12
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+ROW_KIND: Final = "op"
+"""The row-kind column of the inputs."""
+
+Rows: TypeAlias = "Sequence[str] | pa.Table"
+"""Parquet files, or a table in memory."""
+
+# The multiplicity of each distinct row; rows that come and go again have none.
+_FOLD: Final = """
+CREATE TEMP TABLE {name}_now AS
+SELECT * EXCLUDE ({kind}), sum(CASE WHEN {kind} IN ('+I', '+U') THEN 1 ELSE -1 END)::BIGINT AS {name}_n
+FROM {name}_changes GROUP BY ALL HAVING {name}_n <> 0
+"""
+
+_EXPECTED: Final = """
+CREATE TEMP TABLE expected AS
+SELECT * EXCLUDE (left_n, right_n), left_n * coalesce(right_n, 1) AS n
+FROM left_now {how} JOIN right_now {condition}
+"""
+
+_DIFFERENT: Final = """
+SELECT * EXCLUDE (n), sum(n)::BIGINT AS surplus FROM (
+    SELECT * EXCLUDE (changelog_n), changelog_n AS n FROM changelog_now
+    UNION ALL BY NAME
+    SELECT * EXCLUDE (n), -n AS n FROM expected
+) GROUP BY ALL HAVING surplus <> 0
+"""
+
+NAMES: Final = ("q3", "q4", "q5", "q10", "q12", "q13", "q18")
+_READ: Final = {  # by the queries, by table
+    "customer": "c_custkey c_name c_address c_nationkey c_phone c_acctbal c_mktsegment c_comment",
+    "orders": "o_orderkey o_custkey o_orderstatus o_totalprice o_orderdate o_orderpriority o_shippriority o_comment",
+    "lineitem": "l_orderkey l_linenumber l_suppkey l_quantity l_extendedprice l_discount l_returnflag l_shipdate "
+    "l_commitdate l_receiptdate l_shipmode",
+    "supplier": "s_suppkey s_nationkey",
+    "nation": "n_nationkey n_name n_regionkey",
+    "region": "r_regionkey r_name",
+}
 
 
 class DataError(RuntimeError):
@@ -245,6 +291,12 @@ def write_files(parts: Sequence[pa.Table], folder: Path) -> None:
         os.utime(path, (modified, modified))
 
 
+def read_changes(spark: SparkSession, folder: Path) -> DataFrame:
+    """A stream of the Parquet files in a folder, one for each micro-batch."""
+    schema = spark.read.parquet(str(folder)).schema
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
 def _updated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """The rows with other values in some columns, as far as there are these."""
     for column in columns:
@@ -291,3 +343,189 @@ def _uniform(identity: npt.NDArray[np.uint64], draw: int) -> Floats:
 def _numpy(column: pa.ChunkedArray) -> Integers:
     values: Integers = column.to_numpy()
     return values
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What the comparison found.
+
+    Attributes:
+        rows: rows of the folded changelog.
+        expected: rows of DuckDB's join.
+        pads: rows of DuckDB's join without a match, null where the right's columns would be.
+        changes: changes in the changelog, by row kind.
+        missing: rows that the changelog lacks.
+        surplus: rows that it has and should not.
+        sample: some of either, as text; empty when there are none.
+    """
+
+    rows: int
+    expected: int
+    pads: int
+    changes: Mapping[str, int]
+    missing: int
+    surplus: int
+    sample: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the folded changelog is the join."""
+        return not (self.missing or self.surplus)
+
+
+def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str, pad: str) -> Check:
+    """Compares a changelog with DuckDB's join of the folded inputs.
+
+    Args:
+        changelog: the join's output; its row kinds in ``row_kind``.
+        left: changes of the left input; their row kinds in `ROW_KIND`.
+        right: changes of the right input, likewise.
+        how: the join type, SQL.
+        condition: ``"USING (k)"`` or ``"ON l_k = r_k"``.
+        pad: a column of the join that is null in unmatched rows only.
+
+    Returns:
+        Equal or not, and the numbers.
+    """
+    with duckdb.connect() as db:
+        for name, rows in (("left", left), ("right", right), ("changelog", changelog)):
+            if isinstance(rows, pa.Table):
+                db.register(f"{name}_changes", rows)
+            else:
+                db.read_parquet(list(rows)).create_view(f"{name}_changes")
+            fold(db, name, ROW_KIND_COLUMN if name == "changelog" else ROW_KIND)
+        db.execute(_EXPECTED.format(how=how, condition=condition))
+        db.execute(f"CREATE TEMP TABLE different AS {_DIFFERENT}")
+        return Check(
+            rows=_number(db, "SELECT sum(changelog_n) FROM changelog_now"),
+            expected=_number(db, "SELECT sum(n) FROM expected"),
+            pads=_number(db, f"SELECT sum(n) FROM expected WHERE {pad} IS NULL"),  # noqa: S608 (our column)
+            changes=dict(db.execute("SELECT row_kind, count(*) FROM changelog_changes GROUP BY 1").fetchall()),
+            missing=_number(db, "SELECT -sum(surplus) FROM different WHERE surplus < 0"),
+            surplus=_number(db, "SELECT sum(surplus) FROM different WHERE surplus > 0"),
+            sample=tuple(str(row) for row in db.execute("SELECT * FROM different LIMIT 5").fetchall()),
+        )
+
+
+def fold(db: duckdb.DuckDBPyConnection, name: str, kind: str) -> None:
+    """Makes ``<name>_now`` of ``<name>_changes``: each row that is there, and in ``<name>_n`` how often."""
+    db.execute(_FOLD.format(name=name, kind=kind))
+
+
+def difference(db: duckdb.DuckDBPyConnection, expected: str) -> list[str]:
+    """In what ``changelog_changes`` differ from a query, as text.
+
+    Args:
+        db: has a table or view of that name.
+        expected: gives rows, and in ``n`` how often each.
+    """
+    fold(db, "changelog", ROW_KIND_COLUMN)
+    db.execute(f"CREATE TEMP TABLE expected AS {expected}")
+    return [str(row) for row in db.execute(_DIFFERENT).fetchall()]
+
+
+def _number(db: duckdb.DuckDBPyConnection, sql: str) -> int:
+    row = db.execute(sql).fetchone()
+    return int(row[0] or 0) if row else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+    """A query of TPC-H.
+
+    Attributes:
+        name: as TPC-H counts them.
+        title: what it asks.
+        text: one SELECT; gpu_ops, Flink and DuckDB take it as it is.
+        order: by what TPC-H orders the result.
+        columns: that it reads, by table; unique keys are among them.
+    """
+
+    name: str
+    title: str
+    text: str
+    order: str
+    columns: Mapping[str, tuple[str, ...]]
+
+
+def query(name: str) -> Query:
+    """A query by its name, one of `NAMES`."""
+    text = (Path(__file__).parent / "queries" / f"{name}.sql").read_text()
+    comment, select = text.split("\n", maxsplit=1)
+    words = set(re.findall(r"\w+", select))
+    columns = {
+        table: tuple(c for c in names.split() if c in words or c in KEYS[table])
+        for table, names in _READ.items()
+        if table in words
+    }
+    title = comment.removeprefix("-- ").split(". ", maxsplit=1)[0]
+    return Query(name, title, select, text.rsplit("ORDER BY ", maxsplit=1)[1].splitlines()[0], columns)
+
+
+def columns_of(queries: Sequence[Query]) -> dict[str, tuple[str, ...]]:
+    """What several queries read, by table; orders and lineitems always."""
+    found = {table: [c for c in names.split() if c in KEYS[table]] for table, names in _READ.items()}
+    for one in queries:
+        for table, columns in one.columns.items():
+            found[table] += [c for c in columns if c not in found[table]]
+    read = {table for one in queries for table in one.columns} | {"orders", "lineitem"}
+    return {table: tuple(columns) for table, columns in found.items() if table in read}
+
+
+def changelog(spark: SparkSession, one: Query, inputs: Mapping[str, Changes], **options: Any) -> DataFrame:
+    """The changelog of a query's result, a file of each input in a micro-batch.
+
+    Args:
+        spark: the session.
+        one: the query.
+        inputs: by table, of `streams`.
+        options: of `gpu_ops.sql`.
+    """
+    tables: dict[str, Any] = {}
+    for table in one.columns:
+        changes = inputs[table]
+        rows, changing = read_changes(spark, changes.folder), ROW_KIND in changes.schema.names
+        key = changes.unique_key if changing else None
+        kind = ROW_KIND if changing else None
+        tables[table] = gpu_ops.stream(rows, unique_key=key, row_kind=kind, updates="retract")
+    return gpu_ops.sql(one.text, tables=tables, **options)
+
+
+def view(one: Query, changes: pa.Table) -> pa.Table:
+    """The rows that a changelog folds to, in the query's order."""
+    with duckdb.connect() as db:
+        db.register("changelog_changes", changes)
+        fold(db, "changelog", ROW_KIND_COLUMN)
+        return db.table("changelog_now").project("* EXCLUDE (changelog_n)").order(one.order).to_arrow_table()
+
+
+class Answers:
+    """What DuckDB answers after each micro-batch.
+
+    Args:
+        one: the query.
+        inputs: its tables.
+    """
+
+    def __init__(self, one: Query, inputs: Mapping[str, Changes]) -> None:
+        self.query = one
+        self.files = {table: sorted(inputs[table].folder.glob("*.parquet")) for table in one.columns}
+
+    def after(self, micro_batches: int) -> pa.Table:
+        """The query over the folded first files of each input."""
+        with duckdb.connect() as db:
+            for table, files in self.files.items():
+                db.read_parquet([str(path) for path in files[:micro_batches]]).create_view(f"{table}_changes")
+                if ROW_KIND in db.table(f"{table}_changes").columns:
+                    fold(db, table, ROW_KIND)
+                    db.table(f"{table}_now").project(f"* EXCLUDE ({table}_n)").create_view(table)
+                else:
+                    db.table(f"{table}_changes").create_view(table)
+            return db.sql(self.query.text).to_arrow_table()
+
+    def differences(self, changes: pa.Table, micro_batches: int) -> list[str]:
+        """In what a folded changelog differs after so many micro-batches, as text; nothing where it is right."""
+        with duckdb.connect() as db:
+            db.register("changelog_changes", changes)
+            db.register("answer", self.after(micro_batches))
+            return difference(db, "SELECT *, 1 AS n FROM answer")

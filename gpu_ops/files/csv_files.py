@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from gpu_ops.files.casts import as_text
+from gpu_ops.values import as_text
 
 Numbers = npt.NDArray[Any]
 

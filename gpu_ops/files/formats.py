@@ -23,9 +23,8 @@ import pyarrow.fs as pafs
 import pyarrow.json as pjson
 
 from gpu_ops.errors import BadInputError, DescriptionError, NotBuiltError
-from gpu_ops.files.casts import arrow_zone, as_text, cast, fits, keeps
 from gpu_ops.files.csv_files import CsvFile, WrongError, refuse_compressed, shown
-from gpu_ops.values import rebuilt
+from gpu_ops.values import arrow_zone, as_text, cast, fits, is_bytes, keeps, rebuilt
 
 LOG: Final = "_delta_log"
 _MAPPED: Final = (
@@ -453,5 +452,4 @@ def _holds(name: str, kind: pa.DataType) -> bool:
     if t.is_list(kind) or t.is_struct(kind):
         children = [kind.value_type] if t.is_list(kind) else [field.type for field in kind]
         return name == "json" and all(_holds(name, child) for child in children)
-    is_bytes = t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind)
-    return not (t.is_nested(kind) or t.is_duration(kind) or t.is_time(kind) or (name == "json" and is_bytes))
+    return not (t.is_nested(kind) or t.is_duration(kind) or t.is_time(kind) or (name == "json" and is_bytes(kind)))

@@ -19,8 +19,8 @@ from gpu_ops.jobs.datagen import Generated
 from gpu_ops.jobs.settings import DURATION, JOB, OF_SOURCE, of_job, of_table, value_of
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobText, QueryText, TableText, Text, Word
+from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormatName
-from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.state.address import StateAddress
 
 _SECOND: Final = 1000

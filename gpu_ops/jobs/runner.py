@@ -32,7 +32,7 @@ from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.failures import DELTA_SETTINGS, message_in
 from gpu_ops.spark.metrics.progress import followed
-from gpu_ops.spark.plan.recognition import join_written
+from gpu_ops.spark.plan.column_metadata import join_written
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files

@@ -167,7 +167,7 @@ class Batch:
     Attributes:
         rows_in: of all sources. Of files that Arrow reads Spark counts the files: then what joins took in counts, less
             what they took from each other, as far as the changes show that.
-        rows_out: changes that went to the sink. None where Spark cannot count them, see `gpu_ops.spark.rapids`.
+        rows_out: changes that went to the sink. None where Spark cannot count them, see `gpu_ops.spark.settings`.
         line: what to print of it.
     """
 
@@ -181,7 +181,7 @@ class Batch:
 
         Args:
             progress: of the query.
-            last: the join whose changes are what goes to the sink, see `gpu_ops.spark.plan.recognition.join_written`.
+            last: the join whose changes go to the sink, see `gpu_ops.spark.plan.column_metadata.join_written`.
         """
         joins = join_progress(progress)
         counts = _counted(progress, joins, last)

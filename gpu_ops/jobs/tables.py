@@ -25,12 +25,11 @@ from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.failures import package
 from gpu_ops.spark.metrics.metrics import free_name
-from gpu_ops.spark.rapids import metrics_reported
-from gpu_ops.spark.sinks.changes import View, started
+from gpu_ops.spark.settings import metrics_reported
+from gpu_ops.spark.sinks.changes import View, json_messages, kafka_debezium, kafka_upsert, started
 from gpu_ops.spark.sinks.delta import delta_view
 from gpu_ops.spark.sinks.files import FilesFormat, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
-from gpu_ops.spark.sinks.kafka import json_messages, kafka_debezium, kafka_upsert
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.kafka import MessageSource
 

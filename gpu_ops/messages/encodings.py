@@ -4,11 +4,19 @@ The rules are those of Avro 1.12 ("Logical Types"), of ``org.apache.kafka.connec
 converter, of Debezium's "Data types" (``time.precision.mode``, ``decimal.handling.mode``, ``binary.handling.mode``),
 and of Spark's ``to_json``. A name that is in none of them says nothing: the value is what it is without it, as Avro has
 it for unknown ones.
+
+**Values that a change does not carry** are large ones that did not change, for which Debezium has a placeholder. What
+stands for them is that of Debezium's connector for Postgres (``UnchangedToastedPlaceholder``): the text itself, its
+bytes, a map of it to itself; in arrays one element of it, or its bytes as that many numbers; of a UUID the one that
+Java makes of its bytes. Geometries have points that nobody has.
 """
 
 from __future__ import annotations
 
 import binascii
+import hashlib
+import json
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +25,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.files.casts import cast_plain
+from gpu_ops.errors import DescriptionError
+from gpu_ops.values import cast_plain
 
 Place = tuple[str, ...]
 """A column, and what it is within that: names of fields, and `ELEMENT` for what lists hold."""
@@ -26,7 +35,6 @@ Encodings = Mapping[Place, str]
 """How values are written, each one of `gpu_ops.messages.encodings.ENCODINGS`, or what follows below."""
 
 ELEMENT: Final = "[]"
-
 UUID: Final = "uuid"
 """The 16 bytes of a UUID."""
 
@@ -35,13 +43,13 @@ SCALED: Final = "scaled"
 
 _DEBEZIUM: Final = "io.debezium.time."
 _CONNECT: Final = "org.apache.kafka.connect.data."
-
 _INSTANTS: Final = {
     "timestamp-millis": "ms", "timestamp-micros": "us", "timestamp-nanos": "ns",
     "local-timestamp-millis": "ms", "local-timestamp-micros": "us", "local-timestamp-nanos": "ns",
     f"{_DEBEZIUM}Timestamp": "ms", f"{_DEBEZIUM}MicroTimestamp": "us", f"{_DEBEZIUM}NanoTimestamp": "ns",
     f"{_CONNECT}Timestamp": "ms",
 }  # fmt: skip
+
 _DATES: Final = ("date", f"{_DEBEZIUM}Date", f"{_CONNECT}Date")
 _DECIMALS: Final = ("decimal", f"{_CONNECT}Decimal")
 _VARIABLE: Final = "io.debezium.data.VariableScaleDecimal"
@@ -50,12 +58,14 @@ _NUMBERS: Final = (
     f"{_DEBEZIUM}NanoTime", f"{_DEBEZIUM}Year", f"{_DEBEZIUM}MicroDuration", f"{_DEBEZIUM}NanoDuration",
 )  # fmt: skip
 """Times of a day, durations and years, which are numbers where no type is declared for them."""
+
 _BYTES: Final = ("duration", "big-decimal")
 """Bytes that mean something which no declared type holds: they may be had as they are."""
+
 _OF_TEXTS: Final = ("io.debezium.", _CONNECT)
 """Texts of theirs are no times, numbers or bytes in disguise, but for the following."""
-_TEXTS_OF_TIMES: Final = (f"{_DEBEZIUM}ZonedTimestamp", f"{_DEBEZIUM}IsoTimestamp")
 
+_TEXTS_OF_TIMES: Final = (f"{_DEBEZIUM}ZonedTimestamp", f"{_DEBEZIUM}IsoTimestamp")
 TIMES: Final = ("ms", "us", "ns")
 """Times as numbers since 1970, in UTC, or in no zone where the type has none."""
 
@@ -69,6 +79,23 @@ NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _DECIMAL_BYTES: Final = 16
 _DIGITS: Final = 38
+Ways = Callable[[Place], str]
+"""How a value in some place is written."""
+
+PLACEHOLDER: Final = "__debezium_unavailable_value"
+"""The default of Debezium's ``unavailable.value.placeholder``."""
+
+_SHAPES: Final = tuple(
+    bytes.fromhex(text)
+    for text in (
+        "0101000020e6100000000000fc83d797c1000000fc83d797c1",
+        "0101000020e61000000c21e7fdff7f66401842cefbff7f5640",
+        "0101000000000000fc83d797c1000000fc83d797c1",
+    )
+)
+
+_HEX: Final = "hex:"
+Lost = npt.NDArray[np.bool_]
 
 
 class Written(NamedTuple):
@@ -228,10 +255,6 @@ def fits(encoding: str, kind: pa.DataType) -> bool:
     if encoding in TIMES:
         return bool(t.is_timestamp(kind))
     return _is_bytes(kind) or (encoding == "base64" and bool(t.is_decimal(kind)))
-
-
-Ways = Callable[[Place], str]
-"""How a value in some place is written."""
 
 
 def written(kind: pa.DataType, place: Place, ways: Ways, path: str, texts: Set[str], *, json: bool) -> pa.DataType:
@@ -491,3 +514,82 @@ def _scattered(data: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int64], valid:
     offsets = np.concatenate([[0], np.cumsum(all_sizes)]).astype(np.int32)
     buffers = [pa.array(there).buffers()[1], pa.py_buffer(offsets), pa.py_buffer(data.tobytes())]
     return pa.Array.from_buffers(pa.binary(), len(valid), buffers)
+
+
+def text_of(placeholder: str) -> str:
+    """A placeholder as it is in messages: Debezium takes its bytes in hex, too.
+
+    Raises:
+        DescriptionError: none, or bytes that are no text.
+    """
+    try:
+        text = bytes.fromhex(placeholder.removeprefix(_HEX)).decode() if placeholder.startswith(_HEX) else placeholder
+    except ValueError:
+        text = ""
+    if not text:
+        raise DescriptionError(
+            f"unavailable_value={placeholder!r} is no text, nor hex: and a text's bytes, as Debezium's "
+            "unavailable.value.placeholder is"
+        )
+    return text
+
+
+def unavailable(before: pa.Array, values: pa.Array, placeholder: str) -> Lost | None:
+    """Which values are not there; None if all are.
+
+    Args:
+        before: n values before they were decoded: of a struct with a member more, which a map of the placeholder has.
+        values: the same, decoded.
+        placeholder: Debezium's.
+    """
+    lost = _lost(values, placeholder)
+    if pa.types.is_struct(before.type):
+        member = before.type.get_field_index(placeholder)
+        if member >= 0 and pa.types.is_struct(values.type):
+            lost |= pc.and_(before.is_valid(), before.field(member).is_valid()).to_numpy(zero_copy_only=False)
+    return lost if lost.any() else None
+
+
+def _lost(values: pa.Array, placeholder: str) -> Lost:
+    t, kind = pa.types, values.type
+    if t.is_string(kind):
+        made = uuid.UUID(bytes=hashlib.md5(placeholder.encode(), usedforsecurity=False).digest(), version=3)
+        map_text = json.dumps({placeholder: placeholder}, separators=(",", ":"), ensure_ascii=False)
+        return _among(values, [placeholder, map_text, str(made)])
+    if t.is_binary(kind) or t.is_large_binary(kind):
+        return _among(values, [placeholder.encode(), *_SHAPES])
+    found = np.zeros(len(values), bool)
+    if t.is_struct(kind):
+        for part in values.flatten():
+            found |= _lost(part, placeholder)
+    if t.is_list(kind):
+        sizes = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
+        element, own = kind.value_type, placeholder.encode()
+        number = t.is_integer(element) or t.is_floating(element) or t.is_decimal(element) or t.is_boolean(element)
+        maybe = np.flatnonzero(sizes == (len(own) if number else 1))
+        if maybe.size:
+            parts = values.take(pa.array(maybe)).flatten()
+            found[maybe] = _are_bytes(parts, own) if number else _lost(parts, placeholder)
+    return found
+
+
+def _are_bytes(numbers: pa.Array, own: bytes) -> Lost:
+    """Of lists of as many numbers as there are bytes, those that are the bytes; of decimals, in their units."""
+    wanted = np.frombuffer(own, np.int8)
+    if pa.types.is_boolean(numbers.type):
+        return np.asarray(_floats(numbers).reshape(-1, wanted.size).all(axis=1))
+    rows = _floats(numbers).reshape(-1, wanted.size)
+    unit = rows[:, :1] / wanted[0]
+    powers = 10.0 ** -np.arange(39 if pa.types.is_decimal(numbers.type) else 1)
+    scaled = np.isclose(unit, powers, rtol=1e-9, atol=0).any(axis=1)
+    return np.asarray(scaled & np.isclose(rows, wanted * unit, rtol=1e-9, atol=0).all(axis=1))
+
+
+def _floats(numbers: pa.Array) -> npt.NDArray[np.float64]:
+    plain = numbers.cast(pa.int8()) if pa.types.is_boolean(numbers.type) else numbers
+    return np.asarray(pc.fill_null(plain.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False))
+
+
+def _among(values: pa.Array, known: list[str] | list[bytes]) -> Lost:
+    found: Lost = pc.is_in(values, pa.array(known, values.type)).to_numpy(zero_copy_only=False)
+    return found.copy()

@@ -16,21 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.messages import avro, connect
-from gpu_ops.messages.connect import Group, groups
+from gpu_ops.messages import avro
 from gpu_ops.messages.encodings import (
     ENCODINGS,
+    PLACEHOLDER,
     Encodings,
     How,
+    Lost,
     MisfitError,
     decoded,
     encodings_of,
     fits,
     holds,
+    text_of,
+    unavailable,
     written,
 )  # fmt: skip
-from gpu_ops.messages.json_texts import objects, read_texts
-from gpu_ops.messages.unavailable import PLACEHOLDER, Lost, text_of, unavailable
+from gpu_ops.messages.json_texts import Group, balanced, groups, is_wrapper, look, objects, read_texts, rows_of
 
 MessageFormatName = Literal["json", "debezium-json", "avro", "debezium-avro"]
 MESSAGE_FORMATS: Final[tuple[str, ...]] = get_args(MessageFormatName)
@@ -254,16 +256,16 @@ class MessageFormat:
 
     def _of_connect(self, schema: Any, wanted: pa.StructType) -> Encodings | str | None:
         """The same of Kafka Connect's; None where a message with such a member is no wrapper."""
-        rows = connect.rows_of(schema, envelopes=self.is_debezium)
+        rows = rows_of(schema, envelopes=self.is_debezium)
         if not (self.is_debezium or _WRAPPED.isdisjoint(wanted.names)):
             # these may be columns: then a wrapper is what brings a schema of the columns
-            named = [name for row in rows for one in connect.look(row) for name in one.fields]
+            named = [name for row in rows for one in look(row) for name in one.fields]
             if set(wanted.names).isdisjoint(named):
                 return None
         if schema is not None and not isinstance(schema, dict):
             return "has members schema and payload, and is no wrapper: its schema is none, or it has one of them twice"
         try:
-            return encodings_of(rows, connect.look, wanted, dict(self.encoded), json=True)
+            return encodings_of(rows, look, wanted, dict(self.encoded), json=True)
         except MisfitError as error:
             return str(error)
 
@@ -300,7 +302,7 @@ class MessageFormat:
         if size > 1:
             for part in (group.part(0, size // 2), group.part(size // 2, size)):
                 self._read(part, parse, parsed, bad, numbers)
-        elif group.whole is not None and not connect.is_wrapper(group.whole[0].as_py()):
+        elif group.whole is not None and not is_wrapper(group.whole[0].as_py()):
             self._read(Group(group.at, group.whole, {}), parse, parsed, bad)
         else:
             bad.append(Bad(int(group.at[0]), problem))
@@ -309,9 +311,7 @@ class MessageFormat:
         """How values of messages are written: as their schema says it, else as it was declared."""
         declared = dict(self.encoded)
         return How(
-            lambda place: group.encodings.get(place) or declared.get(place[0], "text"),
-            self.zone,
-            self._placeholder,
+            lambda place: group.encodings.get(place) or declared.get(place[0], "text"), self.zone, self._placeholder
         )
 
     def _rows(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
@@ -480,7 +480,7 @@ def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.A
     if group.avro is not None:
         found = avro.read(group.values, group.avro, pa.struct(fields))
     elif group.whole is not None:
-        if not connect.balanced(group.values):
+        if not balanced(group.values):
             read_texts(group.whole, pa.schema([pa.field("\0", pa.null())]))
         lists = read_texts(group.values, pa.schema([pa.field("payload", pa.list_(pa.struct(fields)))])).column(0)
         if not pc.all(pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 1)).as_py():

@@ -8,6 +8,11 @@ The law is the other operators' own: a part is one micro-batch of ``per_batch``,
 
 Where rows are found by keys, a part is joined without any state (`merge_join`): a sorted merge of key hashes, on a GPU
 libcudf's hash join. Hashes may collide, so what they pair is compared.
+
+A join that begins with a *backlog*, after Flink's FLIP-327 (``RecordAttributes.isBacklog``), which no Flink 2.3
+operator acts on yet (FLINK-33398): a long history is taken in silently, its net result comes out, then it is live.
+While the backlog lasts its changes are only kept; when the first live micro-batch comes they are one micro-batch of net
+changes to the streaming operator, whose state is then what it would be without a backlog.
 """
 
 from __future__ import annotations
@@ -34,13 +39,18 @@ from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.emission import with_nulls
 from gpu_ops.operators.core.match import fulfilling, in_pieces, match
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.operators.operator import Operator, Output, Room
+from gpu_ops.operators.operator import InputTable, Operator, Output, Room
 from gpu_ops.output import Changelog, changelog_table, gathered, together
 from gpu_ops.state import files
 from gpu_ops.state.keyed_table import KeyedTable
-from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot, Piece, Taken
+from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot, Piece, Storable, Taken
 from gpu_ops.state.table import Coolable, KeySet, parts_of, put_behind
 from gpu_ops.values import with_types
+
+PARTS = 64
+KIND_COLUMN = "__kind"
+# Rows joined at a time, all inputs together: enough to be worth the fixed cost, few enough for the caches.
+_ROWS_AT_ONCE = 400_000
 
 
 class Present:
@@ -151,13 +161,6 @@ def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> Iterator[t
         yield match(kernels, pairs, join.key_types, (of_left, of_right), residual=residual)
 
 
-PARTS = 64
-KIND_COLUMN = "__kind"
-
-# Rows joined at a time, all inputs together: enough to be worth the fixed cost, few enough for the caches.
-_ROWS_AT_ONCE = 400_000
-
-
 class KeptInput(Coolable):
     """The changes of one input, in order, parted by the hash of their key.
 
@@ -205,7 +208,6 @@ class KeptInput(Coolable):
 
     def commit(self, clock_ms: int) -> None:
         """Keep the prepared micro-batch."""
-        del clock_ms
         table, self.pending = self.pending, None
         if table is not None and table.num_rows:
             self.add(table)
@@ -317,7 +319,6 @@ class AtEnd(Operator):
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Keep the changes; there is no output yet."""
-        del clock_ms, watermark_ms
         return keep(self.join, self.tables, changes, self.room)
 
     def commit(self, clock_ms: int) -> None:
@@ -346,7 +347,6 @@ class AtEnd(Operator):
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
-        del settle
         for name, kept in zip(self.join.sides, self.tables, strict=True):
             kept.restore(state[name])
 
@@ -426,3 +426,110 @@ def moves_between_parts(join: Description, input_index: int) -> bool:
 def part_keys(join: Description, input_index: int) -> tuple[tuple[str, pa.DataType], ...]:
     """By what an input's changes are parted: what rows that may match, and the changes of one row, have in common."""
     return tuple((shuffle.columns[input_index], shuffle.type) for shuffle in join.shuffled_by)
+
+
+class Backlog(Operator):
+    """A join with a backlog before it; see `gpu_ops.operators.operator.Operator`.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        room: that memory has; what of the backlog is too much goes to disk meanwhile.
+    """
+
+    def __init__(self, join: Description, kernels: Kernels, room: Room) -> None:
+        self.join, self.kernels = join, kernels
+        self.room = room
+        self._kept = self._empty()
+        self._live: Operator | None = None
+        self._switching = False
+        self.backlog = False
+        """Whether the next micro-batch is backlog, as its source has it; without effect once a live one has come."""
+
+    def _make(self) -> Operator:
+        return operators.make(self.join, self.kernels, self.room)
+
+    def _empty(self) -> tuple[KeptInput, ...]:
+        # in one part: a row's changes may have several keys, and are taken in together, in their order
+        return tuple(KeptInput(self.kernels, s, ()) for s in self.join.inputs)
+
+    @property
+    def tables(self) -> Sequence[InputTable]:  # type: ignore[override]
+        """The backlog, or the state of each input."""
+        return self._kept if self._live is None else self._live.tables
+
+    @property
+    def live(self) -> bool:
+        """Whether a live micro-batch has come."""
+        return self._live is not None
+
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
+        """Keep a micro-batch of the backlog, or join a live one; the backlog's result comes with the first of these."""
+        if self._live is not None:
+            return self._live.prepare(changes, clock_ms, watermark_ms)
+        if self.backlog:
+            return keep(self.join, self._kept, changes, self.room)
+        self._switching = True
+        self._live = self._make()
+        if not any(len(k) for k in self._kept):
+            return self._live.prepare(changes, clock_ms, watermark_ms)
+        first = self._live.prepare_net(self._all(), clock_ms)
+        self._live.commit(clock_ms)
+        then = self._live.prepare(changes, clock_ms, watermark_ms)
+        metrics = dict(then.metrics)
+        for name, value in first.metrics.items():
+            metrics[name] = metrics.get(name, 0) + value
+        return Output(
+            together(self.join, self.kernels, [first.table, then.table]),
+            np.concatenate([np.full(first.sequence.size, -1, np.int64), then.sequence]),
+            np.concatenate([first.kinds, then.kinds]),
+            metrics,
+        )
+
+    def _all(self) -> tuple[Ingested, ...]:
+        return in_turn(self.join, (kept.snapshot() for kept in self._kept))
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        if self._live is None:
+            for kept in self._kept:
+                kept.commit(clock_ms)
+            return
+        self._live.commit(clock_ms)
+        if self._switching:
+            self._switching = False
+            self.close()
+            self._kept = self._empty()
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch; the first live one leaves the backlog as it was."""
+        for kept in self._kept:
+            kept.discard()
+        if self._switching:
+            self._live, self._switching = None, False
+        elif self._live is not None:
+            self._live.discard()
+
+    def kept(self) -> dict[str, Storable]:
+        """The backlog's changes, or the state."""
+        return dict(zip(self.join.sides, self._kept, strict=True)) if self._live is None else self._live.kept()
+
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
+        """Take over a snapshot."""
+        inputs = zip(self.join.sides, self.join.inputs, strict=True)
+        if all(KIND_COLUMN in state[name].column_names[len(source.schema) :] for name, source in inputs):
+            for name, kept in zip(self.join.sides, self._kept, strict=True):
+                kept.restore(state[name])
+            return
+        self._live = self._make()
+        self._live.restore(state, settle)
+
+    def finish(self) -> Iterator[Changelog]:
+        """The backlog's net result, if no live micro-batch has come; nothing is changed."""
+        if self._live is None:
+            yield self._make().prepare_net(self._all(), 0).table
+
+    def close(self) -> None:
+        """Delete what was moved to disk."""
+        for kept in self._kept:
+            kept.close()

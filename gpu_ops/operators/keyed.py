@@ -15,24 +15,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gpu_ops.arrays import Array, Positions, Slots
+from gpu_ops.arrays import Array, Positions
 from gpu_ops.descriptions.changelog import DELETE
 from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, TooMany
+from gpu_ops.operators.core import emission
 from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
-from gpu_ops.operators.core.emission import (
-    NetPairs,
-    OutputRows,
-    Pairs,
-    TimedPairs,
-    Wanted,
-    fold,
-    net_pairs,
-    timed_pairs,
-)
-from gpu_ops.operators.core.key_counts import KeyCounts
-from gpu_ops.operators.core.visibility import VisibilityChanges, When, visible_per_batch, visible_per_event
+from gpu_ops.operators.core.emission import OutputRows, Pairs
+from gpu_ops.operators.core.visibility import KeyCounts, When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator, Output
 from gpu_ops.output import changelog_table, gathered
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
@@ -86,7 +77,6 @@ class KeyedOperator(Operator):
             sides: the lifetimes of each input's rows.
             frame: the rows' values.
         """
-        del rows, sides, frame
         return self._nothing
 
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
@@ -109,7 +99,6 @@ class KeyedOperator(Operator):
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; no watermark matters."""
-        del watermark_ms
         return self._prepare(changes, clock_ms, net=self.join.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
@@ -160,7 +149,7 @@ class KeyedOperator(Operator):
         rows.kinds = kernels.asarray(rows.kinds)
         columns, types = tuple(c.name for c in self.join.output), tuple(c.type for c in self.join.output)
         some = frame if doubtful.size == rows.size else kernels.take(frame, doubtful, columns, present=True)
-        left = doubtful[fold(kernels, some, rows.kinds[doubtful] == DELETE, columns, types)]
+        left = doubtful[emission.fold(kernels, some, rows.kinds[doubtful] == DELETE, columns, types)]
         if left.size == doubtful.size:
             return rows, frame
         stays = xp.ones(rows.size, bool)
@@ -247,8 +236,8 @@ class TwoWayJoin(KeyedOperator):
             net: whether only the net change counts.
             needed: whether they are the result; if not, None where counts are kept by key.
         """
-        find, names = net_pairs if net else timed_pairs, (self.join.left.name, self.join.right.name)
-        wanted, both = Wanted(self.join.condition, names, self.check_output), (sides[0], sides[1])
+        find, names = emission.net_pairs if net else emission.timed_pairs, (self.join.left.name, self.join.right.name)
+        wanted, both = emission.Wanted(self.join.condition, names, self.check_output), (sides[0], sides[1])
         if self.join.condition is None and any(self._counted) and not self.by_key:
             changes = sum(side.new + int(side.killed.size) for side in sides)
             most = changes if self.kernels.tiny_segments else _PAIRS_A_CHANGE * changes + _FEW_PAIRS
@@ -258,32 +247,24 @@ class TwoWayJoin(KeyedOperator):
                 self._count_by_key()
         return find(self.tables, both, wanted) if needed or not self.by_key else None
 
-    def visible_per_event(
-        self, side: int, sides: Sequence[Lifetimes], pairs: TimedPairs | None, when: When
-    ) -> VisibilityChanges:
-        """Every change of visibility of one input's rows; moves their association counts.
+    def visible(self, side: int, sides: Sequence[Lifetimes], pairs: Any, when: When, *, net: bool) -> Any:
+        """How the visibility of one input's rows changes; moves their association counts.
 
         Args:
             side: the input.
             sides: the lifetimes of each input's rows.
             pairs: the micro-batch's; None where counts are kept by key.
             when: rows are visible.
+            net: whether only the net change counts.
+
+        Returns:
+            The changes, as of `gpu_ops.operators.core.visibility.visible_per_event` or of ``visible_per_batch``.
         """
         counts = self.counts[side]
         if counts is not None:
-            return counts.per_event(sides[side], sides[1 - side], when)
-        assert pairs is not None
-        return visible_per_event(self.tables[side], sides[side], pairs, side, when)
-
-    def visible_per_batch(
-        self, side: int, sides: Sequence[Lifetimes], pairs: NetPairs | None, when: When
-    ) -> tuple[Slots, Slots]:
-        """The rows of one input that stop being visible, and those that become it; otherwise `visible_per_event`."""
-        counts = self.counts[side]
-        if counts is not None:
-            return counts.per_batch(sides[side], sides[1 - side], when)
-        assert pairs is not None
-        return visible_per_batch(self.tables[side], sides[side], pairs, side, when)
+            return (counts.per_batch if net else counts.per_event)(sides[side], sides[1 - side], when)
+        by_pair: Callable[..., Any] = visible_per_batch if net else visible_per_event
+        return by_pair(self.tables[side], sides[side], pairs, side, when)
 
     def count_expired(self) -> None:
         """Rows that have expired are no rows of their keys any more."""

@@ -1,28 +1,37 @@
-"""What every operator can do, and what it gives an engine for one micro-batch."""
+"""What every operator can do, and what it gives an engine for one micro-batch.
+
+What those that go by a watermark have in common: the watermark, late rows, and how both are stored.
+"""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.errors import NotBuiltError
+from gpu_ops.arrays import Array
+from gpu_ops.descriptions.changelog import LATE_ROW_KIND
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped, units_per_ms
+from gpu_ops.errors import NotBuiltError, StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
-from gpu_ops.output import Changelog
+from gpu_ops.operators.core.emission import OutputRows
+from gpu_ops.output import Changelog, append_rows, changelog_table, gathered
 from gpu_ops.state.pieces import FromSnapshot, Pieced, Storable
 from gpu_ops.state.table import Coolable
 
 SIDES = ("left", "right")
-
 Targets = npt.NDArray[np.int64]
 Parts = Sequence[Mapping[str, pa.Table]]
 Cut = list[dict[str, pa.Table]]
+AT_WATERMARK = -1
+"""The instant of what a watermark ends."""
 
 
 class Room(Protocol):
@@ -117,7 +126,6 @@ class Operator(abc.ABC):
 
     def watermark_ms(self, clock_ms: int) -> int | None:
         """The watermark of a micro-batch for which none is given, ms; None if none is known or none means anything."""
-        del clock_ms
         return None
 
     @property
@@ -148,7 +156,6 @@ class Operator(abc.ABC):
         Raises:
             NotBuiltError: there is something, and how to cut it is not known.
         """
-        del targets, to
         found = ((name, table) for part in parts for name, table in part.items() if name not in self.join.sides)
         more = sorted({name for name, table in found if len(table)})
         if more:
@@ -176,3 +183,164 @@ class Operator(abc.ABC):
 
 Make = Callable[[Any, Kernels], Operator]
 """What a module of an operator has as ``make``: takes a description and a backend."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """What an operator knows of time, in the unit of the join's ``time_type``.
+
+    Attributes:
+        watermark: the operator's.
+        seen: per input, the latest event time, or None.
+    """
+
+    watermark: int = BEFORE_ALL
+    seen: tuple[int | None, ...] = (None, None)
+
+
+C = TypeVar("C", bound=Clock)
+
+
+class TimedOperator(Operator, Generic[C]):
+    """An operator by event time, of two inputs or one.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        clock: what it knows before the first micro-batch.
+    """
+
+    stored_clock = "time"
+    """What a snapshot calls it."""
+
+    def __init__(self, join: Any, kernels: Kernels, clock: C) -> None:
+        self.join, self.kernels = join, kernels
+        self.per_ms = units_per_ms(join.time_type)
+        self.clock = self._next = clock
+
+    @property
+    def last_watermark_ms(self) -> int:
+        """A watermark after all times."""
+        return -(-AFTER_ALL // self.per_ms)
+
+    def watermark_ms(self, clock_ms: int) -> int | None:
+        """The watermark that follows from what was seen in committed micro-batches, ms; None if none does."""
+        found = []
+        for source, seen in zip(self.join.inputs, self.clock.seen, strict=True):
+            if seen is None or source.delay_ms is None:
+                return None
+            found.append(int(seen) // self.per_ms - int(source.delay_ms))
+        return min(found)
+
+    def _advanced(self, watermark_ms: int | None) -> int:
+        """The watermark in force from here on, in the unit of times: it never goes back."""
+        if watermark_ms is None:
+            return self.clock.watermark
+        return max(self.clock.watermark, clipped(watermark_ms * self.per_ms))
+
+    def _see(self, side: int, times: npt.NDArray[np.int64]) -> None:
+        """Note the times of rows that come."""
+        if times.size:
+            seen, latest = list(self._next.seen), int(times.max())
+            seen[side] = latest if seen[side] is None else max(int(seen[side] or 0), latest)
+            self._next = dataclasses.replace(self._next, seen=tuple(seen))
+
+    def _late(self, change: Ingested) -> npt.NDArray[np.bool_] | None:
+        """Mask of changes that are below the watermark in force, None for none."""
+        if change.times is None or self._next.watermark == BEFORE_ALL:
+            return None
+        mask: npt.NDArray[np.bool_] = change.times < self._next.watermark
+        return mask if mask.any() else None
+
+    def _admitted(
+        self, changes: Sequence[Ingested], refused: Sequence[int]
+    ) -> tuple[tuple[Ingested, ...], list[tuple[int, Ingested]], dict[str, int | float]]:
+        """The changes of both inputs without late ones of those that refuse them; these; and how many are late."""
+        admitted, late, metrics = list(changes), list[tuple[int, Ingested]](), dict[str, int | float]()
+        for side, (name, change) in enumerate(zip(SIDES, changes, strict=True)):
+            below = self._late(change)
+            metrics[f"{name}_late"] = 0 if below is None else int(below.sum())
+            if below is not None and side in refused:
+                late.append((side, change.pick(below)))
+                admitted[side] = change.pick(~below)
+        return tuple(admitted), late, metrics
+
+    def _output(
+        self,
+        rows: OutputRows,
+        tagged: Iterable[tuple[int, Ingested]],
+        metrics: dict[str, int | float],
+        evicted: Sequence[int],
+        started: float,
+        *,
+        later: Array | None = None,
+    ) -> Output:
+        """The changelog of two inputs, and late rows behind it.
+
+        Args:
+            rows: of the changelog.
+            tagged: late rows that come out as they are, by input.
+            metrics: taken over.
+            evicted: how many rows of each input went.
+            started: when the micro-batch began.
+            later: as of `gpu_ops.output.changelog_table`.
+        """
+        joined, join, kernels = time.perf_counter(), self.join, self.kernels
+        kinds, sequences = kernels.asnumpy(rows.kinds), [kernels.asnumpy(rows.instants) >> 1]
+        tables: Sequence[Any] = self.tables
+        output = changelog_table(join, kernels, gathered(join, kernels, tables, rows.slots), kinds, later)
+        for side, change in tagged:
+            output = append_rows(join, kernels, side, output, rows=change.table, kind=LATE_ROW_KIND)
+            sequences.append(change.sequence)
+        metrics |= {f"{name}_evicted": number for name, number in zip(SIDES, evicted, strict=True)}
+        metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
+        return Output(output, np.concatenate(sequences), kinds, metrics)
+
+    def _times(self, held: int | None) -> dict[str, int]:
+        """The times worth knowing, ms since the epoch, as far as there are any.
+
+        Args:
+            held: how far behind the watermark rows may still come out, in the unit of times; None for any distance.
+        """
+        now = self._next
+        seen = zip(self.join.sides, now.seen, strict=True)
+        found = {f"{name}_max_time_ms": time // self.per_ms for name, time in seen if time is not None}
+        if BEFORE_ALL < now.watermark < AFTER_ALL:
+            found["watermark_ms"] = now.watermark // self.per_ms
+            if held is not None:
+                found["output_watermark_ms"] = clipped((now.watermark - held) // self.per_ms)
+        return found
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        self.clock = self._next
+        super().commit(clock_ms)
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        self._next = self.clock
+        super().discard()
+
+    # --- the stored form ---------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, int | None]:
+        """What is stored of the clock, by name."""
+        seen = zip(SIDES, self.clock.seen, strict=False)
+        return {"watermark": self.clock.watermark, **{f"{side}_seen": time for side, time in seen}}
+
+    def kept(self) -> dict[str, Storable]:
+        """The state, and the clock."""
+        times = pa.table({name: pa.array([value], pa.int64()) for name, value in self._facts().items()})
+        return {**super().kept(), self.stored_clock: times}
+
+    def _stored_facts(self, state: Mapping[str, FromSnapshot]) -> dict[str, Any]:
+        """What a snapshot has of the clock.
+
+        Raises:
+            StateError: nothing.
+        """
+        stored = state.get(self.stored_clock)
+        if not isinstance(stored, pa.Table):
+            raise StateError("the snapshot lacks the times of an operator by time")
+        facts: dict[str, Any] = stored.to_pylist()[0]
+        return facts

@@ -1,4 +1,4 @@
-"""Joins of two inputs by key: inner, left, right and full, semi and anti, ``NOT IN`` included.
+"""Joins of two inputs by key: inner, left, right and full, semi and anti, ``NOT IN`` included, and lookups.
 
 **Inner and outer**, after Flink's ``StreamingJoinOperator``. Law: the changelog is the pairs that come and go
 (`core.pairs`), and for an outer side the pads that come and go (`core.visibility`).
@@ -17,22 +17,28 @@ its own kind to a semi join's rows, and ``-D`` and ``+I`` to an anti join's.
 ``NOT IN`` over nullable columns (null-aware anti): a null on the right makes the comparison unknown for
 every left row, so none is in the result while there is one; a left row whose own key is null is in
 the result only while the right is empty.
+
+**Lookup**, after Flink's ``TemporalProcessTimeJoinOperator``. Law: a left row comes out once, in its micro-batch, with
+each row of its key that the table has when the micro-batch's changes of the table are done; or, of a left join, with
+nulls if there is none. Nothing changes what came out. All rows are ``+I``, in the order of the left rows, which are
+gone once the micro-batch is committed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import DELETE, INSERT
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.emission import (
     JOINED,
@@ -42,13 +48,19 @@ from gpu_ops.operators.core.emission import (
     OutputRows,
     Pairs,
     TimedPairs,
+    Wanted,
     in_order,
     net_rows,
+    probe,
     with_nulls,
 )
 from gpu_ops.operators.core.visibility import Barrier, VisibilityChanges, When
-from gpu_ops.operators.keyed import TwoWayJoin
+from gpu_ops.operators.keyed import KeyedOperator, TwoWayJoin
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import KeySet
+
+_Visible = VisibilityChanges | tuple[Slots, Slots]
+"""Each change of visibility; or rows that stop being visible, and those that become it."""
 
 
 class RegularJoin(TwoWayJoin):
@@ -86,7 +98,7 @@ class RegularJoin(TwoWayJoin):
         for side in (0, 1):
             if not outer[side]:
                 continue
-            pads = self.visible_per_event(side, sides, found, When(alone=True))
+            pads = self.visible(side, sides, found, When(alone=True), net=False)
             for rank, kind, mask in ((PAD_COMES, INSERT, pads.appears), (PAD_GOES, DELETE, ~pads.appears)):
                 at = xp.flatnonzero(mask)
                 kinds = xp.full(at.size, kind, np.int8)
@@ -99,7 +111,7 @@ class RegularJoin(TwoWayJoin):
         leaving, coming = [], [(left[found.comes], right[found.comes])]
         for side in (0, 1):
             if self.join.outer[side]:
-                hides, shows = self.visible_per_batch(side, sides, found, When(alone=True))
+                hides, shows = self.visible(side, sides, found, When(alone=True), net=True)
                 leaving.append(with_nulls(xp, side, hides))
                 coming.append(with_nulls(xp, side, shows))
         return net_rows(xp, [*leaving, (left[found.goes], right[found.goes])], coming)
@@ -129,12 +141,10 @@ class RegularJoin(TwoWayJoin):
         return False
 
 
-_Visible = VisibilityChanges | tuple[Slots, Slots]
-"""Each change of visibility; or rows that stop being visible, and those that become it."""
-
-
-def make(described: Join, kernels: Kernels) -> TwoWayJoin:
+def make(described: Join, kernels: Kernels) -> KeyedOperator:
     """See `gpu_ops.operators.operator.Make`."""
+    if isinstance(described, LookupJoin):
+        return Lookup(described, kernels)
     if described.how not in ("semi", "anti"):
         return RegularJoin(described, kernels)
     # NOT IN with more than one column or a residual condition has no key to look rows up by. With a TTL every match
@@ -149,14 +159,13 @@ class SemiAntiJoin(TwoWayJoin):
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> _Visible:
         """Left rows that become visible or stop being it; association counts are moved here."""
-        pairs: Any = self.pairs(sides, net=net, needed=False)
+        pairs = self.pairs(sides, net=net, needed=False)
         barriers = _barriers(self.tables[1], sides[1]) if self.join.null_aware else None
-        visible: Callable[..., _Visible] = self.visible_per_batch if net else self.visible_per_event
-        return visible(0, sides, pairs, When(self.join.how == "anti", barriers))
+        found: _Visible = self.visible(0, sides, pairs, When(self.join.how == "anti", barriers), net=net)
+        return found
 
     def rows(self, found: _Visible, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Those of `find`."""
-        del sides
         xp = self.kernels.xp
         if isinstance(found, tuple):
             hides, shows = found
@@ -177,10 +186,7 @@ def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
     valid = kernels.valid(right.store.take(rows, right.strict, present=True), right.strict)
     keyless = xp.zeros(rows.size, bool) if valid is None else ~valid
     at = xp.flatnonzero(keyless)
-    return (
-        _steps(xp, right.null_keys, when[at], step[at]),
-        _steps(xp, right.live_before, when, step),
-    )
+    return (_steps(xp, right.null_keys, when[at], step[at]), _steps(xp, right.live_before, when, step))
 
 
 def _steps(xp: Any, before: int, instants: Instants, steps: Array) -> Barrier:
@@ -208,3 +214,45 @@ def null_aware_as_condition(join: Join) -> Join:
     if join.where is not None:
         terms.append(f"({join.where})")
     return dataclasses.replace(join, keys=(), null_aware=False, where=" AND ".join(terms))
+
+
+class Lookup(KeyedOperator):
+    """Left rows with the rows that a table has now.
+
+    Args:
+        join: the description.
+        kernels: the backend.
+    """
+
+    join: LookupJoin
+    tables: tuple[KeyedTable, KeyedTable]
+
+    def __init__(self, join: LookupJoin, kernels: Kernels) -> None:
+        super().__init__(join, kernels)
+        self.padded = (False, join.how == "left")
+        keys = [KeySet(join.key_columns(n), join.key_types, join.key_columns(n, strict=True)) for n in (0, 1)]
+        findable = not join.right.insert_only or join.right.ttl_ms is not None
+        self.tables = (
+            KeyedTable(kernels, join.left, keys[:1], findable=False),
+            KeyedTable(kernels, join.right, keys[1:], findable=findable),
+        )
+
+    def find(self, sides: Sequence[Lifetimes], *, net: bool) -> tuple[Slots, Slots]:
+        """Left and right slots of the pairs."""
+        wanted = Wanted(self.join.condition, (self.join.left.name, self.join.right.name), self.check_output)
+        return probe(self.tables, (sides[0], sides[1]), 0, wanted, dying=False)
+
+    def rows(self, found: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+        """The pairs, and left rows without one, in the order of the left rows."""
+        (left, right), xp, (side, _) = found, self.kernels.xp, sides
+        new = as_slots(self.kernels, side.first_new, side.new)
+        self.tables[0].end_stillborn(new)
+        if self.join.how == "left":
+            alone = xp.ones(new.size, bool)
+            alone[left - side.first_new] = False
+            pads = new[xp.flatnonzero(alone)]
+            left, right = xp.concatenate([left, pads]), xp.concatenate([right, xp.full(pads.size, -1, np.int64)])
+        # the number of a right row, one higher, so that there is room for none
+        order = self.kernels.argsort(layouts.pairs(left, right + 1))
+        left, right = left[order], right[order]
+        return OutputRows(np.full(left.size, INSERT, np.int8), (left, right), xp.zeros(left.size, np.int64))

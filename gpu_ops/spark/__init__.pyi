@@ -22,9 +22,9 @@ from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
 from gpu_ops.spark.metrics.progress import join_progress as join_progress
 from gpu_ops.spark.plan.column_metadata import late as late
 from gpu_ops.spark.plan.column_metadata import side as side
-from gpu_ops.spark.rapids import RAPIDS_COORDINATES as RAPIDS_COORDINATES
-from gpu_ops.spark.rapids import RAPIDS_SPARK_VERSIONS as RAPIDS_SPARK_VERSIONS
-from gpu_ops.spark.rapids import rapids_conf as rapids_conf
+from gpu_ops.spark.settings import RAPIDS_COORDINATES as RAPIDS_COORDINATES
+from gpu_ops.spark.settings import RAPIDS_SPARK_VERSIONS as RAPIDS_SPARK_VERSIONS
+from gpu_ops.spark.settings import rapids_conf as rapids_conf
 from gpu_ops.spark.sources.files import read_files as read_files
 from gpu_ops.spark.sources.kafka import debezium as debezium
 from gpu_ops.spark.sources.kafka import read_kafka as read_kafka

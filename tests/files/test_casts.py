@@ -14,8 +14,8 @@ import pytest
 
 from gpu_ops.errors import BadInputError
 from gpu_ops.files import formats
-from gpu_ops.files.casts import cast, fits
 from gpu_ops.files.formats import FileFormat
+from gpu_ops.values import cast, fits
 
 UTC = pa.timestamp("us", "UTC")
 LOCAL = pa.timestamp("us")

@@ -16,7 +16,7 @@ import pytest
 from spark.support import Row
 from spark.views import Shop
 
-from gpu_ops.spark.sinks import delta, jdbc, kafka
+from gpu_ops.spark.sinks import changes, delta, jdbc
 from services.views import made
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
@@ -55,7 +55,7 @@ class Faults:
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Faults within a write: a transaction not committed, a MERGE not run, messages sent in part."""
-        execute, merge, send = jdbc._Database.execute, delta.merge, kafka._send
+        execute, merge, send = jdbc._Database.execute, delta.merge, changes._send
 
         def executed(database: Any, *statements: str) -> None:
             execute(database, *statements)
@@ -74,7 +74,7 @@ class Faults:
 
         monkeypatch.setattr(jdbc._Database, "execute", executed)
         monkeypatch.setattr(delta, "merge", merged)
-        monkeypatch.setattr(kafka, "_send", sent)
+        monkeypatch.setattr(changes, "_send", sent)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gpu_ops import stream
 from gpu_ops.spark.api.streams import as_input
 from gpu_ops.spark.driver import queries as recognition
 from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.plan.recognition import derived_key
+from gpu_ops.spark.plan.column_metadata import derived_key
 from gpu_ops.spark.wire.arrivals import local_blocks
 from spark.feeds import Feed, check, sql_join
 from spark.support import Sink, drain, in_memory, start

@@ -19,7 +19,7 @@ from gpu_ops.jobs.job import load
 from gpu_ops.jobs.runner import JobFailedError, Outcome
 from gpu_ops.jobs.text import JobError
 from gpu_ops.spark.api import static
-from gpu_ops.spark.sinks import kafka
+from gpu_ops.spark.sinks import changes
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
@@ -134,7 +134,7 @@ def test_a_job_that_is_cut_short_on_the_way_to_its_sink(
 
 def test_an_upsert_topic(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, str]] = []
-    monkeypatch.setattr(kafka, "_send", lambda rows, *_: sent.extend((row.key, row.value) for row in rows.collect()))
+    monkeypatch.setattr(changes, "_send", lambda rows, *_: sent.extend((row.key, row.value) for row in rows.collect()))
     broker = "'connector' = 'upsert-kafka', 'bootstrap_servers' = 'x:1', 'topic' = 't'"
     run = job(tmp_path, broker, columns="(item STRING, qty BIGINT, PRIMARY KEY (item) NOT ENFORCED)")
     orders(tmp_path)

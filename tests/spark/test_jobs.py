@@ -30,7 +30,7 @@ from gpu_ops.jobs.tables import decode, open_source, shaped
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.selection import taken_of_join
-from gpu_ops.spark.sinks.kafka import json_messages
+from gpu_ops.spark.sinks.changes import json_messages
 from spark.support import fold
 
 pytestmark = pytest.mark.spark

@@ -20,7 +20,7 @@ from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import observed_metrics
 from gpu_ops.spark.plan.build import union_order
-from gpu_ops.spark.plan.recognition import open_joins
+from gpu_ops.spark.plan.column_metadata import open_joins
 from spark.support import Sink, Source, drain, in_memory, start
 
 pytestmark = pytest.mark.spark

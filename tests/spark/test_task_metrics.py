@@ -18,8 +18,7 @@ from gpu_ops.spark.metrics.metrics import (
     pack,
     total,
 )
-from gpu_ops.spark.rapids import PLUGIN, metrics_reported
-from gpu_ops.spark.settings import PREFIX
+from gpu_ops.spark.settings import PLUGIN, PREFIX, metrics_reported
 
 pytestmark = pytest.mark.thorough
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("duckdb")
 
 from gpu_ops.demo import tpch
-from gpu_ops.demo.queries import NAMES, Answers, Query, changelog, columns_of, query
+from gpu_ops.demo.tpch import NAMES, Answers, Query, changelog, columns_of, query
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]

@@ -14,7 +14,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.plan.union_layout import union_columns
+from gpu_ops.spark.plan.build import union_columns
 
 TYPES = {"int": st.IntegerType(), "long": st.LongType(), "double": st.DoubleType(), "string": st.StringType()}
 

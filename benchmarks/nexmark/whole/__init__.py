@@ -14,7 +14,7 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
-from gpu_ops.demo.check import difference
+from gpu_ops.demo.tpch import difference
 
 NAMES: Final = ("q4", "q5", "q7", "q9")
 TABLES: Final = {"q4": ("auction", "bid"), "q5": ("bid",), "q7": ("bid",), "q9": ("auction", "bid")}

@@ -46,7 +46,7 @@ from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
-from gpu_ops.operators.core.match import Direction, Nearest, first_equal, match
+from gpu_ops.operators.core.match import Direction, Nearest, first_equal, live_matches
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
@@ -260,14 +260,7 @@ class Lookup:
         """Left rows that stay, of the keys of n right rows and in a span of time of each; ascending."""
         left = self._tables[0]
         needle, slots = left.time_index.probe(rows.hashes, earliest, latest, staged=False)
-        _, slots = match(
-            self._kernels,
-            (rows.slots[needle], slots),
-            left.key_types,
-            (rows.key, Columns(left.store, left.keys)),
-            alive=lambda _, slots: self._stays(slots),
-        )
-        return distinct(self._kernels.xp, slots)
+        return distinct(self._kernels.xp, live_matches(left, (rows.slots[needle], slots), rows.key)[1])
 
 
 _BEYOND = 1 << (layouts.INSTANT_BITS - 1)
@@ -300,11 +293,15 @@ def matches_over_time(
     lefts = xp.sort(lefts)
     rows = Rows(left, lefts)
     life = _states(sides[0].born(xp, lefts)), _states(sides[0].died(xp, lefts))
-    changed = xp.concatenate([sides[1].killed, xp.arange(sides[1].first_new, len(right), dtype=np.int64)])
-    painting = _Painting(lookup, tables, sides[1], rows, Rows(right, changed) if changed.size else None)
-    painted = []
+    first, status = right.first_new, right.status.values
+    changed = Rows(right, xp.concatenate([sides[1].killed, as_slots(kernels, first, len(right) - first)]))
+    moves, painted = bool(changed.slots.size) and bool(rows.slots.size), []
+    painting = _Painting(lookup, tables, sides[1], rows, changed) if moves else None
     for direction in lookup.directions:
-        owner, begin, met = painting.paint(direction, life[0][rows.at], life[1][rows.at])
+        met = lookup.found(rows, direction, lambda s: (status[s] == LIVE) & (s < first), staged=False)
+        owner, begin = xp.arange(rows.slots.size, dtype=np.int64), life[0][rows.at]
+        if painting is not None:
+            owner, begin, met = painting.paint(direction, met, owner, begin, life[1][rows.at])
         order = kernels.argsort(layouts.owned(owner, begin))
         painted.append((owner[order], begin[order], met[order]))
     owner, begin, met = painted[0]
@@ -326,11 +323,7 @@ def _states(instants: Array) -> Array:
 
 
 def _side_by_side(
-    kernels: Kernels,
-    lookup: Lookup,
-    times: Array,
-    back: tuple[Array, Array, Slots],
-    ahead: tuple[Array, Array, Slots],
+    kernels: Kernels, lookup: Lookup, times: Array, back: tuple[Array, Array, Slots], ahead: tuple[Array, Array, Slots]
 ) -> tuple[Array, Array, Slots]:
     """Of what rows meet before and after their times, from some state on, the nearer, from each of these states on."""
     xp = kernels.xp
@@ -351,21 +344,13 @@ class _Painting:
     """Left rows and the right rows that come or go."""
 
     def __init__(
-        self,
-        lookup: Lookup,
-        tables: tuple[KeyedTable, KeyedTable],
-        right: Lifetimes,
-        rows: Rows,
-        changed: Rows | None,
+        self, lookup: Lookup, tables: tuple[KeyedTable, KeyedTable], right: Lifetimes, rows: Rows, changed: Rows
     ) -> None:
         self._lookup, self._tables, self._rows, self._changed = lookup, tables, rows, changed
         self._kernels, self._xp = tables[0].kernels, tables[0].kernels.xp
-        self._any = changed is not None and bool(changed.slots.size) and bool(rows.slots.size)
-        if self._any:
-            assert changed is not None
-            self._group, self._bounds, self._own = self._grouped(rows, changed)
-            self._born = _states(right.born(self._xp, changed.slots))
-            self._died = _states(right.died(self._xp, changed.slots))
+        self._group, self._bounds, self._own = self._grouped(rows, changed)
+        self._born = _states(right.born(self._xp, changed.slots))
+        self._died = _states(right.died(self._xp, changed.slots))
 
     def _grouped(self, rows: Rows, changed: Rows) -> tuple[Array, Array, Array]:
         """The number of each right row's key, where numbers begin; and of each left row's key, -1 for none."""
@@ -385,24 +370,22 @@ class _Painting:
         )
         return number, groups.bounds, own
 
-    def paint(self, direction: Direction, begin: Array, end: Array) -> tuple[Array, Array, Slots]:
+    def paint(
+        self, direction: Direction, stays: Slots, owner: Array, begin: Array, end: Array
+    ) -> tuple[Array, Array, Slots]:
         """What each left row meets from its first state to before its last.
 
         Args:
             direction: where it looks.
+            stays: the best right row of each of n rows among those that stay throughout.
+            owner: the numbers of these rows.
             begin: first states of n rows.
             end: their last ones.
 
         Returns:
             Rows, states from which on they meet something else, and what: in any order.
         """
-        xp, (_, right), rows = self._xp, self._tables, self._rows
-        first, status = right.first_new, right.status.values
-        stays = self._lookup.found(rows, direction, lambda s: (status[s] == LIVE) & (s < first), staged=False)
-        owner = xp.arange(rows.slots.size, dtype=np.int64)
-        if not self._any:
-            return owner, begin, stays
-        assert self._changed is not None
+        xp = self._xp
         order, reach = self._within_reach(direction, stays)
         slots, tree = self._changed.slots[order], _Tree(xp, self._born[order], self._died[order])
         bound, out = reach[1], []
@@ -422,7 +405,6 @@ class _Painting:
     def _within_reach(self, direction: Direction, stays: Slots) -> tuple[Positions, tuple[Positions, Positions]]:
         """The right rows from worse to better, key by key; where those begin and end that a left row may meet."""
         kernels, xp, changed, rows = self._kernels, self._xp, self._changed, self._rows
-        assert changed is not None
         lookup, stored, ties = self._lookup, times_of(self._tables[1]), ties_of(self._tables[1])
         back = direction == "backward"
 

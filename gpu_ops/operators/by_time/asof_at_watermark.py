@@ -34,7 +34,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.by_time.temporal import Keys, TemporalOperator
 from gpu_ops.operators.core.emission import OutputRows
-from gpu_ops.operators.core.match import match
+from gpu_ops.operators.core.match import live_matches
 from gpu_ops.state.keyed_table import TIES_COLUMN
 from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, LIVE
@@ -86,8 +86,8 @@ class AsofAtWatermark(TemporalOperator):
         right.move(gone, LIVE, DEAD)
         if self.join.how == "inner":
             kept = xp.flatnonzero(found >= 0)
-            return self._output(looking[kept], found[kept]), (int(looking.size), int(gone.size))
-        return self._output(looking, found), (int(looking.size), int(gone.size))
+            return self._beside(looking[kept], found[kept]), (int(looking.size), int(gone.size))
+        return self._beside(looking, found), (int(looking.size), int(gone.size))
 
     def _waiting(self, passing: Slots) -> Slots:
         """Left rows that may meet one of the right rows which the watermark passes, repeated ones among them."""
@@ -102,14 +102,8 @@ class AsofAtWatermark(TemporalOperator):
         if self._tolerance is not None:
             earliest = shifted(xp, times, -self._tolerance)
             latest = xp.minimum(latest, shifted(xp, times, self._tolerance))
-        _, slots = match(
-            self.kernels,
-            left.index.probe(keys.hashes, earliest, latest, staged=False),
-            left.key_types,
-            (Columns(keys.frame, right.keys), Columns(left.store, left.keys)),
-            alive=lambda _, slots: left.status.values[slots] == LIVE,
-        )
-        return slots
+        candidates = left.index.probe(keys.hashes, earliest, latest, staged=False)
+        return live_matches(left, candidates, Columns(keys.frame, right.keys))[1]
 
     def _best(self, own: Keys, now: int) -> tuple[Slots, Array]:
         """Each left row's best right row of those that the watermark has passed, and when that is final.

@@ -33,32 +33,31 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from gpu_ops.arrays import Array, Hashes, Slots
+from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots, value_changes
 from gpu_ops.descriptions.by_time import IntervalJoin
-from gpu_ops.descriptions.changelog import LATE_ROW_KIND
+from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped, shifted
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.operators.by_time.interval_match import IntervalMatch, NewRows, looks, sweep_times
-from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
-from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order
-from gpu_ops.operators.core.match import first_equal
-from gpu_ops.operators.operator import SIDES, Output
-from gpu_ops.output import append_rows, changelog_table, gathered, later_times
+from gpu_ops.kernels import Columns, Frame, Kernels
+from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order, left_right, with_nulls
+from gpu_ops.operators.core.match import first_equal, fulfilling, match
+from gpu_ops.operators.core.order import Groups
+from gpu_ops.operators.operator import AT_WATERMARK, Clock, Output, TimedOperator
+from gpu_ops.output import later_times
 from gpu_ops.state.interval_table import GHOST, IntervalTable
 from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, LIVE, KeySet
 
 _ONCE = {-(1 << 62): BEFORE_ALL, 1 << 62: AFTER_ALL}
 """What snapshots had for these before event times could fill int64: those that do not say `_BITS`."""
+
 _BITS = "time_bits"
+_FOREVER = np.iinfo(np.int64).max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +69,109 @@ class IntervalClock(Clock):
     """
 
     cleaned: tuple[int, int] = (BEFORE_ALL, BEFORE_ALL)
+
+
+def looks(xp: Any, reach: Array, cleaned: int, over: int) -> tuple[Array, int]:
+    """Which of a side's new rows look for rows of the other side, and clean up as they go.
+
+    Args:
+        xp: numpy or cupy.
+        reach: n latest times of the other side that each row may match, by sequence.
+        cleaned: the time up to which the other side was last cleaned up, of any key.
+        over: the time up to which its rows' time is over.
+
+    Returns:
+        Mask of the rows that look, and the time up to which the other side is cleaned up then.
+    """
+    reaching = xp.flatnonzero(reach > cleaned)
+    if not reaching.size:
+        return xp.zeros(reach.size, bool), cleaned
+    first = int(reaching[0])
+    mask = reach > over
+    mask[:first] = False
+    mask[first] = True
+    return mask, over
+
+
+def sweep_times(table: IntervalTable, keys: Frame, hashes: Hashes, times: Array, alive: int, *, ghosts: bool) -> Array:
+    """The time by which each new row is swept: its own, or that of its key's timer if that is later.
+
+    Args:
+        table: their side's state.
+        keys: the keys of n new rows, by sequence, all of which are kept.
+        hashes: n.
+        times: n.
+        alive: rows of this time and later have not been swept.
+        ghosts: whether rows from then on may have been taken away early all the same.
+
+    Returns:
+        n times.
+    """
+    kernels, xp = table.kernels, table.kernels.xp
+    if not times.size:
+        return times
+    groups = Groups(kernels, keys, table.keys, table.key_types, hashes)
+    leaders = groups.leader
+    timer = xp.full(leaders.size, _FOREVER, np.int64)
+    if len(table):
+        lead = kernels.take(keys, leaders, table.keys, present=True)
+        since = xp.full(leaders.size, alive, np.int64)
+        unsure = xp.arange(leaders.size, dtype=np.int64)
+        if not ghosts:
+            runs = table.index.first(hashes[leaders], since)
+            # of another key of the same half hash there may be more before the one that is looked for
+            wrong = [_lower(table, lead, timer, found, once=True) for found in runs]
+            unsure = xp.unique(xp.concatenate([xp.empty(0, np.int64), *wrong]))
+        if unsure.size:
+            needle, slots = table.index.probe(
+                hashes[leaders[unsure]], since[unsure], xp.full(unsure.size, _FOREVER, np.int64), staged=False
+            )
+            _lower(table, lead, timer, (unsure[needle], slots), once=False)
+    timer = xp.where(timer == _FOREVER, times[leaders], timer)
+    swept = xp.empty(times.size, np.int64)
+    swept[groups.order] = xp.maximum(times[groups.order], timer[groups.group])
+    return swept
+
+
+def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positions, Slots], *, once: bool) -> Positions:
+    """Lower each key's timer to the earliest sweep time found; gives the needles whose find was another key.
+
+    Args:
+        table: the state.
+        keys: the keys.
+        timer: theirs.
+        found: keys, by number, and slots.
+        once: whether no number comes twice.
+    """
+    kernels, xp = table.kernels, table.kernels.xp
+    needle, slots = found
+    own, stored = Columns(keys, table.keys), Columns(table.store, table.keys)
+    same = kernels.equal_at(table.key_types, (own, needle), (stored, slots))
+    right = same & (table.status.values[slots] != DEAD)
+    at, swept = needle[right], table.sweep[slots[right]]
+    if not once:
+        by_time = kernels.argsort(swept)
+        order = by_time[kernels.argsort(at[by_time])]
+        lowest = order[value_changes(xp, at[order])]
+        at, swept = at[lowest], swept[lowest]
+    timer[at] = xp.minimum(timer[at], swept)
+    return needle[~same]
+
+
+@dataclasses.dataclass(frozen=True)
+class NewRows:
+    """The new rows of one side; arrays by row, by ascending sequence."""
+
+    slots: Slots
+    keys: Frame
+    """The key columns, others beside them."""
+    hashes: Hashes
+    matchable: Array | None
+    """Mask of rows whose key can match at all, None for all."""
+    times: Array
+    instants: Instants
+    kept: Array | None
+    """Mask of rows that later ones may meet, None for all."""
 
 
 class IntervalOperator(TimedOperator[IntervalClock]):
@@ -98,7 +200,6 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             return IntervalTable(kernels, join.inputs[side], keys, notes_matches=counts, lazy=self.lazy)
 
         self.tables = table(0), table(1)
-        self._match = IntervalMatch(join, kernels, self.tables)
 
     # --- a micro-batch -----------------------------------------------------------------------
 
@@ -106,37 +207,18 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         """Compute one micro-batch; see `gpu_ops.operators.operator.Operator`."""
         started = time.perf_counter()
         pads, gone = self.advance(self._advanced(watermark_ms))
-        metrics: dict[str, int | float] = {}
-        late: list[tuple[int, pa.Table, npt.NDArray[np.int64]]] = []
-        admitted = []
-        for side, (name, change) in enumerate(zip(SIDES, changes, strict=True)):
-            below = self._late(change)
-            metrics[f"{name}_late"] = 0 if below is None else int(below.sum())
-            metrics[f"{name}_evicted"] = gone[side]
-            if below is None or self.interval.late == "join":
-                admitted.append(change)
-                continue
-            if self.interval.late == "tag" and (side == 0 or not self.join.one_sided):
-                late.append((side, change.pick(below).table, change.sequence[below]))
-            admitted.append(change.pick(~below))
-        parts = [*((rows, PAD_COMES) for rows in pads), *self.apply((admitted[0], admitted[1]), clock_ms)]
+        changes, late, metrics = self._admitted(changes, () if self.interval.late == "join" else (0, 1))
+        parts = [*((rows, PAD_COMES) for rows in pads), *self.apply((changes[0], changes[1]), clock_ms)]
         if self.join.emit == "per_batch":
             rows = chained(self.kernels, [part for part, _ in parts])
         else:
             rows = in_order(self.kernels, parts)
-        joined = time.perf_counter()
-        frame, kinds = gathered(self.join, self.kernels, self.tables, rows.slots), self.kernels.asnumpy(rows.kinds)
         later = None
         if self.interval.timestamp is not None:
             later = later_times(self.kernels.xp, rows.slots, [table.time for table in self.tables])
-        output = changelog_table(self.join, self.kernels, frame, kinds, later)
-        sequences = [self.kernels.asnumpy(rows.instants) >> 1]
-        for side, table, sequence in late:
-            output = append_rows(self.join, self.kernels, side, output, rows=table, kind=LATE_ROW_KIND)
-            sequences.append(sequence)
+        tagged = [one for one in late if self.interval.late == "tag" and (one[0] == 0 or not self.join.one_sided)]
         metrics |= self._times(0 if self.interval.keyed else max(*self.keep, 0))
-        metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
-        return Output(output, np.concatenate(sequences), kinds, metrics)
+        return self._output(rows, tagged, metrics, gone, started, later=later)
 
     def advance(self, now: int) -> tuple[list[OutputRows], tuple[int, int]]:
         """Begin a micro-batch: let the watermark advance.
@@ -154,7 +236,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             for side in (0, 1):
                 slots, fired = self._expire(side, now)
                 gone[side] = int(slots.size)
-                pads.append(self._match.pads(side, slots, AT_WATERMARK))
+                pads.append(self._pads(side, slots, AT_WATERMARK))
                 if fired:
                     cleaned[side] = self._over(side, now)
         self._next = IntervalClock(now, self.clock.seen, (cleaned[0], cleaned[1]))
@@ -217,7 +299,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         xp, outer = self.kernels.xp, self.join.outer
         new = self._add(0, changes[0], clock_ms), self._add(1, changes[1], clock_ms)
         over = [self._over(side, self._next.watermark) for side in (0, 1)]
-        pairs = [self._match.pairs(side, new, over[1 - side]) for side in (0, 1)]
+        pairs = [self._pairs(side, new, over[1 - side]) for side in (0, 1)]
         parts: list[tuple[OutputRows, int]] = []
         if self.lazy:
             for side in (0, 1):
@@ -225,7 +307,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
                 pairs.append(met)
                 parts.append((pads, PAD_COMES))
         if self.join.one_sided:
-            first = self._match.first(pairs)
+            first = self._first(pairs)
             shown = first if self.join.how == "semi" else first.pick(xp.empty(0, np.int64))
             parts.append((shown, JOINED))
             if not self.lazy:  # nothing goes by a left row any more that has met its match
@@ -239,7 +321,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             kept = new[side].kept
             if outer[side] and kept is not None:
                 passing = xp.flatnonzero(~kept)
-                parts.append((self._match.pads(side, new[side].slots[passing], new[side].instants[passing]), PAD_COMES))
+                parts.append((self._pads(side, new[side].slots[passing], new[side].instants[passing]), PAD_COMES))
         return parts
 
     # --- its parts ---------------------------------------------------------------------------
@@ -297,10 +379,149 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         reach = shifted(self.kernels.xp, own.times, self.keep[side])
         looking, cleaned[1 - side] = looks(self.kernels.xp, reach, cleaned[1 - side], over)
         self._next = dataclasses.replace(self._next, cleaned=(cleaned[0], cleaned[1]))
-        found = self._match.clean_up(side, own, looking)
+        found = self._taken_away(side, own, looking)
         if not self.cleanup:
             other.stale = other.stale[other.status.values[other.stale] == LIVE]
         return found
+
+    # --- matches -----------------------------------------------------------------------------
+
+    def _window(self, side: int, times: Array) -> tuple[Array, Array]:
+        """The earliest and the latest time of the other side that rows of these times match."""
+        return shifted(self.kernels.xp, times, -self.keep[1 - side]), shifted(self.kernels.xp, times, self.keep[side])
+
+    def _pairs(self, side: int, new: tuple[NewRows, NewRows], over: int) -> OutputRows:
+        """New rows of one side with the rows they meet.
+
+        The left's meet all rows, the right's those that were there, so no pair is found twice. Rows that pass
+        through have to be met while they come: only by what came before them.
+
+        Args:
+            side: which side's.
+            new: of both sides.
+            over: rows of the other side up to this time have been left behind.
+        """
+        xp, own, others = self.kernels.xp, new[side], new[1 - side]
+        needle, slots = self._matches(side, own, None, over, (True, side == 0))
+        if side == 1 and own.kept is not None:
+            passing = xp.flatnonzero(~own.kept)
+            more = self._matches(side, own, passing, over, (False, True))
+            needle, slots = xp.concatenate([needle, more[0]]), xp.concatenate([slots, more[1]])
+        first = self.tables[1 - side].first_new
+        came = others.instants[xp.maximum(slots - first, 0)] if others.instants.size else xp.zeros(slots.size, np.int64)
+        came = xp.where(slots >= first, came, BEFORE_ALL)
+        instants = own.instants[needle]
+        if own.kept is not None:
+            right = own.kept[needle] | (came < instants)
+            needle, slots, came, instants = needle[right], slots[right], came[right], instants[right]
+        return self._joined(side, own.slots[needle], slots, xp.maximum(instants, came))
+
+    def _matches(
+        self, side: int, own: NewRows, rows: Positions | None, over: int, among: tuple[bool, bool]
+    ) -> tuple[Positions, Slots]:
+        """Matches of new rows, among committed and staged ones: their positions, and slots of the other side."""
+        kernels, xp = self.kernels, self.kernels.xp
+        table, other = self.tables[side], self.tables[1 - side]
+        if own.matchable is not None:
+            able = xp.flatnonzero(own.matchable)
+            rows = able if rows is None else rows[own.matchable[rows]]
+        times = own.times if rows is None else own.times[rows]
+        hashes = own.hashes if rows is None else own.hashes[rows]
+        if not times.size or not len(other):
+            return xp.empty(0, np.int64), xp.empty(0, np.int64)
+        earliest, latest = self._window(side, times)
+        if not self.interval.keyed:
+            earliest = xp.maximum(earliest, clipped(over + 1))
+        needle, slots = other.index.probe(hashes, earliest, latest, committed=among[0], staged=among[1])
+        return match(
+            kernels,
+            (needle if rows is None else rows[needle], slots),
+            table.key_types,
+            (Columns(own.keys, table.keys), Columns(other.store, other.keys)),
+            alive=lambda _, slots: self._open(1 - side, slots),
+            residual=lambda needle, slots: self._fulfilling(side, own.slots[needle], slots),
+        )
+
+    def _open(self, side: int, slots: Slots) -> Array:
+        """Mask of rows that may be matched: of a semi or anti join's left, those that have not been."""
+        table = self.tables[side]
+        live: Array = table.status.values[slots] == LIVE
+        if self.join.one_sided and side == 0 and table.matched is not None:
+            live &= table.matched[slots] == 0
+        return live
+
+    def _first(self, pairs: Sequence[OutputRows]) -> OutputRows:
+        """The left rows of pairs that had met no match before, each at the instant of its first one."""
+        kernels, xp, matched = self.kernels, self.kernels.xp, self.tables[0].matched
+        assert matched is not None
+        rows = chained(kernels, pairs)
+        rows = rows.pick(xp.flatnonzero(matched[rows.slots[0]] == 0))
+        by_time = kernels.argsort(rows.instants)
+        order = by_time[kernels.argsort(rows.slots[0][by_time])]
+        found = rows.pick(order[value_changes(xp, rows.slots[0][order])])
+        return dataclasses.replace(found, slots=with_nulls(xp, 0, found.slots[0]))
+
+    def _fulfilling(self, side: int, own: Slots, others: Slots) -> Positions | None:
+        """Positions of pairs that meet the residual condition, None for all."""
+        each = zip(self.join.inputs, self.tables, left_right(side, own, others), strict=True)
+        rows = {source.name: (table.store, at) for source, table, at in each}
+        return fulfilling(self.kernels, self.join.condition, rows, int(own.size))
+
+    def _taken_away(self, side: int, own: NewRows, looking: Array) -> tuple[OutputRows, OutputRows]:
+        """The other side's stale rows, which the first new row of their key that looks takes away.
+
+        Args:
+            side: the new rows'.
+            own: they.
+            looking: mask of those that look.
+
+        Returns:
+            Pairs with them, and pads of those that never had one.
+        """
+        kernels, xp = self.kernels, self.kernels.xp
+        table, other = self.tables[side], self.tables[1 - side]
+        earliest, latest = self._window(side, own.times)
+        stale = other.stale[other.status.values[other.stale] == LIVE]
+        rows = xp.flatnonzero(looking)
+        if not stale.size or not rows.size:
+            nothing = xp.empty(0, np.int64)
+            none = self._joined(side, nothing, nothing, nothing)
+            return none, none
+        keys = other.take_keys(stale)
+        found = first_equal(
+            kernels,
+            (keys, other.hash_keys(keys), other.keys),
+            (kernels.take(own.keys, rows, table.keys, present=True), own.hashes[rows], table.keys),
+            table.key_types,
+        )
+        stale, by = stale[found >= 0], rows[found[found >= 0]]
+        times = other.time[stale]
+        meets = (earliest[by] <= times) & (times <= latest[by])
+        if own.matchable is not None:
+            meets &= own.matchable[by]
+        met, row = stale[meets], by[meets]
+        fits = self._fulfilling(side, own.slots[row], met)
+        alone = ~meets
+        if fits is not None:
+            met, row = met[fits], row[fits]
+            alone = xp.ones(stale.size, bool)
+            alone[xp.flatnonzero(meets)[fits]] = False
+        pairs = self._joined(side, own.slots[row], met, own.instants[row])
+        pads = self._pads(1 - side, stale[alone], own.instants[by[alone]])
+        other.move(stale, LIVE, GHOST)
+        return pairs, pads
+
+    def _joined(self, side: int, own: Slots, others: Slots, instants: Instants) -> OutputRows:
+        kinds = self.kernels.xp.full(own.size, INSERT, np.int8)
+        return OutputRows(kinds, left_right(side, own, others), instants)
+
+    def _pads(self, side: int, slots: Slots, instants: Instants | int) -> OutputRows:
+        """Those of these rows that have met no match, with nulls for the other side; none if it is no outer side."""
+        xp, matched = self.kernels.xp, self.tables[side].matched
+        shown = slots[:0] if matched is None or not self.join.outer[side] else matched[slots] == 0
+        alone = slots[shown]
+        when = xp.full(alone.size, instants, np.int64) if isinstance(instants, int) else instants[shown]
+        return OutputRows(xp.full(alone.size, INSERT, np.int8), with_nulls(xp, side, alone), when)
 
     # --- watermarks, and the stored form -----------------------------------------------------
 

@@ -36,63 +36,67 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Slots, distinct
 from gpu_ops.descriptions.by_time import AsofJoin, TemporalJoin
-from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_BEFORE
-from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_BEFORE
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
-from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.core.emission import OutputRows
-from gpu_ops.operators.core.match import Direction, Nearest, first_equal, fulfilling, match
+from gpu_ops.operators.core.key_table import KeyTable
+from gpu_ops.operators.core.match import Direction, Nearest, first_equal, fulfilling, live_matches
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.operators.operator import SIDES, Output
-from gpu_ops.output import append_rows, changelog_table, gathered
+from gpu_ops.operators.operator import AT_WATERMARK, SIDES, Clock, Output, TimedOperator
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.interval_table import IntervalTable
+from gpu_ops.state.keyed_table import WRITTEN_COLUMN
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, Growing, KeySet
 
+_ENDS, _TIMER = "__ends", "__timer"
+_PASSED = "passed"
 CLEANUP = "__cleanup"
 """Beside the rows of a snapshot: the clean-up time of their key."""
 
 
 class Retention:
-    """The clean-up times of keys, ms since the epoch; of several rows of a key the one that is alive has it.
+    """The clean-up times of keys, ms since the epoch.
 
     Args:
         kernels: the backend.
         types: what keys are compared as.
         ttl_ms: the TTL.
+
+    Attributes:
+        keys: those that have a clean-up time, which stands beside them as the time they were last touched at.
     """
 
     def __init__(self, kernels: Kernels, types: Sequence[pa.DataType], ttl_ms: int) -> None:
         self.kernels, self.ttl = kernels, ttl_ms
-        names = tuple(f"key_{number}" for number in range(len(types)))
-        self.schema = pa.schema(list(zip(names, types, strict=True)))
-        self.table = IntervalTable(kernels, Input("keys", self.schema), KeySet(names, tuple(types), ()))
+        self.schema = pa.schema([(f"key_{number}", kind) for number, kind in enumerate(types)])
+        self.keys = KeyTable(kernels, self.schema, {}, "keys", ttl_ms=0)
 
     def begin(self, clock_ms: int) -> Slots:
         """Prepare a micro-batch: the keys whose clean-up time has come, which are gone from here on."""
-        self.table.begin()
-        slots = self.table.due.take(clock_ms)
-        slots = slots[self.table.status.values[slots] == LIVE]
-        self.table.move(slots, LIVE, DEAD)
+        slots = self.keys.expired(clock_ms)
+        self.forget(slots)
         return slots
 
-    def keys(self, slots: Slots) -> tuple[Columns, Hashes]:
+    def columns(self, slots: Slots) -> tuple[Columns, Hashes]:
         """Keys, and their hashes."""
-        frame = self.table.take_keys(slots)
-        return Columns(frame, self.table.keys), self.table.hash_keys(frame)
+        names = self.schema.names
+        frame = self.keys.store.take(slots, names, present=True)
+        return Columns(frame, names), self.kernels.hash_rows(frame, names, self.schema.types)
 
-    def found(self, own: Columns, hashes: Hashes) -> tuple[Positions, Slots]:
-        """Of keys those that have a clean-up time, by number, and their slots."""
-        return rows_of(self.table, own, hashes)
+    def found(self, own: Columns) -> Slots:
+        """Of keys in the columns of an input those that have a clean-up time."""
+        pairs = zip(self.schema.names, own.names, strict=True)
+        slots = self.keys.find(self.kernels.combine([(name, own.source, column) for name, column in pairs]))
+        return slots[slots >= 0]
 
     def forget(self, slots: Slots) -> None:
         """Take away clean-up times."""
-        self.table.move(slots, LIVE, DEAD)
+        self.keys.move(slots, LIVE, DEAD)
 
     def touch(self, frames: Iterable[tuple[Frame, tuple[str, ...], pa.Schema]], fired: Slots, clock_ms: int) -> None:
         """Set the clean-up times of keys, where they are not far enough away.
@@ -102,74 +106,41 @@ class Retention:
             fired: keys that have fired, and of which something is left.
             clock_ms: now.
         """
-        table, parts = self.table, [self._plain(*each) for each in frames]
-        soon = clipped(clock_ms + self.ttl)
-        again = fired[table.time[fired] < soon]
-        if again.size:
-            parts.append(self.kernels.to_arrow(table.take_keys(again), self.schema))
-        frame, hashes, leader = self._distinct(parts)
-        if not leader.size:
-            return
-        xp, until = self.kernels.xp, clipped(clock_ms + 3 * self.ttl // 2)
-        number, slots = self.found(Columns(frame, table.keys), hashes)
-        late = table.time[slots] < soon
-        stays = xp.zeros(leader.size, bool)
-        stays[number[~late]] = True
-        self.forget(slots[late])
-        self._stage(frame, hashes, xp.full(leader.size, until, np.int64), xp.flatnonzero(~stays))
+        rows = pa.concat_tables([self._plain(*each) for each in frames])
+        slots = self.keys.locate(self.kernels.frame(rows)).slots if rows.num_rows else fired[:0]
+        slots = distinct(self.kernels.xp, self.kernels.xp.concatenate([slots, fired]))
+        soon = self.keys.beside[WRITTEN_COLUMN].values[slots] < clipped(clock_ms + self.ttl)
+        self.keys.touch(slots[soon], clipped(clock_ms + 3 * self.ttl // 2))
 
     def times(self, frame: Frame, columns: tuple[str, ...], schema: pa.Schema) -> Array:
         """The clean-up time of each row's key, for a snapshot."""
-        own = self.kernels.frame(self._plain(frame, columns, schema))
-        number, slots = self.found(Columns(own, self.table.keys), self.table.hash_keys(own))
-        times = self.kernels.xp.zeros(self.kernels.num_rows(frame), np.int64)
-        times[number] = self.table.time[slots]
+        slots = self.keys.find(self.kernels.frame(self._plain(frame, columns, schema)))
+        times = self.kernels.xp.zeros(slots.size, np.int64)
+        known = slots >= 0
+        times[known] = self.keys.beside[WRITTEN_COLUMN].values[slots[known]]
         return times
 
     def restore(self, frames: Iterable[tuple[Frame, tuple[str, ...], pa.Schema, Array]]) -> None:
         """Take over what a snapshot has of it: keys in the columns of their input, and what `times` gave of them."""
         given = list(frames)
-        frame, hashes, leader = self._distinct([self._plain(*each[:3]) for each in given])
-        times = self.kernels.xp.concatenate([each[3] for each in given])[leader]
-        self.table.begin()
-        self._stage(frame, hashes, times, self.kernels.xp.arange(leader.size, dtype=np.int64))
-        self.table.commit(0)
-
-    def _stage(self, frame: Frame, hashes: Hashes, times: Array, rows: Array) -> None:
-        table = self.table
-        if rows.size:
-            frame = self.kernels.take(frame, rows, table.keys, present=True)
-            table.stage(frame, hashes[rows], times[rows], None, None)
+        rows = pa.concat_tables([self._plain(*each[:3]) for each in given])
+        if rows.num_rows:
+            located = self.keys.locate(self.kernels.frame(rows))
+            times = self.kernels.xp.zeros(located.slots.size, np.int64)
+            times[located.number] = self.kernels.xp.concatenate([each[3] for each in given])
+            self.keys.touch(located.slots, times)
+        self.keys.commit(0)
 
     def _plain(self, frame: Frame, columns: tuple[str, ...], schema: pa.Schema) -> pa.Table:
         """Keys in the types they are compared in."""
         found = self.kernels.to_arrow(frame, pa.schema([schema.field(name) for name in columns]))
         return found.rename_columns(self.schema.names).cast(self.schema)
 
-    def _distinct(self, parts: Sequence[pa.Table]) -> tuple[Frame, Hashes, Array]:
-        """Keys, each once, their hashes, and which of all rows each of them was."""
-        kernels, table = self.kernels, self.table
-        frame = kernels.frame(pa.concat_tables([self.schema.empty_table(), *parts]))
-        hashes = table.hash_keys(frame)
-        leader = kernels.xp.sort(Groups(kernels, frame, table.keys, table.key_types, hashes).leader)
-        return kernels.take(frame, leader, table.keys, present=True), hashes[leader], leader
 
-
-def rows_of(table: IntervalTable, own: Columns, hashes: Hashes) -> tuple[Positions, Slots]:
-    """The committed rows of n keys: the number of the key, and the slot, of each."""
-    xp = table.kernels.xp
-    earliest, latest = (xp.full(hashes.size, time, np.int64) for time in (BEFORE_ALL, AFTER_ALL))
-    return match(
-        table.kernels,
-        table.index.probe(hashes, earliest, latest, staged=False),
-        table.key_types,
-        (own, Columns(table.store, table.keys)),
-        alive=lambda _, slots: table.status.values[slots] == LIVE,
-    )
-
-
-_ENDS, _TIMER = "__ends", "__timer"
-_PASSED = "passed"
+def rows_of(table: IntervalTable, own: Columns, hashes: Hashes) -> Slots:
+    """The committed rows of n different keys."""
+    earliest, latest = (table.kernels.xp.full(hashes.size, time, np.int64) for time in (BEFORE_ALL, AFTER_ALL))
+    return live_matches(table, table.index.probe(hashes, earliest, latest, staged=False), own)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +181,7 @@ class TemporalOperator(TimedOperator[Clock]):
         ttl = join.ttl_ms if isinstance(join, TemporalJoin) else None
         self.retention = None if ttl is None else Retention(kernels, join.key_types, ttl)
         if self.retention is not None:
+            left.attached.append(self.retention.keys)
             for table in self.tables:
                 table.beside[CLEANUP] = Growing(kernels.xp, np.int64)
 
@@ -222,28 +194,14 @@ class TemporalOperator(TimedOperator[Clock]):
         now = self._advanced(watermark_ms)
         advances = now > self.clock.watermark
         self._next = dataclasses.replace(self.clock, watermark=now)
-        rows, gone = self._advance(now) if advances else (self._output(self._none, self._none), (0, 0))
-        metrics: dict[str, int | float] = {
-            f"{name}_evicted": gone[side] + forgotten[side] for side, name in enumerate(SIDES)
-        }
-        left, right = changes
-        late = self._late(left), self._late(right)
-        for name, below in zip(SIDES, late, strict=True):
-            metrics[f"{name}_late"] = 0 if below is None else int(below.sum())
-        refused = late[0] if self.join.late != "join" else None
-        self._add(0, left if refused is None else left.pick(~refused))
-        self._add(1, right)
+        rows, gone = self._advance(now) if advances else (self._beside(self._none, self._none), (0, 0))
+        changes, late, metrics = self._admitted(changes, () if self.join.late == "join" else (0,))
+        for side, change in enumerate(changes):
+            self._add(side, change)
         self._touch(clock_ms)
-        joined = time.perf_counter()
-        frame, kinds = gathered(self.join, self.kernels, self.tables, rows.slots), self.kernels.asnumpy(rows.kinds)
-        output = changelog_table(self.join, self.kernels, frame, kinds)
-        sequence = np.full(kinds.size, -1, np.int64)
-        if refused is not None and self.join.late == "tag":
-            output = append_rows(self.join, self.kernels, 0, output, rows=left.pick(refused).table, kind=LATE_ROW_KIND)
-            sequence = np.concatenate([sequence, left.sequence[refused]])
         metrics |= self._times(self.held)
-        metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
-        return Output(output, sequence, kinds, metrics)
+        evicted = gone[0] + forgotten[0], gone[1] + forgotten[1]
+        return self._output(rows, late if self.join.late == "tag" else (), metrics, evicted, started)
 
     @property
     def _none(self) -> Slots:
@@ -323,11 +281,11 @@ class TemporalOperator(TimedOperator[Clock]):
                 meets[pairs[true]] = True
                 found = xp.where(meets, found, -1)
         if self.join.how == "left":
-            return self._output(own.slots, found)
+            return self._beside(own.slots, found)
         kept = xp.flatnonzero(found >= 0)
-        return self._output(own.slots[kept], found[kept])
+        return self._beside(own.slots[kept], found[kept])
 
-    def _output(self, left: Slots, right: Slots) -> OutputRows:
+    def _beside(self, left: Slots, right: Slots) -> OutputRows:
         xp = self.kernels.xp
         kinds, instants = xp.full(left.size, INSERT, np.int8), xp.full(left.size, AT_WATERMARK, np.int64)
         return OutputRows(kinds, (left, right), instants)
@@ -381,15 +339,7 @@ class TemporalOperator(TimedOperator[Clock]):
 
     def _of_keys(self, keys: Keys, candidates: tuple[Array, Slots]) -> Slots:
         """Of candidates of an index of versions those that are there and of the key."""
-        right = self.tables[1]
-        _, slots = match(
-            self.kernels,
-            candidates,
-            right.key_types,
-            (Columns(keys.frame, self.tables[keys.side].keys), Columns(right.store, right.keys)),
-            alive=lambda _, slots: right.status.values[slots] == LIVE,
-        )
-        return slots
+        return live_matches(self.tables[1], candidates, Columns(keys.frame, self.tables[keys.side].keys))[1]
 
     # --- state TTL ---------------------------------------------------------------------------
 
@@ -400,7 +350,7 @@ class TemporalOperator(TimedOperator[Clock]):
             return 0, 0
         keys = self.retention.begin(clock_ms)
         for side, table in enumerate(self.tables if keys.size else ()):
-            _, slots = rows_of(table, *self.retention.keys(keys))
+            slots = rows_of(table, *self.retention.columns(keys))
             table.move(slots, LIVE, DEAD)
             gone[side] = int(slots.size)
         return gone[0], gone[1]
@@ -408,9 +358,9 @@ class TemporalOperator(TimedOperator[Clock]):
     def _left_of(self, firing: list[Keys], retention: Retention) -> Slots:
         """Of keys that have fired those of which anything is left; the others have no clean-up time any more."""
         xp = self.kernels.xp
-        found = (retention.found(Columns(own.frame, self.tables[own.side].keys), own.hashes) for own in firing)
-        keys = distinct(xp, xp.concatenate([slots for _, slots in found]))
-        columns, hashes = retention.keys(keys)
+        found = [retention.found(Columns(own.frame, self.tables[own.side].keys)) for own in firing]
+        keys = distinct(xp, xp.concatenate(found))
+        columns, hashes = retention.columns(keys)
         rows, last = xp.arange(keys.size, dtype=np.int64), xp.full(keys.size, AFTER_ALL, np.int64)
         left = xp.zeros(keys.size, bool)
         for side in (0, 1):
@@ -431,18 +381,6 @@ class TemporalOperator(TimedOperator[Clock]):
         """The keys of rows of either side, as `Retention` takes them."""
         for table, own in zip(self.tables, slots, strict=True):
             yield table.take_keys(own), table.keys, table.source.schema
-
-    def commit(self, clock_ms: int) -> None:
-        """Make the prepared micro-batch final."""
-        super().commit(clock_ms)
-        if self.retention is not None:
-            self.retention.table.commit(clock_ms)
-
-    def discard(self) -> None:
-        """Forget the prepared micro-batch."""
-        super().discard()
-        if self.retention is not None:
-            self.retention.table.discard()
 
     # --- what comes --------------------------------------------------------------------------
 

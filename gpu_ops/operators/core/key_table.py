@@ -16,7 +16,7 @@ from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct, value_chan
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
-from gpu_ops.operators.core.match import match
+from gpu_ops.operators.core.match import live_matches, match
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
@@ -221,11 +221,11 @@ class KeyTable(StateTable):
         written = self.beside[WRITTEN_COLUMN].values[slots]
         return slots[(self.status.values[slots] == LIVE) & (written <= clock_ms - self._ttl)]
 
-    def touch(self, slots: Slots, clock_ms: int) -> None:
-        """Note that something of these different keys was written, if keys expire."""
+    def touch(self, slots: Slots, clock_ms: int | Array) -> None:
+        """Note that something of these different keys was written, if keys expire; then, or when it was of each."""
         if self._ttl is not None:
             self.put(WRITTEN_COLUMN, slots, clock_ms)
-            self.queues[_EXPIRY].add(self.kernels.xp.full(slots.size, clock_ms, np.int64), slots)
+            self.queues[_EXPIRY].add(self.kernels.xp.zeros(slots.size, np.int64) + clock_ms, slots)
 
     # --- the stored form ---------------------------------------------------------------------
 
@@ -257,16 +257,14 @@ def forget_rows(table: KeyedTable, frame: Frame) -> int:
         table: the rows.
         frame: the keys, in the columns that rows are looked up by.
     """
-    kernels, xp, status = table.kernels, table.kernels.xp, table.status.values
+    kernels, xp = table.kernels, table.kernels.xp
     hashes, index = kernels.hash_rows(frame, table.keys, table.key_types), table.indexes["0"]
     if isinstance(index, TimeIndex):
         first, last = (xp.full(hashes.size, time, np.int64) for time in (BEFORE_ALL, AFTER_ALL))
         candidates = index.probe(hashes, first, last, staged=False)
     else:
         candidates = table.key_index.probe(hashes, staged=False)
-    columns = Columns(frame, table.keys), Columns(table.store, table.keys)
-    _, slots = match(kernels, candidates, table.key_types, columns, alive=lambda _, slots: status[slots] == LIVE)
-    table.expired = slots
+    table.expired = slots = live_matches(table, candidates, Columns(frame, table.keys))[1]
     table.move(slots, LIVE, DEAD)
     return int(slots.size)
 

@@ -26,6 +26,9 @@ from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, Store, TooMany
 from gpu_ops.state.index import TimeIndex, TimeRun
+from gpu_ops.state.interval_table import IntervalTable
+from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import LIVE
 
 PIECE: Final = 1 << 21
 """Candidates looked at together."""
@@ -121,6 +124,20 @@ def match_among(
         The matches, ordered as the pairs are.
     """
     return _fulfilling(kernels.matches(types, candidates, columns, among, by_candidate=by_candidate), residual)
+
+
+def live_matches(table: KeyedTable | IntervalTable, candidates: Pairs, own: Columns) -> Pairs:
+    """The candidates that match among a table's rows that are there and stay.
+
+    Args:
+        table: whose index found them.
+        candidates: of it.
+        own: the key columns of the rows that look.
+    """
+    status, stored = table.status.values, Columns(table.store, table.keys)
+    return match(
+        table.kernels, candidates, table.key_types, (own, stored), alive=lambda _, slots: status[slots] == LIVE
+    )
 
 
 def first_equal(

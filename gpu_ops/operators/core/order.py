@@ -18,7 +18,16 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Hashes, Positions, distinct, value_changes, written_out
 from gpu_ops.kernels import Columns, Frame, Kernels
-from gpu_ops.values import one_array
+from gpu_ops.values import is_bytes, one_array
+
+Ints = npt.NDArray[np.int64]
+
+NONE: Final = np.iinfo(np.int64).max
+"""Stands where fewer than n are there."""
+
+_LOWEST: Final = np.int64(np.iinfo(np.int64).min)
+_PREFIX: Final = 8
+"""Bytes of a text that its number has."""
 
 
 class Groups:
@@ -89,9 +98,6 @@ def within(xp: Any, groups: Groups, flags: Array) -> Array:
     return before - before[groups.starts][groups.group]
 
 
-Ints = npt.NDArray[np.int64]
-
-
 def float_codes(values: npt.NDArray[np.float64]) -> Ints:
     """Numbers that are in the order of n double numbers: one zero, and one NaN behind infinity."""
     values = values + 0.0
@@ -147,16 +153,54 @@ def order_codes_of(held: pa.ChunkedArray, fresh: pa.Array) -> tuple[Ints, Ints]:
 
 def _own_codes(column: pa.Array) -> Ints | None:
     """`order_codes` where those of a value do not depend on the others; else None."""
-    t, kind = pa.types, column.type
-    if column.null_count:
-        return None
+    return None if column.null_count or not exact(column.type) else value_codes(pa.chunked_array([column]))
+
+
+def exact(kind: pa.DataType) -> bool:
+    """Whether different values of a type have different `value_codes`, that no other values can have."""
+    t = pa.types
+    if t.is_decimal(kind):
+        return bool(kind.precision <= 18)
+    return not (t.is_string(kind) or t.is_large_string(kind) or is_bytes(kind))
+
+
+def value_codes(column: pa.ChunkedArray) -> Ints:
+    """Numbers in the order of values, NaN behind infinity, anything for nulls; if not `exact` some are the same."""
+    kind, t = column.type, pa.types
+    if t.is_decimal(kind) and kind.precision > 18:
+        column, kind = column.cast(pa.float64(), safe=False), pa.float64()
     if t.is_floating(kind):
-        return float_codes(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-    if t.is_timestamp(kind) or t.is_duration(kind) or t.is_date64(kind) or t.is_time64(kind):
-        return column.cast(pa.int64()).to_numpy()
-    if (t.is_integer(kind) and kind != pa.uint64()) or t.is_boolean(kind):
-        return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    return None
+        return float_codes(column.cast(pa.float64()).fill_null(0).to_numpy())
+    if t.is_decimal(kind):
+        # the lower halves of short ones are the whole
+        return np.concatenate([np.empty(0, np.int64), *(decimal_halves(chunk)[0] for chunk in column.chunks)])
+    if t.is_string(kind) or t.is_large_string(kind) or is_bytes(kind):
+        chunks = [_text_numbers(chunk.cast(pa.large_binary())) for chunk in column.chunks]
+        return np.concatenate([np.empty(0, np.int64), *chunks])
+    if kind == pa.uint64():
+        values = column.fill_null(0).to_numpy().view(np.int64)
+        return np.asarray(values ^ _LOWEST)
+    if t.is_boolean(kind):
+        column = column.cast(pa.int8())
+    elif t.is_date32(kind) or t.is_time32(kind):
+        column = column.cast(pa.int32())
+    whole: Ints = column.cast(pa.int64()).fill_null(0).to_numpy()
+    return whole
+
+
+def _text_numbers(values: pa.LargeBinaryArray) -> Ints:
+    """The first bytes of each value as one number."""
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    found = np.zeros(len(values), np.uint64)
+    if data is None or not data.size:
+        return found.view(np.int64) ^ _LOWEST
+    content = np.frombuffer(data, np.uint8)
+    for number in range(_PREFIX):
+        at = ends[:-1] + number
+        byte = np.where(at < ends[1:], content[np.minimum(at, content.size - 1)], np.uint8(0))
+        found = (found << np.uint64(8)) | byte
+    return found.view(np.int64) ^ _LOWEST
 
 
 def _dense(column: pa.Array) -> Ints:
@@ -173,10 +217,6 @@ def decimal_halves(column: pa.Array) -> tuple[Ints, Ints]:
     if column.null_count:
         words = np.where(column.is_valid().to_numpy(zero_copy_only=False)[:, None], words, 0)
     return np.ascontiguousarray(words[:, 0]), np.ascontiguousarray(words[:, 1])
-
-
-NONE: Final = np.iinfo(np.int64).max
-"""Stands where fewer than n are there."""
 
 
 def least(kernels: Kernels, begins: Positions, ends: Positions, ranks: Array, *, size: int, n: int = 1) -> Array:

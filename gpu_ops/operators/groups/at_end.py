@@ -23,7 +23,7 @@ from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import AtEnd, present_rows
 from gpu_ops.operators.core.order import one_nan, one_zero
 from gpu_ops.operators.groups.aggregate import sums
-from gpu_ops.operators.groups.aggregate.own import called
+from gpu_ops.operators.groups.aggregate.extremes import called
 from gpu_ops.output import Changelog
 from gpu_ops.values import one_array
 

@@ -180,7 +180,6 @@ class LatestRows(KeyedOperator):
 
     def rows(self, found: None, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Each row that comes, and each that goes; of a net change none equals another: the changes were told so."""
-        del found
         kernels, xp, (side,) = self.kernels, self.kernels.xp, sides
         if event_kinds is None:
             return net_rows(xp, [(side.killed,)], [(as_slots(kernels, side.first_new, side.new),)])

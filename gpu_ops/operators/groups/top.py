@@ -45,7 +45,7 @@ from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.key_table import KeyTable, forget_rows
-from gpu_ops.operators.core.order import NONE, Groups, decimal_halves, float_codes, least
+from gpu_ops.operators.core.order import NONE, Groups, exact, least, value_codes
 from gpu_ops.operators.groups.aggregate.state import Linked, cut_groups
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets
@@ -58,16 +58,13 @@ FIRST: Final = BEFORE_ALL + 2
 LAST: Final = AFTER_ALL - 1
 """The numbers of values; nulls have one below or above. What is beyond counts as one of these."""
 
-_PREFIX: Final = 8
-"""Bytes of a text that its number has."""
+_MARGIN: Final = 4
+"""Read beyond what is wanted, at first."""
 
+_AT_ONCE: Final = 1 << 22
+"""Numbers of first rows, moment by moment, that are in memory at once."""
 
-def exact(kind: pa.DataType) -> bool:
-    """Whether different values of a type have different numbers, those between `FIRST` and `LAST`."""
-    t = pa.types
-    if t.is_decimal(kind):
-        return bool(kind.precision <= 18)
-    return not (t.is_string(kind) or t.is_large_string(kind) or _is_binary(kind))
+_ALL: Final = "all"
 
 
 def sort_keys(column: pa.ChunkedArray, order: Order) -> npt.NDArray[np.int64]:
@@ -80,7 +77,7 @@ def sort_keys(column: pa.ChunkedArray, order: Order) -> npt.NDArray[np.int64]:
     Returns:
         N int64, none of them `BEFORE_ALL`.
     """
-    numbers = _numbers(column)
+    numbers = value_codes(column)
     found = np.clip(~numbers if order.descending else numbers, FIRST, LAST)
     if column.null_count:
         found[column.is_null().to_numpy()] = FIRST - 1 if order.nulls_first else LAST + 1
@@ -104,7 +101,7 @@ def places(
     for column, by in zip(columns, order, strict=True):
         nulls = column.is_null().to_numpy()
         if exact(column.type):
-            values = _numbers(column)
+            values = value_codes(column)
         else:
             values = pc.rank(column, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
         values = np.where(nulls, 0, ~values if by.descending else values)
@@ -113,54 +110,6 @@ def places(
     found = np.empty(sorted_.size, np.int64)
     found[sorted_] = np.arange(sorted_.size)
     return found
-
-
-def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """Values as ascending numbers, NaN behind infinity; anything for nulls."""
-    kind, t = column.type, pa.types
-    if t.is_decimal(kind) and kind.precision > 18:
-        column, kind = column.cast(pa.float64(), safe=False), pa.float64()
-    if t.is_floating(kind):
-        return float_codes(column.cast(pa.float64()).fill_null(0).to_numpy())
-    if t.is_decimal(kind):
-        # the lower halves of short ones are the whole
-        return np.concatenate([np.empty(0, np.int64), *(decimal_halves(chunk)[0] for chunk in column.chunks)])
-    if t.is_string(kind) or t.is_large_string(kind) or _is_binary(kind):
-        chunks = [_text_numbers(chunk.cast(pa.large_binary())) for chunk in column.chunks]
-        return np.concatenate([np.empty(0, np.int64), *chunks])
-    if kind == pa.uint64():
-        values = column.fill_null(0).to_numpy().view(np.int64)
-        return np.asarray(values ^ np.int64(BEFORE_ALL))
-    if t.is_boolean(kind):
-        column = column.cast(pa.int8())
-    elif t.is_date32(kind) or t.is_time32(kind):
-        column = column.cast(pa.int32())
-    whole: npt.NDArray[np.int64] = column.cast(pa.int64()).fill_null(0).to_numpy()
-    return whole
-
-
-def _text_numbers(values: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    """The first bytes of each value as one number."""
-    _, offsets, data = values.buffers()
-    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-    found = np.zeros(len(values), np.uint64)
-    if data is None or not data.size:
-        return found.view(np.int64) ^ np.int64(BEFORE_ALL)
-    content = np.frombuffer(data, np.uint8)
-    for number in range(_PREFIX):
-        at = ends[:-1] + number
-        byte = np.where(at < ends[1:], content[np.minimum(at, content.size - 1)], np.uint8(0))
-        found = (found << np.uint64(8)) | byte
-    return found.view(np.int64) ^ np.int64(BEFORE_ALL)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    t = pa.types
-    return bool(t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind))
-
-
-_MARGIN: Final = 4
-"""Read beyond what is wanted, at first."""
 
 
 class FirstRows:
@@ -256,9 +205,6 @@ class FirstRows:
         return (number, times, slots), more
 
 
-_ALL = "all"
-
-
 class Expiry:
     """When groups were last changed.
 
@@ -275,6 +221,7 @@ class Expiry:
         self._table, self._by, self._clock = table, by, 0
         schema = pa.schema([table.source.schema.field(column) for column in by] or [(_ALL, pa.int8())])
         self.groups = KeyTable(table.kernels, schema, {}, table.source.name, ttl_ms=ttl_ms)
+        table.attached.append(self.groups)
 
     def begin(self, clock_ms: int) -> int:
         """Prepare a micro-batch: groups that have expired go with their rows; how many rows."""
@@ -291,10 +238,6 @@ class Expiry:
         if not self._by:
             frame = kernels.frame(pa.table({_ALL: pa.array(np.zeros(kernels.num_rows(frame), np.int8))}))
         self.groups.touch(self.groups.locate(frame).slots, self._clock)
-
-
-_AT_ONCE: Final = 1 << 22
-"""Numbers of first rows, moment by moment, that are in memory at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,7 +300,6 @@ class TopRows(KeyedOperator):
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Candidates:
         """The rows of changed groups that can be among the first."""
-        del net
         (side,), join, kernels, xp, table = sides, self.join, self.kernels, self.kernels.xp, self._table
         new = as_slots(kernels, side.first_new, len(table) - side.first_new)
         changed = xp.concatenate([side.killed, new])
@@ -502,7 +444,6 @@ class TopRows(KeyedOperator):
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Any: an equal row may take the place of one that leaves."""
-        del sides, frame
         return self.kernels.xp.arange(rows.size, dtype=np.int64)
 
     def commit(self, clock_ms: int) -> None:
@@ -512,19 +453,11 @@ class TopRows(KeyedOperator):
         over as there are rows, they are dropped.
         """
         super().commit(clock_ms)
-        if self._expiry is not None:
-            self._expiry.groups.commit(clock_ms)
         if self._skipped > len(self._table) > self._table.live:
             with postponed(self.kernels, "dropping rows that are gone"):
                 self._table.compact()
         if self._skipped > len(self._table):
             self._skipped = 0
-
-    def discard(self) -> None:
-        """Forget the prepared micro-batch."""
-        super().discard()
-        if self._expiry is not None:
-            self._expiry.groups.discard()
 
     # --- the stored form ---------------------------------------------------------------------
 

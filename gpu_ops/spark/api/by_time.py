@@ -34,8 +34,16 @@ from gpu_ops.spark.api.streams import (
     two_streams,
 )
 from gpu_ops.spark.datatypes import is_window, named_column
-from gpu_ops.spark.plan.column_metadata import LATE_SIDES, SIDE, Delay, delays, inputs_metadata, late_struct
-from gpu_ops.spark.plan.recognition import lost_row_time, made_by
+from gpu_ops.spark.plan.column_metadata import (
+    LATE_SIDES,
+    SIDE,
+    Delay,
+    delays,
+    inputs_metadata,
+    late_struct,
+    lost_row_time,
+    made_by,
+)
 from gpu_ops.spark.tasks.functions import Applied, applied_schema
 
 Process = Callable[[pa.RecordBatch], pa.RecordBatch | tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]]

@@ -32,10 +32,8 @@ from gpu_ops.spark.datatypes import ignores_case, unlike_bytes
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import warn_of_local_folder
 from gpu_ops.spark.driver.queries import JoinPlan, plans_of
-from gpu_ops.spark.plan.build import build, build_bounded
-from gpu_ops.spark.plan.column_metadata import delays
-from gpu_ops.spark.plan.recognition import lost_row_time
-from gpu_ops.spark.plan.union_layout import collated_key
+from gpu_ops.spark.plan.build import build, build_bounded, collated_key
+from gpu_ops.spark.plan.column_metadata import delays, lost_row_time
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
 from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.state.address import StateAddress

@@ -16,7 +16,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import id_of, items
 from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, plans_in
-from gpu_ops.spark.plan.recognition import ROW_BY_ROW
+from gpu_ops.spark.plan.column_metadata import ROW_BY_ROW
 
 _AGGREGATES: Final = {"Aggregate", "Distinct"}
 _WITH_STATE: Final = "WithState"

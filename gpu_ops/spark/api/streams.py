@@ -28,8 +28,7 @@ from gpu_ops.query.read import Reader
 from gpu_ops.query.relations import Table
 from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.failures import data_frame
-from gpu_ops.spark.plan.column_metadata import is_changelog
-from gpu_ops.spark.plan.recognition import derived_key, never_retracts
+from gpu_ops.spark.plan.column_metadata import derived_key, is_changelog, never_retracts
 from gpu_ops.state.address import Location
 
 

@@ -24,8 +24,7 @@ from gpu_ops.spark.driver.process import START_S, EmbeddedServers
 from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.driver.registry import JoinState, Registry, Started
 from gpu_ops.spark.metrics.metrics import TASK_METRICS, Run, metric_names
-from gpu_ops.spark.metrics.progress import ProgressListener
-from gpu_ops.spark.metrics.prometheus import serve
+from gpu_ops.spark.metrics.progress import ProgressListener, serve
 from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.wire.arrivals import local_blocks

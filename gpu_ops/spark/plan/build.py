@@ -1,4 +1,9 @@
-"""The streaming plan of a join: union, repartition, mapInArrow, and observe with a filter for its metrics."""
+"""The streaming plan of a join: union, repartition, mapInArrow, and observe with a filter for its metrics.
+
+**The union layout**: how the columns of all inputs travel in one stream of rows. A column of the union carries a column
+of one input in that input's rows and of another in the other's, so the union needs no padding. Keys share a column
+first: then the shuffle hashes a plain column.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,9 @@ import importlib.util
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -18,31 +24,46 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError, GpuJoinError
-from gpu_ops.spark.datatypes import named_column, spark_type
+from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.driver.executors import make_importable
+from gpu_ops.spark.driver.executors import make_importable, on_cluster
 from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
-from gpu_ops.spark.plan.changes import holds_sources, observed_once, observing, source_of
-from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog
-from gpu_ops.spark.plan.recognition import open_joins
-from gpu_ops.spark.plan.union_layout import (
-    INPUT,
-    UnionColumn,
-    in_union,
-    packed_rows,
-    shuffle,
-    union_columns,
-    wire,
-    wire_schema,
-)
-from gpu_ops.spark.rapids import metrics_reported
-from gpu_ops.spark.settings import Settings
+from gpu_ops.spark.plan.changes import Changes, Reading, holds_sources, observed_once, observing, source_of
+from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
+from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.bounded import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.tasks.join import Task
+from gpu_ops.spark.tasks.packing import Packer
+from gpu_ops.spark.tasks.rows import FirstRows, OfRows
+from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried, local_blocks
+from gpu_ops.spark.wire.command import Wire
+from gpu_ops.spark.wire.hashes import routes
 from gpu_ops.state.address import StateAddress
+
+if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not None:
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+else:  # before Spark 4 there are no data sources in Python
+    DataSource = DataSourceStreamReader = InputPartition = object
+
+_PLACE: Final = "__place"
+"""A number that rises with a static input's rows."""
+
+_CO_GROUP: Final = "gpu_ops.coGroup"
+"""Metadata of the first column that a co-group gives; its value is the co-group's name."""
+
+NAME = "gpu_ops_heartbeat"
+_STARTING: Final = ("start", "toTable")
+_guard = threading.Lock()
+INPUT: Final = "__input"
+"""The number of the input that a row is of."""
+
+_PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
+MESSAGE_BYTES: Final = 1 << 18
+"""About as much goes into one of Spark's rows."""
 
 
 def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | None) -> DataFrame:
@@ -132,13 +153,6 @@ def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.Struc
     return st.StructType(fields)
 
 
-_PLACE: Final = "__place"
-"""A number that rises with a static input's rows."""
-
-_CO_GROUP: Final = "gpu_ops.coGroup"
-"""Metadata of the first column that a co-group gives; its value is the co-group's name."""
-
-
 def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped | None = None) -> DataFrame:
     """The result over static DataFrames, as insertions, in a static DataFrame.
 
@@ -191,14 +205,6 @@ def _order(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
             column = next(x for x in layout if x.columns[number] == source.sequence_by)
             by.append(f.when(f.col(INPUT) == number, f.col(column.name)).asc_nulls_first())
     return [*by, f.col(_PLACE).asc()]
-
-
-if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not None:
-    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-else:  # before Spark 4 there are no data sources in Python
-    DataSource = DataSourceStreamReader = InputPartition = object
-
-NAME = "gpu_ops_heartbeat"
 
 
 class Beats(DataSourceStreamReader):  # type: ignore[misc]
@@ -266,10 +272,6 @@ def heartbeats(session: SparkSession, period_ms: int, schema: st.StructType) -> 
     return beats.where(f.lit(False)).select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in schema.fields))
 
 
-_STARTING: Final = ("start", "toTable")
-_guard = threading.Lock()
-
-
 def check_starts(check: Callable[[Any], None]) -> None:
     """Has every query looked at when it is started; again is as good as once.
 
@@ -303,3 +305,146 @@ def _checked(start: Callable[..., Any], check: Callable[[Any], None]) -> Callabl
         return query
 
     return started
+
+
+class UnionColumn(NamedTuple):
+    """One physical column: the column of each input that it carries, or None."""
+
+    columns: tuple[str | None, ...]
+    name: str
+    type: st.DataType
+
+
+def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[UnionColumn]:
+    """The columns of the union, row kinds included; those that carry a column of several inputs come first.
+
+    Args:
+        join: its keys share a column where their types are equal.
+        schemas: of the DataFrames.
+    """
+    types = [{x.name: nullable(x.dataType) for x in schema.fields} for schema in schemas]
+    made: list[tuple[dict[int, str], st.DataType]] = []  # of each column of the union those of the inputs, and its type
+    taken: list[set[str]] = [set() for _ in types]
+
+    def share(columns: Sequence[str | None]) -> None:
+        """Columns of equal types in one, as far as they have none yet."""
+        free = {n: c for n, c in enumerate(columns) if c is not None and c not in taken[n]}
+        while free:
+            kind = next(types[n][c] for n, c in free.items())
+            alike = {n: c for n, c in free.items() if types[n][c] == kind}
+            free = {n: c for n, c in free.items() if n not in alike}
+            if len(alike) > 1:
+                made.append((alike, kind))
+                for n, column in alike.items():
+                    taken[n].add(column)
+
+    for columns in join.equal_columns:
+        share(columns)
+    share([source.row_kind for source in join.inputs])
+    for number, own in enumerate(types):
+        for column, kind in own.items():
+            if column in taken[number]:
+                continue
+            free = next((x for x, its in made if its == kind and number not in x), None)
+            if free is None:
+                made.append(({number: column}, kind))
+            else:
+                free[number] = column
+    made.sort(key=lambda column: len(column[0]) == 1)
+    return [
+        UnionColumn(tuple(carried.get(n) for n in range(len(types))), f"c{number}", kind)
+        for number, (carried, kind) in enumerate(made)
+    ]
+
+
+def wire(layout: Sequence[UnionColumn]) -> Wire:
+    """How the inputs' columns are those of the union."""
+    return Wire("__side", "__order", tuple((*x.columns, x.name) for x in layout))
+
+
+def wire_schema(layout: Sequence[UnionColumn]) -> pa.Schema:
+    """The schema in which rows travel: side, order and the columns of the union."""
+    fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
+    return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in layout)])
+
+
+def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataFrame:
+    """One input's rows as Spark's: the number of the input and the columns of the union."""
+    columns = [f.lit(number).cast("tinyint").alias(INPUT)]
+    for column in layout:
+        own = column.columns[number]
+        value = f.lit(None).cast(column.type) if own is None else named_column(own)
+        columns.append(value.alias(column.name))
+    return df.select(*columns)
+
+
+def shuffle(rows: DataFrame, join: Description, layout: Sequence[UnionColumn], partitions: int) -> DataFrame:
+    """Rows of `in_union` by partition, by Spark's own hash: nothing is stored of where they went."""
+    return rows.repartition(partitions, *(_distributed(value, layout) for value in join.shuffled_by))
+
+
+def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
+    """An expression by which rows are partitioned.
+
+    Rows that are equal in the join are equal here: all inputs' in the type they are compared in, one
+    zero, one NaN.
+    """
+    own = [next(x for x in layout if x.columns[n] == column) for n, column in enumerate(by.columns)]
+    kind = spark_type(by.type, *(x.type for x in own))
+    different = list(dict.fromkeys(x.name for x in own))
+    value: Column | None = None
+    for name in reversed(different):
+        numbers = [n for n, x in enumerate(own) if x.name == name]
+        plain = arrow_type(own[numbers[0]].type) == by.type
+        column = f.col(name) if plain else f.col(name).cast(kind)
+        value = column if value is None else f.when(f.col(INPUT).isin(*numbers), column).otherwise(value)
+    assert value is not None
+    if isinstance(kind, (st.FloatType, st.DoubleType)):
+        nan = f.lit(float("nan")).cast(kind)
+        value = f.when(f.isnan(value), nan).when(value == 0, f.lit(0.0).cast(kind)).otherwise(value)
+    return value
+
+
+def collated_key(join: Description, schemas: Sequence[st.StructType]) -> str | None:
+    """A key column, or one that is compared, whose collation makes different bytes equal, or None."""
+    return next((name for n, name in join.compared_columns if not is_binary_collated(schemas[n][name].dataType)), None)
+
+
+def packed_rows(
+    join: Description,
+    inputs: Sequence[DataFrame],
+    readings: Sequence[Reading | None],
+    layout: Sequence[UnionColumn],
+    plan: JoinPlan,
+) -> tuple[list[DataFrame], Arrivals]:
+    """Each input with many rows in one, made for a partition each, and what a task makes of those.
+
+    What packs is a function in Python: the optimizer takes neither it away nor, where the sources have nothing new, the
+    shuffle and the join behind it, whose partitions would miss a micro-batch.
+
+    Args:
+        join: the description.
+        inputs: in its order.
+        readings: `gpu_ops.spark.plan.changes.source_of` each.
+        layout: of their columns.
+        plan: what is known of the join besides.
+    """
+    partitions = plan.partitions
+    schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
+    roads, context = routes(partitions), inputs[0].sparkSession.sparkContext
+    blocks = None if on_cluster(context) else local_blocks(context)
+    sides = []
+    for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
+        by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
+        # of changes, which have been checked: of other rows a bad one has to be found
+        first = FirstRows.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
+        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES, first, blocks)
+        sides.append(_packed(df, reading, packer))
+    carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
+    return sides, Arrivals(wire_schema(layout), carried, first=plan.loaded)
+
+
+def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:
+    if reading is None:
+        return df.mapInArrow(OfRows("gpu_join_pack", packer), _PACKED_TYPE)
+    return reading.source.packed(packer, reading.taken, _PACKED_TYPE)

@@ -17,15 +17,7 @@ from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark import sources
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.driver.executors import make_importable
-from gpu_ops.spark.driver.queries import (
-    MAPS,
-    JoinPlan,
-    analyzed,
-    children_of,
-    function_of,
-    metadata_of,
-    plans_of,
-)
+from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, function_of, metadata_of, plans_of
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.selection import selection, taken_of_join
 from gpu_ops.spark.tasks.join import OfChanges, Task
@@ -34,7 +26,7 @@ from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
-    """What the tasks of a join give, with their metrics observed; see `gpu_ops.spark.plan.recognition.hides_metrics`.
+    """What the tasks of a join give, their metrics observed; see `gpu_ops.spark.plan.column_metadata.hides_metrics`.
 
     Args:
         rows: what they give.
@@ -129,7 +121,7 @@ class Source(Protocol):
         """Of the rows."""
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """What is taken of the rows, as they travel; see `gpu_ops.spark.plan.union_layout`."""
+        """What is taken of the rows, as they travel; see `gpu_ops.spark.plan.build`."""
 
 
 class Reading(NamedTuple):
@@ -177,7 +169,7 @@ class Changes:
         return self.task.output
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The changes as they travel; see `gpu_ops.spark.plan.union_layout`."""
+        """The changes as they travel; see `gpu_ops.spark.plan.build`."""
         return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
 
 

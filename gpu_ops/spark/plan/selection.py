@@ -37,7 +37,7 @@ from gpu_ops.conditions.expressions import (
 from gpu_ops.query.catalyst import ansi_mode, arrow_type_of, id_of, items
 from gpu_ops.query.expressions import STRUCTURES, Expr, Reader
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed
-from gpu_ops.spark.plan.recognition import hides_metrics
+from gpu_ops.spark.plan.column_metadata import hides_metrics
 from gpu_ops.spark.tasks.rows import ROWS, Taken
 
 _TYPES: Final = {

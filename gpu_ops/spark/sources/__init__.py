@@ -40,7 +40,7 @@ class Source:
         return self.reader.output
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The rows as they travel; see `gpu_ops.spark.plan.union_layout`."""
+        """The rows as they travel; see `gpu_ops.spark.plan.build`."""
         return self.frame.mapInArrow(self.reader.packing(packer, taken), packed_type)
 
 

@@ -14,18 +14,18 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows
 from gpu_ops.errors import DescriptionError
-from gpu_ops.files.casts import arrow_zone
 from gpu_ops.messages.avro import Registry
+from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
-from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
-from gpu_ops.spark.rapids import metrics_reported
+from gpu_ops.spark.settings import metrics_reported
 from gpu_ops.spark.sources import ARROW
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, ReadMessages
+from gpu_ops.values import arrow_zone
 
 BAD_MESSAGE: Final = "bad_message"
 """The column of ``bad_rows="tag"``: where a message stands, why it cannot be read, and what it is."""

@@ -43,16 +43,14 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, as_slots
-from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.core.changes import NEVER, apply_changes, given
 from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable
 from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate import sums
-from gpu_ops.operators.groups.aggregate.extremes import Extreme, best_schema
-from gpu_ops.operators.groups.aggregate.own import OwnFunction
+from gpu_ops.operators.groups.aggregate.extremes import Extreme, OwnFunction, best_schema
 from gpu_ops.operators.groups.aggregate.state import GroupState
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
-from gpu_ops.operators.operator import Cut, Operator, Output, Parts, Targets
+from gpu_ops.operators.operator import AT_WATERMARK, Clock, Cut, Operator, Output, Parts, Targets, TimedOperator
 from gpu_ops.output import Changelog, append_rows
 from gpu_ops.state.index import TimeQueue
 from gpu_ops.state.pieces import FromSnapshot, Storable
@@ -114,14 +112,13 @@ class ContinuousAggregate(Operator):
                 columns.update(dict.fromkeys(sums.columns_of(measure, kind, column), np.int64))
         self._groups = KeyTable(kernels, by, columns, join.source.name, ttl_ms=self._ttl)
         self._state = GroupState(join.source, self._groups, self._rows, parts, list(self._extremes.values()))
-        self.tables = (self._state,)
+        self.tables = (self._state.main,)
         self._next_number = self._given = 1
 
     # --- a micro-batch -----------------------------------------------------------------------
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; no watermark matters."""
-        del watermark_ms
         return self._prepare(changes[0], clock_ms, net=self.join.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
@@ -340,7 +337,6 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; see `gpu_ops.operators.operator.Operator`."""
-        del clock_ms
         started, (change,) = time.perf_counter(), changes
         now = self._advanced(watermark_ms)
         advances = now > self.clock.watermark

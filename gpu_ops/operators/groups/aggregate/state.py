@@ -8,7 +8,7 @@ in a table, different values by a number that a group has in its partition.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +19,7 @@ from gpu_ops.arrays import Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
 from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable, forget_rows
-from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, renumbered
-from gpu_ops.operators.groups.aggregate.own import OwnFunction
+from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, OwnFunction, renumbered
 from gpu_ops.operators.groups.aggregate.sums import GROUP, GROUP_NUMBER, PART_OF_DOUBLES, with_parts
 from gpu_ops.operators.operator import Cut, Parts, Targets
 from gpu_ops.state.pieces import FromSnapshot, Storable
@@ -147,6 +146,9 @@ class GroupState:
         rows: the input's rows; None where they are not kept.
         parts: further tables, by name.
         extremes: aggregates whose best rows groups lead to.
+
+    Attributes:
+        main: the input's rows where they are kept, else the groups; all other tables are attached to it.
     """
 
     def __init__(
@@ -158,16 +160,12 @@ class GroupState:
         extremes: Sequence[Extreme | OwnFunction],
     ) -> None:
         self._source, self._groups, self._rows, self._parts, self._extremes = source, groups, rows, parts, extremes
+        self.main: StateTable = groups if rows is None else rows
+        self.main.attached += [*([] if rows is None else [groups]), *parts.values()]
         for table in {id(extreme.table): extreme.table for extreme in extremes}.values():
             table.follow = lambda new_slots, table=table: self._follow(table, new_slots)
         for extreme in extremes:
             groups.as_stored[extreme.name] = functools.partial(_among_left, extreme.table)
-
-    def _tables(self) -> Iterator[StateTable]:
-        if self._rows is not None:
-            yield self._rows
-        yield self._groups
-        yield from self._parts.values()
 
     def _follow(self, table: StateTable, new_slots: Slots) -> None:
         """What groups lead to in a table, after its compaction."""
@@ -194,53 +192,6 @@ class GroupState:
                 found = table.of_first(kernels.frame(pa.table({GROUP: pa.array(numbers)})))
                 table.move(found, LIVE, DEAD)
         groups.move(slots, LIVE, DEAD)
-
-    # --- as an engine sees it ----------------------------------------------------------------
-
-    @property
-    def live(self) -> int:
-        """Rows that are kept, or groups."""
-        return (self._rows or self._groups).live
-
-    def __len__(self) -> int:
-        return sum(len(table) for table in self._tables())
-
-    def live_after(self) -> int:
-        """The same once the prepared micro-batch is committed."""
-        return (self._rows or self._groups).live_after()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tables."""
-        return sum(table.nbytes for table in self._tables())
-
-    @property
-    def host_bytes(self) -> int:
-        """Those in host memory."""
-        return sum(table.host_bytes for table in self._tables())
-
-    def cool_rows(self) -> int:
-        """Move the oldest rows of each table to the host."""
-        return sum(table.cool_rows() for table in self._tables())
-
-    def cool_indexes(self) -> int:
-        """The same of the indexes."""
-        return sum(table.cool_indexes() for table in self._tables())
-
-    def warm(self) -> None:
-        """Move everything back."""
-        for table in self._tables():
-            table.warm()
-
-    def commit(self, clock_ms: int) -> None:
-        """Make the prepared micro-batch final."""
-        for table in self._tables():
-            table.commit(clock_ms)
-
-    def discard(self) -> None:
-        """Forget the prepared micro-batch."""
-        for table in self._tables():
-            table.discard()
 
     # --- the stored form ---------------------------------------------------------------------
 

@@ -37,15 +37,7 @@ class Timeline:
         net: whether only what they come to together counts.
     """
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        slots: Slots,
-        group: Array,
-        instants: Instants,
-        *,
-        net: bool,
-    ) -> None:
+    def __init__(self, kernels: Kernels, slots: Slots, group: Array, instants: Instants, *, net: bool) -> None:
         xp = kernels.xp
         self._kernels, self.slots, self.net = kernels, slots, net
         self.event_group = group
@@ -218,10 +210,7 @@ class Step:
         none, nothing = groups.kernels.xp.empty(0, np.int64), schema.empty_table()
         line = Timeline(groups.kernels, slots, none, none, net=True)
         return cls(
-            groups,
-            line,
-            Events(none, none, None),
-            Rows(groups.kernels.frame(nothing), nothing.column, none, 0, None),
+            groups, line, Events(none, none, None), Rows(groups.kernels.frame(nothing), nothing.column, none, 0, None)
         )
 
     def column(self, name: str) -> pa.Array:

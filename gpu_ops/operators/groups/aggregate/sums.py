@@ -218,11 +218,7 @@ def _parts(kind: pa.DataType) -> int:
 
 
 def _parted(
-    step: Step,
-    measure: Measure,
-    of: tuple[pa.DataType, int],
-    known: tuple[Array, Array],
-    result: pa.DataType,
+    step: Step, measure: Measure, of: tuple[pa.DataType, int], known: tuple[Array, Array], result: pa.DataType
 ) -> Running:
     column, (kind, number) = measure.column, of
     assert column is not None
