@@ -28,7 +28,7 @@ def gpu_available() -> tuple[bool, str]:
     try:
         from gpu_ops.cudf_backend.device import describe_device  # noqa: PLC0415 - needs cupy
     except OSError as error:
-        return False, f"cupy has no folder for the kernels that it compiles: {error}; name one by CUPY_CACHE_DIR"
+        return False, f"cupy has no folder for the kernels that it compiles: {error}; CUPY_CACHE_DIR names one"
     except Exception as error:
         return False, f"{type(error).__name__}: {error}"
     return describe_device()

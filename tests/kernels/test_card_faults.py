@@ -137,7 +137,7 @@ def test_a_home_that_cannot_be_written_to_is_a_reason(monkeypatch: pytest.Monkey
         monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
         found, why = asked()
     assert not found
-    assert "'/.cupy'; name one by CUPY_CACHE_DIR" in why
+    assert "'/.cupy'; CUPY_CACHE_DIR names one" in why
 
 
 # --- a state server that has one ---------------------------------------------------------------

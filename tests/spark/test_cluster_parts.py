@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from state.support import TOKEN, Server, make_command, wire_batches
 
-from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.errors import BackendError, DescriptionError, StateError
 from gpu_ops.fields import decoded, encoded
 from gpu_ops.spark.driver.agent import (
     NONE_GIVEN,
@@ -295,6 +295,7 @@ class Cluster:
         self.names = list(names)
         self.land: Callable[[int, str | None], str | None] = lambda group, wanted: wanted
         self.failure: str | None = None
+        self.cards: dict[str, tuple[list[str], str]] = {}
         self.jobs: list[tuple[int, str | None]] = []
         self.stopped = False
         self._tasks: dict[int, str] = {}
@@ -324,7 +325,8 @@ class Cluster:
         """A task, until it leaves or its executor is lost."""
         number = len(self._tasks)
         self._tasks[number] = executor
-        offer = Offer(job, group, number, job, executor, executor, cores=8, gpus=(), found=NONE_GIVEN)
+        gpus, found = self.cards.get(executor, ([], NONE_GIVEN))
+        offer = Offer(job, group, number, job, executor, executor, cores=8, gpus=tuple(gpus), found=found)
         agent = self.servers.offer(offer)
         while True:
             commands = self.servers.commands(Waiting(agent), lambda: executor not in self._lost)
@@ -440,3 +442,33 @@ def test_waiting_for_a_place_has_an_end(made: Callable[..., Cluster]) -> None:
     with pytest.raises(StateError, match="no other one has taken its place in 1 s"):
         places(cluster)
     assert time.monotonic() - began < 10
+
+
+# --- executors and their GPUs ------------------------------------------------------------------
+
+
+def test_gpus_are_those_that_answer_on_every_executor(
+    made: Callable[..., Cluster], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = made("a", "b")
+    cluster.cards = {"a": (["GPU-1"], "1 GPU: Card"), "b": (["GPU-2"], "1 GPU: Card")}
+    assert (cluster.servers.pool("auto").kind, len(cluster.servers.pool("gpu"))) == ("gpu", 2)
+    assert cluster.servers.gpus == "1 GPU: Card"
+    assert not caplog.records
+
+
+def test_an_executor_whose_gpu_does_not_answer_is_named(
+    made: Callable[..., Cluster], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = made("a", "b")
+    cluster.cards = {"a": (["GPU-1"], "1 GPU: Card"), "b": ([], "cuInit says 100 (CUDA_VISIBLE_DEVICES is '3')")}
+    assert cluster.servers.pool("auto").kind == "cpu"
+    assert "although Spark gave GPUs to executors: cuInit says 100" in caplog.text
+    with pytest.raises(BackendError, match="no GPU answers: cuInit says 100"):
+        cluster.servers.begin("gpu", 2)
+
+
+def test_a_gpu_that_spark_was_not_asked_for_is_not_used(made: Callable[..., Cluster]) -> None:
+    cluster = made("a")
+    with pytest.raises(BackendError, match=r"spark\.executor\.resource\.gpu\.amount"):
+        cluster.servers.begin("gpu", 2)
