@@ -61,7 +61,7 @@ class Backlog(Operator):
         if self._live is not None:
             return self._live.prepare(changes, clock_ms, watermark_ms)
         if self.backlog:
-            return keep(self.join, self._kept, changes, self.room)
+            return keep(self.join, self._kept, changes)
         self._switching = True
         self._live = self._make()
         if not any(len(k) for k in self._kept):

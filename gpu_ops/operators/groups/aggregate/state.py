@@ -8,6 +8,7 @@ in a table, different values by a number that a group has in its partition.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +17,14 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Slots
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.disk import Disk
 from gpu_ops.errors import StateError
 from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable, forget_rows
 from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, renumbered
 from gpu_ops.operators.groups.aggregate.own import OwnFunction
 from gpu_ops.operators.groups.aggregate.sums import GROUP, GROUP_NUMBER, PART_OF_DOUBLES, with_parts
 from gpu_ops.operators.operator import Cut, Parts, Targets
-from gpu_ops.state.table import DEAD, LIVE, StateTable, put_behind
+from gpu_ops.state.table import DEAD, LIVE, StateTable, cooled, put_behind
 
 Ints = npt.NDArray[np.int64]
 
@@ -209,13 +211,18 @@ class GroupState:
         """Those in host memory."""
         return sum(table.host_bytes for table in self._tables())
 
-    def cool_rows(self) -> int:
-        """Move the oldest rows of each table to the host."""
-        return sum(table.cool_rows() for table in self._tables())
+    @property
+    def disk_bytes(self) -> int:
+        """Those on disk."""
+        return sum(table.disk_bytes for table in self._tables())
 
-    def cool_indexes(self) -> int:
+    def cool_rows(self, wanted: int, disk: Disk | None = None) -> int:
+        """Move the oldest rows of the tables one place further."""
+        return cooled((partial(table.cool_rows, disk=disk) for table in self._tables()), wanted)
+
+    def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
         """The same of the indexes."""
-        return sum(table.cool_indexes() for table in self._tables())
+        return cooled((partial(table.cool_indexes, disk=disk) for table in self._tables()), wanted)
 
     def warm(self) -> None:
         """Move everything back."""
