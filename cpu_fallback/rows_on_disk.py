@@ -21,6 +21,8 @@ from gpu_ops.disk import Disk
 Ints = npt.NDArray[np.int64]
 
 _BLOCK: Final = 16
+_STEP: Final = 8 << 20
+"""Bytes that are copied at a time."""
 _VARIABLE: Final = frozenset({pa.string(), pa.large_string(), pa.binary(), pa.large_binary()})
 _BINARY: Final = pa.large_binary()
 
@@ -157,7 +159,9 @@ class RowsOnDisk:
                 bits = (every["nulls"][:, place // 8] >> (place % 8)) & 1
                 valid = pa.py_buffer(np.packbits(bits == 0, bitorder="little"))
             if name in self._texts:
-                taken[name] = _cut_out(data, start, ends, at, kind, valid)
+                text = pa.large_string() if kind in (pa.string(), pa.large_string()) else _BINARY
+                buffers = _cut_out(data, (start, ends), at).buffers()
+                taken[name] = pa.Array.from_buffers(text, at.size, [valid, *buffers[1:]])
             elif pa.types.is_null(kind):
                 taken[name] = pa.nulls(every.size)
             else:
@@ -173,12 +177,12 @@ class RowsOnDisk:
             return None
         kept = RowsOnDisk(self.types, self.disk, self._growing)
         kept.with_nulls = set(self.with_nulls)
-        step = max(1, (8 << 20) // max(1, self._file.size // self.length))
+        step = max(1, _STEP // max(1, self._file.size // self.length))
         for first in range(0, int(slots.size), step):
             part = slots[first : first + step]
             begin, end = self._ends(part)
             self._file.touch(begin, end - 1)
-            data, starts = _content(_cut_out(self._file.mapped(), begin, end, np.arange(part.size), _BINARY, None))
+            data, starts = _content(_cut_out(self._file.mapped(), (begin, end), np.arange(part.size)))
             kept._write(data, starts if self._texts else None, int(part.size))
         return kept
 
@@ -196,26 +200,15 @@ def _content(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints]:
     return data, offsets[:-1] - first
 
 
-def _cut_out(
-    data: npt.NDArray[np.uint8], begin: Ints, end: Ints, at: Ints, kind: pa.DataType, valid: pa.Buffer | None
-) -> pa.Array:
-    """Stretches of bytes, copied, as values.
+def _cut_out(data: npt.NDArray[np.uint8], ends: tuple[Ints, Ints], at: Ints) -> pa.Array:
+    """Stretches of bytes, copied.
 
     Args:
         data: where they are.
-        begin: where each of n begins, ascending.
-        end: where it ends.
+        ends: where each of n begins, ascending, and where it ends.
         at: which of them, in which order.
-        kind: the type of the values.
-        valid: which of these are not null; None for all.
     """
-    kind = pa.large_string() if kind in (pa.string(), pa.large_string()) else _BINARY
-    if not begin.size:
-        return pa.nulls(int(at.size), kind)
     # Every other value of this array is one; what is between two is not looked at.
-    offsets = np.empty(2 * begin.size, np.int64)
-    offsets[::2], offsets[1::2] = begin, end
-    values = pa.Array.from_buffers(_BINARY, 2 * begin.size - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    taken = values.take(pa.array(2 * at))
-    buffers = [valid, *taken.buffers()[1:]]
-    return pa.Array.from_buffers(kind, len(taken), buffers)
+    offsets = np.column_stack(ends).reshape(-1)
+    values = pa.Array.from_buffers(_BINARY, max(0, offsets.size - 1), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return values.take(pa.array(2 * at))

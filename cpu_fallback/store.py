@@ -79,7 +79,7 @@ def gathered(values: npt.NDArray[Any], kind: pa.DataType, rows: Array, missing: 
 
 _MAPPED: Final = 4 << 20
 """Bytes from which an array lies in pages of its own: those grow without being copied (`mremap(2)`)."""
-_STEP: Final = 8 << 20
+_STEP: Final = 2 << 20
 """Bytes of rows that are made ready for the disk at a time."""
 
 

@@ -128,7 +128,7 @@ class Budget:
         if self.host_excess(owner, host):
             raise StateError(
                 f"the state would take {host} bytes of host memory, memory_limit is {self.host} for all state of "
-                f"this process{'' if self.disk == 0 else ', and none of that can go to disk'}; give it more, use more "
+                f"this process{'' if self.disk == 0 else ', and no more of it can go to disk'}; give it more, use more "
                 "partitions, or let old rows go with ttl="
             )
 
@@ -226,8 +226,9 @@ class Memory:
         return {"disk_written_bytes": written, "disk_pages_read": read}
 
     def settle(self, tables: Sequence[InputTable]) -> None:
-        """Keep memory free to work in: what is over the state's share of the GPU's moves to the host, or back; what is
-        over the host's moves to disk. A full disk is no error here: `check` refuses the next micro-batch.
+        """Keep memory free to work in: what is over the state's share of the GPU's moves to the host, or back.
+
+        What is over the host's moves to disk. A full disk is no error here: `check` refuses the next micro-batch.
         """
         self.charge(tables)
         if self._kernels.host is not None:

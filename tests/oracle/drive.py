@@ -78,7 +78,7 @@ def all_on_disk() -> Any:
         def check_host(self, owner: object, host: int) -> None:
             del owner, host
 
-    memory = Path("/dev/shm")  # noqa: S108 - where there is one
+    memory = Path("/dev/shm")
     return Nothing(folder=str(memory) if memory.is_dir() else None)
 
 
