@@ -2,7 +2,8 @@
 
 Two engines in processes of their own have the same state, and take the same micro-batches in turns. One has all the
 memory that it wants; the other runs in a memory cgroup (version 1 or 2, which this has to be allowed to make), that
-leaves it an eighth of the state's size beyond what the process takes without state, and moves the rest to local disk.
+leaves it an eighth of the state's size, and 64 MiB to work in, beyond what the process takes without state, and moves
+the rest to local disk.
 
 - `join`: a left join. Its state are orders of about 150 bytes; a micro-batch brings payments, each of one order, whose
   row with nulls is retracted and which comes out with the payment.
@@ -45,6 +46,8 @@ OPERATORS = ("join", "aggregate")
 KEYS = ("uniform", "recent")
 _STATE_PART = 0.7
 """The part of what memory there is that state may take: the rest is for a micro-batch, and for pages read back."""
+_WORK = 64 << 20
+"""Bytes for a micro-batch, what comes of it, and what allocators keep: no state, and the same at any size of it."""
 _LOAD = 20_000
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -182,7 +185,7 @@ def served(pipe: Any, operator: str, kind: str, options: Any, memory: int | None
     budget, total = None, 0
     if group is not None:
         assert memory is not None
-        group.limit(memory + 8 * options.batch * 200)  # a micro-batch, and what comes of it, is no state
+        group.limit(memory + _WORK)
         budget = Budget(host=int(memory * _STATE_PART), folder=options.folder)
     engine = JoinEngine(what, "cpu", memory_limit=budget)
     number = 0
@@ -204,7 +207,11 @@ def served(pipe: Any, operator: str, kind: str, options: Any, memory: int | None
             found = {name: value for name, value in batch.metrics.items() if "disk" in name}
             pipe.send({"seconds": took, "rows_out": batch.changelog.num_rows, **found})
         else:
+            if group is not None:
+                (group.folder.parent / "cgroup.procs").write_text(str(os.getpid()))
             pipe.send({"folded": total % (1 << 64), "most_memory": None if group is None else group.most()})
+            if group is not None:
+                group.folder.rmdir()
             return
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cpu_fallback.hashing import raw_values, valid_mask
-from gpu_ops.disk import Disk
+from gpu_ops.files.disk import Disk
 
 Ints = npt.NDArray[np.int64]
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from cpu_fallback.hashing import raw_values, valid_mask
 from cpu_fallback.rows_on_disk import RowsOnDisk, can_lie_on_disk
 from gpu_ops.arrays import Array
-from gpu_ops.disk import LEAST, Disk
+from gpu_ops.files.disk import LEAST, Disk
 from gpu_ops.values import beyond_offsets
 
 Mask = npt.NDArray[np.bool_]

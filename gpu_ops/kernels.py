@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.disk import Disk
+from gpu_ops.files.disk import Disk
 
 Frame = Any
 """Named columns of equal length, in the backend's own form. Immutable."""

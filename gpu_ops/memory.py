@@ -2,8 +2,8 @@
 
 One budget counts for all engines of a process, on the GPU, on the host and on local disk. Beyond the GPU's part the
 coldest state moves to host memory and is probed there (`gpu_ops.state.index`), beyond the host's part to disk, from
-where it is read (`gpu_ops.disk`); beyond that a micro-batch is refused before anything is lost. What fails for want of
-GPU memory is begun again.
+where it is read (`gpu_ops.files.disk`); beyond that a micro-batch is refused before anything is lost. What fails for
+want of GPU memory is begun again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from gpu_ops.disk import Disk, NoRoomError, faults, local_folders
 from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.files.disk import Disk, NoRoomError, faults, local_folders
 from gpu_ops.kernels import Kernels
 from gpu_ops.state.table import Coolable
 

@@ -20,7 +20,7 @@ import pylibcudf as plc
 from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, Places, gather, gather_rows, lanes_of, nulls
 from gpu_ops.cudf_backend.storage import has_offsets, storage_type
-from gpu_ops.disk import Disk
+from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Kernels, Store
 from gpu_ops.state.index import postponed
 

@@ -27,7 +27,7 @@ from gpu_ops.descriptions.changelog import INSERT, UPDATE_AFTER
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
-from gpu_ops.disk import Disk, File
+from gpu_ops.files.disk import Disk, File
 from gpu_ops.ingest import Ingested, with_times
 from gpu_ops.kernels import Columns, Frame, Kernels, Store, TooMany
 from gpu_ops.operators.core.changes import apply_changes, given

@@ -37,7 +37,7 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.disk import LEAST, Disk, File, NoRoomError
+from gpu_ops.files.disk import LEAST, Disk, File, NoRoomError
 from gpu_ops.kernels import Kernels, SearchedRun
 
 _log = logging.getLogger("gpu_ops")

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.disk import Disk
 from gpu_ops.errors import StateError
+from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import Runs, TimeQueue, postponed

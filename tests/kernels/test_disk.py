@@ -1,4 +1,4 @@
-"""State on local disk: row for row the same answers, and nothing lost where there is no room (`gpu_ops.disk`)."""
+"""State on local disk: row for row the same answers, and nothing lost where there is no room (`gpu_ops.files.disk`)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from oracle.traces import HOWS, LAYOUTS, Shape
 
 from cpu_fallback import CpuKernels
 from cpu_fallback.rows_on_disk import can_lie_on_disk
-from gpu_ops import disk
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.disk import Disk, NoRoomError, local_folders
 from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.files import disk
+from gpu_ops.files.disk import Disk, NoRoomError, local_folders
 from gpu_ops.memory import Budget, disk_size
 from gpu_ops.state.index import HashIndex, TimeIndex
 from kernels.conftest import EMULATED, only_on
@@ -66,7 +66,7 @@ def test_a_store_that_goes_to_disk(seed: int, place: Disk, monkeypatch: pytest.M
     """Appends, truncations of what is not committed, moves, takes and retains at random, beside an Arrow table."""
     rng = np.random.default_rng(seed)
     if not tiny:
-        for module in ("gpu_ops.disk", "cpu_fallback.store"):
+        for module in ("gpu_ops.files.disk", "cpu_fallback.store"):
             monkeypatch.setattr(f"{module}.LEAST", 300)
         monkeypatch.setattr("cpu_fallback.store._STEP", 1000)
         monkeypatch.setattr("cpu_fallback.rows_on_disk._STEP", 700)

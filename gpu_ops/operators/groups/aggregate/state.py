@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Slots
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.disk import Disk
 from gpu_ops.errors import StateError
+from gpu_ops.files.disk import Disk
 from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable, forget_rows
 from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, renumbered
 from gpu_ops.operators.groups.aggregate.own import OwnFunction
