@@ -150,15 +150,17 @@ class Memory:
         self._told = (0, 0)
         self._faults: int | None = None
 
-    @staticmethod
-    def bytes(tables: Sequence[InputTable]) -> Places:
+    def bytes(self, tables: Sequence[InputTable]) -> Places:
         """Bytes of state, by where they lie."""
-        host, disk = sum(t.host_bytes for t in tables), sum(t.disk_bytes for t in tables)
-        return Places(sum(t.nbytes for t in tables) - host - disk, host, disk)
+        total, disk = sum(t.nbytes for t in tables), sum(t.disk_bytes for t in tables)
+        host = total - disk if self._kernels.host is None else sum(t.host_bytes for t in tables)
+        return Places(total - host - disk, host, disk)
 
-    def charge(self, tables: Sequence[InputTable]) -> None:
-        """Note what the state takes now."""
-        self.budget.charge(self, self.bytes(tables))
+    def charge(self, tables: Sequence[InputTable]) -> Places:
+        """Note what the state takes now, and say it."""
+        taken = self.bytes(tables)
+        self.budget.charge(self, taken)
+        return taken
 
     def release(self) -> None:
         """Give all of it back."""
@@ -194,25 +196,33 @@ class Memory:
         Raises:
             StateError: it would not.
         """
-        self.charge(tables)
-        more = self._more_on_host(tables)
-        self._to_disk(tables, more)
-        self.budget.check_host(self, self.bytes(tables).host + more)
+        taken = self.charge(tables)
+        coming = min(taken.gpu, self.budget.gpu_excess())
+        taken = self._to_disk(tables, taken, coming)
+        self.budget.check_host(self, taken.host + coming)
 
-    def _more_on_host(self, tables: Sequence[InputTable]) -> int:
-        """Bytes that are about to come from the GPU."""
-        return min(self.bytes(tables).gpu, self.budget.gpu_excess())
+    def _to_disk(self, tables: Sequence[InputTable], taken: Places, coming: int = 0) -> Places:
+        """Move to disk what is over the host's budget.
 
-    def _to_disk(self, tables: Sequence[InputTable], more: int = 0) -> None:
-        """Move to disk what is over the host's budget, where so many bytes ``more`` are about to come.
+        Args:
+            tables: whose state moves.
+            taken: by it now.
+            coming: bytes that are about to come from the GPU.
+
+        Returns:
+            What is taken then.
 
         Raises:
             NoRoomError: there is no room for all of it.
         """
-        excess = self.budget.host_excess(self, self.bytes(tables).host + more)
-        if excess and self.disk is not None:
+        excess = self.budget.host_excess(self, taken.host + coming)
+        if not excess or self.disk is None:
+            return taken
+        try:
             make_room(tables, excess + int((self.budget.host or 0) * _AHEAD), self.disk)
-            self.charge(tables)
+        finally:
+            taken = self.charge(tables)
+        return taken
 
     def begin(self) -> None:
         """A micro-batch begins, in this thread; see `moved`."""
@@ -230,19 +240,18 @@ class Memory:
 
         What is over the host's moves to disk. A full disk is no error here: `check` refuses the next micro-batch.
         """
-        self.charge(tables)
+        taken = self.charge(tables)
         if self._kernels.host is not None:
             excess = self.budget.gpu_excess()
             if excess:
                 make_room(tables, excess)
-            elif self.budget.has_room_for(sum(self.bytes(tables)[1:])):
+            elif self.budget.has_room_for(taken.host + taken.disk):
                 for table in tables:
                     table.warm()
-            self.charge(tables)
+            taken = self.charge(tables)
         try:
-            self._to_disk(tables)
+            self._to_disk(tables, taken)
         except NoRoomError as error:
-            self.charge(tables)
             _log.warning("%s", error)
 
     def within(

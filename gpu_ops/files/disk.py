@@ -165,7 +165,7 @@ class File:
         if not data.size:
             return
         self.disk.check(data.nbytes)
-        rest = memoryview(np.ascontiguousarray(data).view(np.uint8).reshape(-1))
+        rest = memoryview(np.ascontiguousarray(data).view(np.uint8).reshape(-1).data)
         try:
             while rest:
                 part = rest[:_STEP]
