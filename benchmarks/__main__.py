@@ -13,6 +13,7 @@ ALL = (
     "engine",
     "growth",
     "interval",
+    "large_state",
     "lookup",
     "nexmark",
     "peers",

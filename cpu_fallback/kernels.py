@@ -184,7 +184,7 @@ class CpuKernels:
 
     def store(self, schema: pa.Schema) -> CpuStore:
         """An empty store."""
-        return CpuStore(schema)
+        return CpuStore(schema, tiny=self.tiny_segments)
 
     def directory(self, entries: UInt64s, shift: int) -> npt.NDArray[np.int32]:
         """Where each hash prefix begins among ascending entries, and at the end their number."""

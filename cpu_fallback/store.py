@@ -3,6 +3,8 @@
 Every column lies in one piece, with spare room at its end (the buffers double, and pages never
 touched cost no memory), so a gather is one Arrow ``take`` over the whole state, without chunks.
 
+The oldest rows may have gone to local disk (`cpu_fallback.rows_on_disk`), and are gathered there.
+
 A frame is row-aligned named Arrow columns.
 """
 
@@ -18,7 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cpu_fallback.hashing import raw_values, valid_mask
+from cpu_fallback.rows_on_disk import RowsOnDisk, can_lie_on_disk
 from gpu_ops.arrays import Array
+from gpu_ops.files.disk import LEAST, Disk
 from gpu_ops.values import beyond_offsets
 
 Mask = npt.NDArray[np.bool_]
@@ -75,6 +79,8 @@ def gathered(values: npt.NDArray[Any], kind: pa.DataType, rows: Array, missing: 
 
 _MAPPED: Final = 4 << 20
 """Bytes from which an array lies in pages of its own: those grow without being copied (`mremap(2)`)."""
+_STEP: Final = 2 << 20
+"""Bytes of rows that are made ready for the disk at a time."""
 
 
 class Growable:
@@ -280,8 +286,17 @@ class Column:
 
     def take(self, slots: pa.Array) -> pa.Array:
         """The values at these slots; a null slot gives a null. Text that is too much for its type comes as stored."""
-        taken = self.view().take(slots)
+        return self.given(self.view().take(slots))
+
+    def given(self, taken: pa.Array) -> pa.Array:
+        """Values in the column's type, if that has room for them."""
         return taken if taken.type == self.kind or beyond_offsets(taken) else taken.cast(self.kind)
+
+    def without(self, rows: int) -> Column:
+        """Another one that lacks the first rows; what was seen of this one stays."""
+        rest = Column(self.kind)
+        rest.append(self.view().slice(rows))
+        return rest
 
     @property
     def plain(self) -> bool:
@@ -295,20 +310,43 @@ class Column:
 
 
 class CpuStore:
-    """All columns of one input; see `gpu_ops.kernels.Store`."""
+    """All columns of one input; see `gpu_ops.kernels.Store`.
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
+    Args:
+        schema: its columns.
+        tiny: test setting: the least there is goes to disk.
+    """
+
+    def __init__(self, schema: pa.Schema, *, tiny: bool = False) -> None:
+        self.schema, self._tiny = schema, tiny
         self.columns = {f.name: Column(f.type) for f in schema}
+        self._movable = {f.name: self.columns[f.name].stored for f in schema if can_lie_on_disk(f.type)}
+        self._far: RowsOnDisk | None = None
+        """The oldest rows, of what can lie on disk; the columns of these begin behind them."""
         self.length = 0
 
     def __len__(self) -> int:
         return self.length
 
     @property
+    def _first(self) -> int:
+        """The first row in memory."""
+        return 0 if self._far is None else self._far.length
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all columns, spare room left out."""
-        return sum(c.nbytes for c in self.columns.values())
+        return sum(c.nbytes for c in self.columns.values()) + (0 if self._far is None else self._far.nbytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Those that are not on disk."""
+        return self.nbytes - self.disk_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Those on disk."""
+        return 0 if self._far is None else self._far.disk_bytes
 
     def append(self, frame: Frame) -> None:
         """Add the frame's rows at the end."""
@@ -318,8 +356,8 @@ class CpuStore:
 
     def truncate(self, length: int) -> None:
         """Drop all slots from ``length`` on."""
-        for column in self.columns.values():
-            column.truncate(length)
+        for name, column in self.columns.items():
+            column.truncate(length - self._first if name in self._movable else length)
         self.length = length
 
     def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
@@ -327,34 +365,95 @@ class CpuStore:
         missing: npt.NDArray[np.bool_] | None = None if present else slots < 0
         if missing is not None and not missing.any():
             missing = None
+        far = self._far
+        if far is not None and self._movable.keys() & set(columns):
+            on_disk = slots < far.length
+            if missing is not None:
+                on_disk &= ~missing
+            if on_disk.any():
+                return self._take_apart(slots, columns, on_disk, missing)
+            near = np.maximum(slots - far.length, -1)
+        else:
+            near = slots
         wanted = pa.array(slots, mask=missing)
+        here = wanted if near is slots else pa.array(near, mask=missing)
         taken = {}
         for name in columns:
             column = self.columns[name]
-            taken[name] = column.gather(slots, missing) if column.plain else column.take(wanted)
+            if name not in self._movable:
+                taken[name] = column.take(wanted)
+            else:
+                taken[name] = column.gather(near, missing) if column.plain else column.take(here)
+        return Frame(slots.size, taken)
+
+    def _take_apart(self, slots: Array, columns: Sequence[str], on_disk: Mask, missing: Mask | None) -> Frame:
+        """The rows at slots some of which are on disk."""
+        assert self._far is not None
+        names = [name for name in columns if name in self._movable]
+        far = self._far.take(slots[on_disk], names)
+        wanted, taken = pa.array(slots, mask=missing), {}
+        order = None
+        if not on_disk.all():
+            in_memory = ~on_disk if missing is None else ~on_disk & ~missing
+            near = pa.array(slots[in_memory] - self._first)
+            places = np.empty(slots.size, np.int64)
+            count = int(np.count_nonzero(on_disk))
+            places[on_disk], places[in_memory] = np.arange(count), np.arange(count, count + len(near))
+            order = pa.array(places, mask=missing)
+        for name in columns:
+            column = self.columns[name]
+            if name not in far:
+                taken[name] = column.take(wanted)
+                continue
+            values = far[name]
+            if order is not None:
+                values = pa.concat_arrays([values, column.view().take(near)]).take(order)
+            taken[name] = column.given(values)
         return Frame(slots.size, taken)
 
     def may_be_null(self, column: str) -> bool:
         """Whether any row may have a null in this column."""
         found = self.columns[column]
-        return found.validity is not None or pa.types.is_null(found.kind)
+        on_disk = self._far is not None and column in self._far.with_nulls
+        return on_disk or found.validity is not None or pa.types.is_null(found.kind)
 
     def retained(self, slots: Array) -> CpuStore:
-        """Another store with only these slots, renumbered from 0."""
-        store, wanted = CpuStore(self.schema), pa.array(slots)
+        """Another store with only these slots, renumbered from 0, each where it lies in this one."""
+        store, wanted = CpuStore(self.schema, tiny=self._tiny), pa.array(slots)
+        first = self._first
+        on_disk = int(np.searchsorted(slots, first))
+        if self._far is not None:
+            store._far = self._far.retained(slots[:on_disk])
+        here = pa.array(slots[on_disk:] - first)
         for name, column in self.columns.items():
-            store.columns[name].append(column.take(wanted))
+            store.columns[name].append(column.take(here if name in self._movable else wanted))
         store.length = slots.size
         return store
 
-    @property
-    def host_bytes(self) -> int:
-        """All of them."""
-        return self.nbytes
-
-    def cool(self) -> int:
-        """Nothing to move: all is in host memory."""
-        return 0
+    def cool(self, wanted: int, disk: Disk | None = None, committed: int | None = None) -> int:
+        """Move the oldest of the committed rows to disk; the bytes freed, 0 without one or for what is little."""
+        first = self._first
+        there = (self.length if committed is None else committed) - first
+        size = sum(self.columns[name].nbytes for name in self._movable)
+        if disk is None or there <= 0 or size < (1 if self._tiny else LEAST):
+            return 0
+        count = self.length - first
+        rows = min(there, -(-count * max(wanted, 0 if self._tiny else LEAST) // size))
+        step = max(1, count * _STEP // size)
+        made = self._far or RowsOnDisk(self._movable, disk, Growable)
+        before = self.host_bytes
+        moved = 0
+        try:
+            for at in range(0, rows, step):
+                part = min(step, rows - at)
+                made.append({name: self.columns[name].view().slice(at, part) for name in self._movable})
+                moved += part
+        finally:
+            if moved:
+                self._far = made
+                for name in self._movable:
+                    self.columns[name] = self.columns[name].without(moved)
+        return before - self.host_bytes
 
     def warm(self) -> None:
-        """Nothing to move."""
+        """Nothing to move: what is looked at on disk is in memory while there is room."""

@@ -64,8 +64,9 @@ class JoinEngine:
         join: its description: a `Join`, `MultiJoin`, `Aggregate` or `CoGroup`.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         memory_limit: bytes that state may take: of host memory, or with the GPU of its memory, working memory
-            included; then the coldest state moves to the host. A `Budget` has both limits, and may be shared. On the
-            host a micro-batch's output may not take more than that, either, nor more than the machine has left.
+            included. Beyond that the coldest state moves to the host, or from there to local disk. A `Budget` has all
+            limits, and may be shared. On the host a micro-batch's output may not take more than that, either, nor
+            more than the machine has left.
         tiny: test setting: the smallest possible segments.
         backlog: begin with a backlog: see `prepare`.
         probe: how the GPU finds matching rows: ``"hash_join"`` by cuDF's hash join, ``"index"`` by a search of a sorted
@@ -430,6 +431,7 @@ class JoinEngine:
 
     def _prepare(self, changes: tuple[Ingested, ...], watermark: int | None, started: float) -> MicroBatch:
         ingested = time.perf_counter()
+        self.memory.begin()
         operator, rows = self._operator, sum(c.kinds.size for c in changes)
         made = self.memory.within(
             f"a micro-batch of {rows} changes",
@@ -449,7 +451,9 @@ class JoinEngine:
                 f"{name}_state_rows": table.live_after(),
                 f"{name}_state_bytes": table.nbytes,
                 f"{name}_cold_bytes": 0 if self.kernels.host is None else table.host_bytes,
+                f"{name}_disk_bytes": table.disk_bytes,
             }
+        metrics |= self.memory.moved()
         counts = np.bincount(made.kinds, minlength=len(_KINDS)).tolist()
         metrics |= {f"rows_out_{name}": count for name, count in zip(_KINDS, counts, strict=True)}
         metrics |= made.metrics

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
+from gpu_ops.files.disk import Disk
 
 Frame = Any
 """Named columns of equal length, in the backend's own form. Immutable."""
@@ -125,6 +126,10 @@ class Store(Protocol):
     def host_bytes(self) -> int:
         """Those of them in host memory."""
 
+    @property
+    def disk_bytes(self) -> int:
+        """Those of them on local disk."""
+
     def __len__(self) -> int:
         """Number of slots, dead ones included."""
 
@@ -143,10 +148,21 @@ class Store(Protocol):
     def retained(self, slots: Slots) -> Store:
         """Another store with only these slots (ascending), renumbered from 0, each where it lies in this one."""
 
-    def cool(self) -> int:
-        """Move the oldest rows in GPU memory to the host's; the bytes freed, 0 if none is there.
+    def cool(self, wanted: int, disk: Disk | None = None, committed: int | None = None) -> int:
+        """Move the oldest rows one place further: from GPU memory to the host's, or from there to disk.
 
-        Not between `append` and what could `truncate` it again.
+        From GPU memory not between `append` and what could `truncate` it again.
+
+        Args:
+            wanted: bytes to be freed; it may be more, or less.
+            disk: move rows in host memory there; None to move rows in GPU memory.
+            committed: how many rows cannot be truncated; None for all.
+
+        Returns:
+            The bytes freed, 0 if nothing is there to be moved.
+
+        Raises:
+            NoRoomError: the disk has no room for more; what has not moved stays.
         """
 
     def warm(self) -> None:

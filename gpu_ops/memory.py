@@ -1,8 +1,9 @@
 """How much memory state may take, and what an engine does about it.
 
-One budget counts for all engines of a process, on the GPU and on the host. Beyond the GPU's part the coldest state
-moves to host memory and is probed there (`gpu_ops.state.index`); beyond the host's a micro-batch is refused before
-anything is lost. What fails for want of GPU memory is begun again.
+One budget counts for all engines of a process, on the GPU, on the host and on local disk. Beyond the GPU's part the
+coldest state moves to host memory and is probed there (`gpu_ops.state.index`), beyond the host's part to disk, from
+where it is read (`gpu_ops.files.disk`); beyond that a micro-batch is refused before anything is lost. What fails for
+want of GPU memory is begun again.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from gpu_ops.errors import DescriptionError, StateError, out_of_memory
+from gpu_ops.files.disk import Disk, NoRoomError, faults, local_folders
 from gpu_ops.kernels import Kernels
 from gpu_ops.state.table import Coolable
 
@@ -29,6 +31,9 @@ Result = TypeVar("Result")
 STATE_SHARE: Final = 0.6
 """The part of a GPU budget that state may take once a micro-batch is committed; the rest is room to work in."""
 
+_AHEAD: Final = 1 / 8
+"""The part of a host's budget that is freed beyond what has to be, so that not every micro-batch writes to disk."""
+
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -36,32 +41,46 @@ _SMALL: Final = 1 << 26
 """Bytes for which nobody asks how much memory there is."""
 
 
+class Places(NamedTuple):
+    """Bytes of state by where they lie."""
+
+    gpu: int = 0
+    host: int = 0
+    disk: int = 0
+
+
 class Budget:
     """What the state of all engines that share it may take, together. Safe for threads.
 
     Args:
         gpu: bytes of GPU memory, working memory included; None for what the card has.
-        host: bytes of host memory; None for no limit.
+        host: bytes of host memory; None for no limit. What is more moves to disk.
+        disk: bytes of local disk; None for what there is, 0 for none: then what is more than ``host`` is refused.
+        folder: where on the disk, or several such folders, separated by commas; None for Spark's local folders where
+            Spark says them, else the temporary folder.
     """
 
-    def __init__(self, gpu: int | None = None, host: int | None = None) -> None:
+    def __init__(
+        self, gpu: int | None = None, host: int | None = None, disk: int | None = None, folder: str | None = None
+    ) -> None:
         for name, limit in (("gpu", gpu), ("host", host)):
             if limit is not None and limit <= 0:
                 raise DescriptionError(f"a budget of {limit} bytes ({name}) is none; it is positive")
-        self.gpu, self.host = gpu, host
+        if disk is not None and disk < 0:
+            raise DescriptionError(f"a budget of {disk} bytes (disk) is none; it is positive, or 0 for no disk")
+        self.gpu, self.host, self.disk, self.folder = gpu, host, disk, folder
         self._lock = threading.Lock()
-        self._used: dict[int, tuple[int, int]] = {}
+        self._used: dict[int, Places] = {}
 
-    def charge(self, owner: object, gpu: int, host: int) -> None:
+    def charge(self, owner: object, taken: Places) -> None:
         """Note what the state of one engine takes now.
 
         Args:
             owner: the engine.
-            gpu: bytes of GPU memory.
-            host: bytes of host memory.
+            taken: by its state.
         """
         with self._lock:
-            self._used[id(owner)] = gpu, host
+            self._used[id(owner)] = taken
 
     def release(self, owner: object) -> None:
         """Forget an engine, which gives all of it back."""
@@ -69,27 +88,49 @@ class Budget:
             self._used.pop(id(owner), None)
 
     @property
-    def used(self) -> tuple[int, int]:
-        """Bytes of all engines on the GPU and on the host, as last noted."""
+    def used(self) -> Places:
+        """Bytes of all engines, as last noted."""
+        return self._others(None)
+
+    def _others(self, owner: object) -> Places:
+        """Bytes of all engines but one."""
         with self._lock:
-            gpu, host = zip(*self._used.values(), strict=True) if self._used else ((), ())
-            return sum(gpu), sum(host)
+            there = [taken for key, taken in self._used.items() if key != id(owner)]
+        return Places(*(sum(bytes_) for bytes_ in zip(*there, strict=True)))
 
     def gpu_excess(self) -> int:
         """Bytes that have to leave the GPU, 0 if none."""
-        return 0 if self.gpu is None else max(0, self.used[0] - int(STATE_SHARE * self.gpu))
+        return 0 if self.gpu is None else max(0, self.used.gpu - int(STATE_SHARE * self.gpu))
 
     def has_room_for(self, more: int) -> bool:
         """Whether more bytes of state on the GPU leave half of the state's share free."""
-        return self.gpu is None or self.used[0] + more <= STATE_SHARE * self.gpu / 2
+        return self.gpu is None or self.used.gpu + more <= STATE_SHARE * self.gpu / 2
+
+    def disk_for(self, owner: object) -> Disk | None:
+        """The disk of one engine; None where there is none to be used."""
+        if self.disk == 0:
+            return None
+        left = (lambda: None) if self.disk is None else lambda: (self.disk or 0) - self._others(owner).disk
+        return Disk(local_folders(self.folder), left)
 
     def host_excess(self, owner: object, host: int) -> int:
         """Bytes over the host's budget if one engine took ``host`` bytes of it, 0 if none."""
         if self.host is None:
             return 0
-        with self._lock:
-            others = sum(bytes_ for key, (_, bytes_) in self._used.items() if key != id(owner))
-        return max(0, others + host - self.host)
+        return max(0, self._others(owner).host + host - self.host)
+
+    def check_host(self, owner: object, host: int) -> None:
+        """Refuse what would be too much.
+
+        Raises:
+            StateError: the host's budget is smaller.
+        """
+        if self.host_excess(owner, host):
+            raise StateError(
+                f"the state would take {host} bytes of host memory, memory_limit is {self.host} for all state of "
+                f"this process{'' if self.disk == 0 else ', and no more of it can go to disk'}; give it more, use more "
+                "partitions, or let old rows go with ttl="
+            )
 
 
 class Memory:
@@ -105,24 +146,25 @@ class Memory:
         self.budget = limit if isinstance(limit, Budget) else Budget(host=None if on_gpu else limit)
         if on_gpu and self.budget.gpu is None:
             self.budget.gpu = kernels.memory_limit
+        self.disk = self.budget.disk_for(self)
+        self._told = (0, 0)
+        self._faults: int | None = None
 
-    @staticmethod
-    def bytes(tables: Sequence[InputTable]) -> tuple[int, int]:
-        """Bytes of state in GPU memory and in the host's."""
-        host = sum(t.host_bytes for t in tables)
-        return sum(t.nbytes for t in tables) - host, host
+    def bytes(self, tables: Sequence[InputTable]) -> Places:
+        """Bytes of state, by where they lie."""
+        total, disk = sum(t.nbytes for t in tables), sum(t.disk_bytes for t in tables)
+        host = total - disk if self._kernels.host is None else sum(t.host_bytes for t in tables)
+        return Places(total - host - disk, host, disk)
 
-    def charge(self, tables: Sequence[InputTable]) -> None:
-        """Note what the state takes now."""
-        self.budget.charge(self, *self.bytes(tables))
+    def charge(self, tables: Sequence[InputTable]) -> Places:
+        """Note what the state takes now, and say it."""
+        taken = self.bytes(tables)
+        self.budget.charge(self, taken)
+        return taken
 
     def release(self) -> None:
         """Give all of it back."""
         self.budget.release(self)
-
-    def too_much(self, host: int) -> bool:
-        """Whether so many bytes are more than the host's budget has left."""
-        return self.budget.host_excess(self, host) > 0
 
     def check_output(self, rows: int, row_bytes: float) -> None:
         """Refuse an output of so many rows, of about so many bytes each, before it is made.
@@ -149,32 +191,68 @@ class Memory:
         )
 
     def check(self, tables: Sequence[InputTable]) -> None:
-        """Refuse a prepared micro-batch whose state would find no room in either memory.
+        """Refuse a prepared micro-batch whose state would find no room in any place.
 
         Raises:
             StateError: it would not.
         """
-        gpu, host = self.bytes(tables)
-        self.budget.charge(self, gpu, host)
-        host += min(gpu, self.budget.gpu_excess())
-        if self.too_much(host):
-            raise StateError(
-                f"the state would take {host} bytes of host memory, memory_limit is {self.budget.host} for all state "
-                "of this process; give it more, use more partitions, or let old rows go with ttl="
-            )
+        taken = self.charge(tables)
+        coming = min(taken.gpu, self.budget.gpu_excess())
+        taken = self._to_disk(tables, taken, coming)
+        self.budget.check_host(self, taken.host + coming)
+
+    def _to_disk(self, tables: Sequence[InputTable], taken: Places, coming: int = 0) -> Places:
+        """Move to disk what is over the host's budget.
+
+        Args:
+            tables: whose state moves.
+            taken: by it now.
+            coming: bytes that are about to come from the GPU.
+
+        Returns:
+            What is taken then.
+
+        Raises:
+            NoRoomError: there is no room for all of it.
+        """
+        excess = self.budget.host_excess(self, taken.host + coming)
+        if not excess or self.disk is None:
+            return taken
+        try:
+            make_room(tables, excess + int((self.budget.host or 0) * _AHEAD), self.disk)
+        finally:
+            taken = self.charge(tables)
+        return taken
+
+    def begin(self) -> None:
+        """A micro-batch begins, in this thread; see `moved`."""
+        self._faults = faults() if self.disk is not None and self.disk.used else None
+
+    def moved(self) -> dict[str, int]:
+        """Bytes written to disk since this was last asked, and pages that were waited for, as metrics."""
+        now = (0, 0) if self.disk is None else (self.disk.written, self.disk.pages_read)
+        (written, read), self._told = (new - old for new, old in zip(now, self._told, strict=True)), now
+        read += 0 if self._faults is None else faults() - self._faults
+        return {"disk_written_bytes": written, "disk_pages_read": read}
 
     def settle(self, tables: Sequence[InputTable]) -> None:
-        """Keep GPU memory free to work in: what is over the state's share of it moves to the host, or back."""
-        self.charge(tables)
-        if self._kernels.host is None:
-            return
-        excess = self.budget.gpu_excess()
-        if excess:
-            make_room(tables, excess)
-        elif self.budget.has_room_for(self.bytes(tables)[1]):
-            for table in tables:
-                table.warm()
-        self.charge(tables)
+        """Keep memory free to work in: what is over the state's share of the GPU's moves to the host, or back.
+
+        What is over the host's moves to disk. A full disk is no error here: `check` refuses the next micro-batch.
+        """
+        taken = self.charge(tables)
+        if self._kernels.host is not None:
+            excess = self.budget.gpu_excess()
+            if excess:
+                make_room(tables, excess)
+            elif self.budget.has_room_for(taken.host + taken.disk):
+                for table in tables:
+                    table.warm()
+            taken = self.charge(tables)
+        try:
+            self._to_disk(tables, taken)
+        except NoRoomError as error:
+            _log.warning("%s", error)
 
     def within(
         self, what: str, operator: Operator, work: Callable[[], Result], undo: Callable[[], None] | None = None
@@ -200,7 +278,7 @@ class Memory:
             # Out of the handler: the error held on to the memory of all that was in the works.
             if undo is not None:
                 self.within(f"taking back {what}", operator, undo)
-            freed = make_room(operator.tables, max(1, self.bytes(operator.tables)[0] // 2))
+            freed = make_room(operator.tables, max(1, self.bytes(operator.tables).gpu // 2))
             self.charge(operator.tables)
             if not freed:
                 raise StateError(
@@ -244,6 +322,18 @@ def memory_size(text: str) -> int | float:
     raise DescriptionError(f"{text!r} is no amount of memory; '40g', '512m' or a share such as '0.4' are")
 
 
+def disk_size(text: str) -> int:
+    """An amount of disk: as `memory_size`, but no share, and 0 for none.
+
+    Raises:
+        DescriptionError: it is none.
+    """
+    found = 0 if text.strip() == "0" else memory_size(text)
+    if isinstance(found, float):
+        raise DescriptionError(f"{text!r} is no amount of disk; '100g' is, or 0 for none")
+    return found
+
+
 def size_text(size: int) -> str:
     """Bytes for people."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
@@ -252,23 +342,32 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
-def make_room(tables: Sequence[Coolable], wanted: int) -> int:
-    """Move state to the host, the coldest first, until so much is freed or nothing is left to move.
+def make_room(tables: Sequence[Coolable], wanted: int, disk: Disk | None = None) -> int:
+    """Move state one place further, the coldest first, until so much is freed or nothing is left to move.
 
     Args:
         tables: of one engine.
-        wanted: bytes of GPU memory.
+        wanted: bytes of GPU memory, or with a disk of the host's.
+        disk: where what is in host memory goes; None to move what is in GPU memory to the host's.
 
     Returns:
         Bytes freed.
+
+    Raises:
+        NoRoomError: the disk is full.
     """
     freed = 0
-    ways: tuple[Callable[[Coolable], int], ...] = (lambda t: t.cool_rows(), lambda t: t.cool_indexes())
+    ways: tuple[Callable[[Coolable, int], int], ...] = (
+        lambda table, more: table.cool_rows(more, disk),
+        lambda table, more: table.cool_indexes(more, disk),
+    )
     for way in ways:
         movable = list(tables)
         while freed < wanted and movable:
-            largest = max(movable, key=lambda t: t.nbytes - t.host_bytes)
-            moved = way(largest)
+            largest = max(
+                movable, key=lambda t: t.nbytes - t.host_bytes - t.disk_bytes if disk is None else t.host_bytes
+            )
+            moved = way(largest, wanted - freed)
             freed += moved
             if not moved:
                 movable.remove(largest)

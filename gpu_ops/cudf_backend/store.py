@@ -3,7 +3,8 @@
 An append adds a segment; a later one merges the small ones before it, so a row is copied a logarithmic number of
 times. The newest segment stays by itself until then: undoing a micro-batch drops it, and copies nothing.
 
-Under a budget the oldest rows may lie in host memory, in a store of the host's backend, and are gathered there.
+Under a budget the oldest rows may lie in host memory, in a store of the host's backend, and are gathered there; that
+store moves its own to disk.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pylibcudf as plc
 from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, Places, gather, gather_rows, lanes_of, nulls
 from gpu_ops.cudf_backend.storage import has_offsets, storage_type
+from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Kernels, Store
 from gpu_ops.state.index import postponed
 
@@ -60,13 +62,18 @@ class CudfStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all segments, and of the rows in host memory."""
-        return self.host_bytes + sum(_bytes(segment) for segment in self.segments)
+        """Bytes of all segments, and of the rows in host memory and on disk."""
+        return (0 if self.cold is None else self.cold.nbytes) + sum(_bytes(segment) for segment in self.segments)
 
     @property
     def host_bytes(self) -> int:
         """Bytes of the rows in host memory."""
-        return 0 if self.cold is None else self.cold.nbytes
+        return 0 if self.cold is None else self.cold.host_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the rows on disk."""
+        return 0 if self.cold is None else self.cold.disk_bytes
 
     def append(self, frame: Frame) -> None:
         """Add the frame's rows at the end."""
@@ -227,8 +234,11 @@ class CudfStore:
         store.length = int(slots.size)
         return store
 
-    def cool(self) -> int:
-        """Move the oldest segment to host memory; the bytes freed, 0 if none is there."""
+    def cool(self, wanted: int, disk: Disk | None = None, committed: int | None = None) -> int:
+        """Move the oldest segment to host memory, or what lies there to disk; see `gpu_ops.kernels.Store`."""
+        del committed  # what lies in host memory always is
+        if disk is not None:
+            return 0 if self.cold is None else self.cold.cool(wanted, disk)
         host = self._kernels.host
         if not self.segments or host is None:
             return 0

@@ -2,7 +2,7 @@
 
 Until then an input is only kept: no index, no association counts, no output. At the end it is joined once, as a batch
 operator would, and the result comes as insertions. What arrives is parted by its keys' hashes at once, so that the end
-joins part by part, each small enough for the caches and for memory; a budget moves parts to disk meanwhile.
+joins part by part, each small enough for the caches and for memory; a budget moves what is kept to disk meanwhile.
 
 The law is the other operators' own: a part is one micro-batch of ``per_batch``, from an empty state.
 
@@ -21,7 +21,6 @@ import abc
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -33,6 +32,7 @@ from gpu_ops.descriptions.changelog import INSERT, UPDATE_AFTER
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
+from gpu_ops.files.disk import Disk, File
 from gpu_ops.ingest import Ingested, with_times
 from gpu_ops.kernels import Columns, Frame, Kernels, Store, TooMany
 from gpu_ops.operators.core.changes import apply_changes, given
@@ -41,7 +41,6 @@ from gpu_ops.operators.core.match import fulfilling, in_pieces, match
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import InputTable, Operator, Output, Room
 from gpu_ops.output import Changelog, changelog_table, gathered, together
-from gpu_ops.state import files
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot, Piece, Storable, Taken
 from gpu_ops.state.table import Coolable, KeySet, parts_of, put_behind
@@ -173,25 +172,55 @@ class KeptInput(Coolable):
     def __init__(self, kernels: Kernels, source: Input, keys: tuple[tuple[str, pa.DataType], ...]) -> None:
         self._kernels, self._keys, self.source = kernels, keys, source
         self.schema = pa.schema([*source.schema, pa.field(KIND_COLUMN, pa.int8())])
-        self.segments: list[tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.int64]]]] = []
+        self.segments: list[tuple[pa.Table | range, np.ndarray[tuple[int], np.dtype[np.int64]]]] = []
+        """Changes, or where in the file they are; and where the parts begin among them, and end."""
         self.pending: pa.Table | None = None
         self.live = 0
         self.pieces: tuple[Piece, ...] = ()
         self._rows = self._bytes = self._added = 0
-        self._folder: Path | None = None
+        self._file: File | None = None
 
     def __len__(self) -> int:
         return self._rows
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
-        return self._bytes + (self.pending.nbytes if self.pending is not None else 0)
+        """Bytes in memory and on disk."""
+        return self.host_bytes + self.disk_bytes
 
     @property
     def host_bytes(self) -> int:
-        """All of them: what is only kept stays on the host."""
-        return self.nbytes
+        """Those in memory: what is only kept stays on the host."""
+        return self._bytes + (self.pending.nbytes if self.pending is not None else 0)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Those on disk."""
+        return 0 if self._file is None else self._file.size
+
+    def cool_rows(self, wanted: int, disk: Disk | None = None) -> int:
+        """Move the oldest changes to disk."""
+        freed = 0
+        for number, (table, bounds) in enumerate(self.segments):
+            if disk is None or freed >= wanted:
+                break
+            if isinstance(table, range):
+                continue
+            self._file = self._file or disk.file()
+            sink, begin = pa.BufferOutputStream(), self._file.size
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            written = np.frombuffer(sink.getvalue(), np.uint8)
+            self._file.append(np.pad(written, (0, -written.size % 64)))
+            self.segments[number] = range(begin, self._file.size), bounds
+            self._bytes -= table.nbytes
+            freed += table.nbytes
+        return freed
+
+    def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
+        """There are none."""
+        del wanted, disk
+        return 0
 
     def warm(self) -> None:
         """Nothing to move."""
@@ -233,19 +262,13 @@ class KeptInput(Coolable):
         self._rows += table.num_rows
         self._bytes += table.nbytes
 
-    def spill(self) -> None:
-        """Move what is in memory to disk; it is read from there by memory map."""
-        if self._folder is None:
-            self._folder = files.temporary_folder()
-        for number, (table, bounds) in enumerate(self.segments):
-            path = self._folder / f"{number}.arrow"
-            if path.exists():
-                continue
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
-            mapped = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            self.segments[number] = mapped, bounds
-        self._bytes = 0
+    def _table(self, segment: pa.Table | range) -> pa.Table:
+        """Changes, wherever they are; on disk they are read when they are looked at."""
+        if not isinstance(segment, range):
+            return segment
+        assert self._file is not None
+        stored = self._file.mapped("MADV_NORMAL")[segment.start : segment.stop]
+        return pa.ipc.open_stream(pa.py_buffer(stored)).read_all()
 
     def sizes(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Rows per part."""
@@ -258,13 +281,13 @@ class KeptInput(Coolable):
         """The changes of the parts from ``first`` to before ``last``, in order within each key."""
         if not self._keys:
             first, last = 0, 1
-        pieces = [table.slice(bounds[first], bounds[last] - bounds[first]) for table, bounds in self.segments]
-        pieces = [p for p in pieces if p.num_rows] or [self.schema.empty_table()]
-        return pa.concat_tables(pieces)
+        there = [(table, bounds[first], bounds[last] - bounds[first]) for table, bounds in self.segments]
+        pieces = [self._table(table).slice(begin, count) for table, begin, count in there if count]
+        return pa.concat_tables(pieces or [self.schema.empty_table()])
 
     def snapshot(self) -> pa.Table:
         """All changes, in order within each key."""
-        return pa.concat_tables([t for t, _ in self.segments] or [self.schema.empty_table()])
+        return pa.concat_tables([self._table(t) for t, _ in self.segments] or [self.schema.empty_table()])
 
     def take(self) -> Taken:
         """What a snapshot is made of; see `gpu_ops.state.pieces.Pieced`."""
@@ -287,11 +310,8 @@ class KeptInput(Coolable):
             self.pieces = self.pieces if part.piece is None else (*self.pieces, part.piece)
 
     def close(self) -> None:
-        """Delete what was moved to disk."""
-        self.segments = []
-        if self._folder is not None:
-            files.remove_temporary(self._folder)
-            self._folder = None
+        """Give back what is on disk."""
+        self.segments, self._file = [], None
 
 
 class AtEnd(Operator):
@@ -319,7 +339,7 @@ class AtEnd(Operator):
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Keep the changes; there is no output yet."""
-        return keep(self.join, self.tables, changes, self.room)
+        return keep(self.join, self.tables, changes)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
@@ -351,7 +371,7 @@ class AtEnd(Operator):
             kept.restore(state[name])
 
     def close(self) -> None:
-        """Delete what was moved to disk."""
+        """Give back what is on disk."""
         for table in self.tables:
             table.close()
 
@@ -376,21 +396,17 @@ class JoinAtEnd(AtEnd):
 make = JoinAtEnd
 
 
-def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Ingested], room: Room) -> Output:
+def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Ingested]) -> Output:
     """Take in a micro-batch, without output.
 
     Args:
         join: whose inputs they are.
         tables: what is kept of each.
         changes: of each.
-        room: see `gpu_ops.operators.operator.Operator`.
     """
     started = time.perf_counter()
     for table, change in zip(tables, changes, strict=True):
         table.prepare(change)
-    if room.too_much(sum(t.nbytes for t in tables)):
-        for table in tables:
-            table.spill()
     metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}
     for name in join.sides:
         metrics[f"{name}_unknown_retractions"] = metrics[f"{name}_expired"] = 0
@@ -468,7 +484,7 @@ class Backlog(Operator):
         if self._live is not None:
             return self._live.prepare(changes, clock_ms, watermark_ms)
         if self.backlog:
-            return keep(self.join, self._kept, changes, self.room)
+            return keep(self.join, self._kept, changes)
         self._switching = True
         self._live = self._make()
         if not any(len(k) for k in self._kept):

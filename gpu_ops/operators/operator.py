@@ -37,9 +37,6 @@ AT_WATERMARK = -1
 class Room(Protocol):
     """What memory has room for."""
 
-    def too_much(self, host: int) -> bool:
-        """Whether so many bytes of kept input are more than that."""
-
     def check_output(self, rows: int, row_bytes: float) -> None:
         """Refuse an output of so many rows, of about so many bytes each, before it is made.
 
@@ -95,7 +92,7 @@ class Operator(abc.ABC):
     join: Any  # each operator's own kind of description
     kernels: Kernels
     room: Room
-    """When kept input goes to disk, and what output is too much; `gpu_ops.operators.make` sets it."""
+    """What output is too much; `gpu_ops.operators.make` sets it."""
     tables: Sequence[InputTable]
 
     @abc.abstractmethod

@@ -12,12 +12,14 @@ from typing import Any, Final, cast, get_args
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.kernels import Probe
-from gpu_ops.memory import memory_size
+from gpu_ops.memory import disk_size, memory_size
 from gpu_ops.spark.wire.connection import DEFAULT_PATIENCE_S, Tls
 
 PREFIX: Final = "spark.gpu_ops."
 MEMORY_GPU: Final = PREFIX + "memory.gpu"
 MEMORY_HOST: Final = PREFIX + "memory.host"
+DISK_LIMIT: Final = PREFIX + "disk.limit"
+DISK_FOLDER: Final = PREFIX + "disk.folder"
 GPU_PROBE: Final = PREFIX + "gpu.probe"
 DRIVER_PORT: Final = PREFIX + "driver.port"
 SERVER_GPU: Final = PREFIX + "server.gpu"
@@ -30,6 +32,8 @@ TLS: Final = tuple(f"{PREFIX}tls.{name}" for name in ("certificate", "key", "aut
 NAMES: Final = (
     MEMORY_GPU,
     MEMORY_HOST,
+    DISK_LIMIT,
+    DISK_FOLDER,
     GPU_PROBE,
     DRIVER_PORT,
     SERVER_GPU,
@@ -85,6 +89,8 @@ class Settings:
             the former unless the RAPIDS plugin is on.
         prometheus: host and port where the driver serves metrics, or None; the host is None for the driver's own.
         gpu_probe: how GPUs find matching rows, see `gpu_ops.kernels.Probe`.
+        disk_limit: bytes of local disk for state, of each state server; None for what there is, "0" for none.
+        disk_folder: where, see `gpu_ops.memory.Budget`; None for Spark's own local folders.
     """
 
     memory_gpu: str | None = None
@@ -98,6 +104,8 @@ class Settings:
     metrics: str | None = None
     gpu_probe: Probe = "auto"
     prometheus: tuple[str | None, int] | None = None
+    disk_limit: str | None = None
+    disk_folder: str | None = None
 
     @classmethod
     def of(cls, conf: Iterable[tuple[str, Any]]) -> Settings:
@@ -110,9 +118,9 @@ class Settings:
         unknown = sorted(given.keys() - set(NAMES))
         if unknown:
             raise DescriptionError(f"no setting is called {unknown[0]!r}; there are {', '.join(NAMES)}")
-        for name in (MEMORY_GPU, MEMORY_HOST):
+        for name in (MEMORY_GPU, MEMORY_HOST, DISK_LIMIT):
             if name in given:
-                _memory(name, given[name])
+                _amount(name, given[name])
         port = _number(given, DRIVER_PORT, 0)
         share = _number(given, SERVER_GPU, cls.server_gpu)
         executors = _number(given, SERVER_EXECUTORS, 0) if SERVER_EXECUTORS in given else None
@@ -140,6 +148,8 @@ class Settings:
             metrics=given.get(METRICS),
             gpu_probe=cast("Probe", probe),
             prometheus=_host_and_port(given[PROMETHEUS]) if PROMETHEUS in given else None,
+            disk_limit=given.get(DISK_LIMIT),
+            disk_folder=given.get(DISK_FOLDER) or None,
         )
 
     @classmethod
@@ -178,14 +188,16 @@ class Settings:
     def server_arguments(self) -> dict[str, list[str]]:
         """What state servers are started with: by kind, words of a command line."""
         host = [] if self.memory_host is None else ["--host-memory", self.memory_host]
+        host += [] if self.disk_limit is None else ["--disk-limit", self.disk_limit]
+        host += [] if self.disk_folder is None else ["--disk-folder", self.disk_folder]
         gpu = [] if self.memory_gpu is None else ["--gpu-memory", self.memory_gpu]
         gpu += [] if self.gpu_probe == "auto" else ["--gpu-probe", self.gpu_probe]
         return {"cpu": host, "gpu": [*gpu, *host]}
 
 
-def _memory(name: str, text: str) -> None:
+def _amount(name: str, text: str) -> None:
     try:
-        memory_size(text)
+        (disk_size if name == DISK_LIMIT else memory_size)(text)
     except DescriptionError as error:
         raise DescriptionError(f"{name}: {error}") from None
 

@@ -14,10 +14,12 @@ a hash by time, and within a time by what orders ties, if anything does, and by 
 interval are one range, whose ends a bisection finds without a look at the key's other rows, and the newest row of a
 time is the last one.
 
-**Two memories**: what a GPU's budget has no room for lies in host memory, and is probed there.
+**Three places**: what a GPU's budget has no room for lies in host memory, and is probed there; what the host's has no
+room for lies on local disk, and is read from there.
 
 The newest rows are the likeliest to be asked for, so the oldest go first; and rows before indexes, because every lookup
-reads the indexes, but only a match reads rows. What lies where changes no answer.
+reads the indexes, but only a match reads rows. Directories, and the numbers beside rows, do not go to disk. What lies
+where changes no answer.
 
 In a `TimeQueue` what is due is found without a look at the rest.
 """
@@ -36,6 +38,7 @@ import numpy as np
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.errors import out_of_memory
+from gpu_ops.files.disk import LEAST, Disk, File, NoRoomError
 from gpu_ops.kernels import Kernels, SearchedRun
 
 _log = logging.getLogger("gpu_ops")
@@ -64,12 +67,14 @@ class Both:
 
 @contextlib.contextmanager
 def postponed(kernels: Kernels, what: str) -> Iterator[None]:
-    """Leaves out for now what only makes later work cheaper, if the GPU has no memory for it.
+    """Leaves out for now what only makes later work cheaper, if the GPU has no memory for it, or the disk no room.
 
     The work within must leave everything as it was when it fails.
     """
     try:
         yield
+    except NoRoomError as error:
+        _log.warning("%s is postponed: %s", what, error)
     except Exception as error:
         if kernels.host is None or not out_of_memory(error):
             raise
@@ -85,10 +90,18 @@ class AnyRun(SearchedRun, Protocol):
 
     @property
     def home(self) -> Kernels:
-        """The backend in whose memory it lies."""
+        """The backend in whose memory it lies, or which reads it from disk."""
+
+    @property
+    def file(self) -> File | None:
+        """Where all its arrays but the directory lie, if on disk."""
 
 
 R = TypeVar("R", bound=AnyRun)
+
+
+def _on_disk(run: AnyRun) -> int:
+    return 0 if run.file is None else run.file.size
 
 
 class Runs(abc.ABC, Generic[R]):
@@ -117,6 +130,11 @@ class Runs(abc.ABC, Generic[R]):
     def _moved(run: R, copy: Callable[[Array], Array], home: Kernels) -> R:
         """The run in another memory; ``copy`` takes an array there."""
 
+    @staticmethod
+    @abc.abstractmethod
+    def _written(run: R, disk: Disk) -> R:
+        """The run as it is on disk."""
+
     @abc.abstractmethod
     def renumbered(self, new_slots: Slots) -> Runs[R]:
         """Another index that follows a compaction.
@@ -133,7 +151,12 @@ class Runs(abc.ABC, Generic[R]):
     @property
     def host_bytes(self) -> int:
         """Bytes of the runs that lie in host memory."""
-        return sum(r.nbytes for r in self.runs if r.home.host is None)
+        return sum(r.nbytes - _on_disk(r) for r in self.runs if r.home.host is None)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of those on disk."""
+        return sum(map(_on_disk, self.runs))
 
     def commit(self) -> None:
         """Keep the staged rows."""
@@ -149,7 +172,7 @@ class Runs(abc.ABC, Generic[R]):
         """Whether a run and the one after it become one."""
         most = self._kernels.piece_bytes
         small = most is None or run.nbytes + added.nbytes <= most
-        return small and run.home is self._kernels and self._near(run, added)
+        return small and run.home is self._kernels and run.file is None and self._near(run, added)
 
     def _near(self, run: R, added: R) -> bool:
         return bool(run.entries.size <= self.growth * added.entries.size)
@@ -182,8 +205,22 @@ class Runs(abc.ABC, Generic[R]):
         """Forget the staged rows."""
         self.staged = None
 
-    def cool(self) -> int:
-        """Move the oldest run in GPU memory to the host's; the bytes freed, 0 if none is there."""
+    def cool(self, wanted: int, disk: Disk | None = None) -> int:
+        """Move the oldest run in GPU memory to the host's, or with a disk the oldest in host memory there.
+
+        Args:
+            wanted: bytes to be freed; a run goes whole.
+            disk: see `gpu_ops.kernels.Store.cool`.
+
+        Returns:
+            The bytes freed, 0 if there is none that can go.
+
+        Raises:
+            NoRoomError: the disk has no room; the run stays.
+        """
+        if disk is not None:
+            return self._cool_to(disk)
+        del wanted
         host = self._kernels.host
         number = sum(r.home is host for r in self.runs)
         if host is None or number == len(self.runs):
@@ -194,6 +231,23 @@ class Runs(abc.ABC, Generic[R]):
             number -= 1
             self.runs[number : number + 2] = [self._merged(*self.runs[number : number + 2])]
         return run.nbytes
+
+    def _cool_to(self, disk: Disk) -> int:
+        least = 1 if self._kernels.tiny_segments else LEAST
+        there = [r.home.host is None and r.file is None and r.nbytes >= least for r in self.runs]
+        if True not in there:
+            return 0
+        number, before = there.index(True), self.host_bytes
+        self.runs[number] = self._written(self.runs[number], disk)
+        # Runs of one size become one: an entry is written again no oftener than their size can double.
+        while number and self._alike(*self.runs[number - 1 : number + 1]):
+            number -= 1
+            self.runs[number : number + 2] = [self._written(self._merged(*self.runs[number : number + 2]), disk)]
+        return before - self.host_bytes
+
+    @staticmethod
+    def _alike(older: R, newer: R) -> bool:
+        return older.file is not None and bool(older.entries.size <= newer.entries.size)
 
     def warm(self) -> None:
         """Move all runs back to GPU memory."""
@@ -211,9 +265,10 @@ class Run:
     buffer: Array
     """What the entries are the beginning of; the rest is room for more."""
     home: Kernels
-    """The backend in whose memory it lies."""
+    """The backend in whose memory it lies, or which reads it from disk."""
     made: Array | None = None
     """The directory, once a lookup has needed it: most runs are merged before."""
+    file: File | None = None
 
     @property
     def directory(self) -> Array:
@@ -293,6 +348,11 @@ class HashIndex(Runs[Run]):
         return _merge_two(older, newer)
 
     @staticmethod
+    def _written(run: Run, disk: Disk) -> Run:
+        file, (entries,) = disk.keep(run.entries)
+        return Run(entries, run.shift, entries, run.home, run.made, file)
+
+    @staticmethod
     def _moved(run: Run, copy: Callable[[Array], Array], home: Kernels) -> Run:
         entries = copy(run.entries)
         return Run(entries, run.shift, entries, home, None if run.made is None else copy(run.made))
@@ -353,9 +413,10 @@ class TimeRun:
     span: tuple[int, int]
     """No entry is earlier than the first or later than the second."""
     home: Kernels
-    """The backend in whose memory it lies."""
+    """The backend in whose memory it lies, or which reads it from disk."""
     ties: Array | None = None
     """int64: what orders entries of one hash and time, the last counts; None for their arrival."""
+    file: File | None = None
 
     @property
     def nbytes(self) -> int:
@@ -441,6 +502,12 @@ class TimeIndex(Runs[TimeRun]):
         entries, times = (xp.concatenate([getattr(r, n) for r in (older, newer)]) for n in ("entries", "times"))
         both = older.ties is not None and newer.ties is not None
         return _time_run(older.home, entries, times, xp.concatenate([older.ties, newer.ties]) if both else None)
+
+    @staticmethod
+    def _written(run: TimeRun, disk: Disk) -> TimeRun:
+        ties = () if run.ties is None else (run.ties,)
+        file, (entries, times, *more) = disk.keep(run.entries, run.times, *ties)
+        return dataclasses.replace(run, entries=entries, times=times, ties=more[0] if more else None, file=file)
 
     @staticmethod
     def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:

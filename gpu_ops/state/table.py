@@ -9,7 +9,8 @@ committed or discarded. What an operator needs beyond that is a subclass: `Keyed
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
+from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import Runs, TimeQueue, postponed
@@ -134,26 +136,37 @@ def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Itera
 
 
 class Coolable(Protocol):
-    """A state table, as what can be moved to the host; where nothing can be, as here, it lies there."""
+    """A state table, as what can be moved: from GPU memory to the host's, and from there to disk."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of state, in both memories."""
+        """Bytes of state, wherever they lie."""
 
     @property
     def host_bytes(self) -> int:
         """Those in host memory."""
 
-    def cool_rows(self) -> int:
-        """Move the oldest rows that are in GPU memory to the host's, some at least; the bytes freed, 0 if none is."""
-        return 0
+    @property
+    def disk_bytes(self) -> int:
+        """Those on disk."""
 
-    def cool_indexes(self) -> int:
+    def cool_rows(self, wanted: int, disk: Disk | None = None) -> int:
+        """Move the oldest rows one place further, see `gpu_ops.kernels.Store.cool`; the bytes freed."""
+
+    def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
         """The same of the indexes."""
-        return 0
 
     def warm(self) -> None:
-        """Move everything back."""
+        """Move everything back to GPU memory."""
+
+
+def cooled(parts: Iterable[Callable[[int], int]], wanted: int) -> int:
+    """Move parts one after the other until enough is freed; the bytes freed."""
+    freed = 0
+    for part in parts:
+        if freed < wanted:
+            freed += part(wanted - freed)
+    return freed
 
 
 @dataclasses.dataclass
@@ -210,10 +223,16 @@ class StateTable:
         return self.store.nbytes + numbers + indexes + sum(table.nbytes for table in self.attached)
 
     @property
+    def disk_bytes(self) -> int:
+        """Those on disk."""
+        indexes = sum(index.disk_bytes for index in self.indexes.values())
+        return self.store.disk_bytes + indexes + sum(table.disk_bytes for table in self.attached)
+
+    @property
     def host_bytes(self) -> int:
         """Those in host memory."""
         if self.kernels.host is None:
-            return self.nbytes
+            return self.nbytes - self.disk_bytes
         indexes = sum(index.host_bytes for index in self.indexes.values())
         return self.store.host_bytes + indexes + sum(table.host_bytes for table in self.attached)
 
@@ -375,18 +394,19 @@ class StateTable:
     def _renumber(self, new_slots: Slots) -> None:
         """What else of a kind of table goes by slots follows a compaction, all of it or, on an error, none."""
 
-    # --- two memories ------------------------------------------------------------------------
+    # --- three places ------------------------------------------------------------------------
 
-    def cool_rows(self) -> int:
-        """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.index`. None where some are staged."""
-        staged = self._journal is not None and len(self.store) > self._journal.first_new
-        own = 0 if staged else self.store.cool()
-        return own + sum(table.cool_rows() for table in self.attached)
+    def cool_rows(self, wanted: int, disk: Disk | None = None) -> int:
+        """Move the oldest rows one place further; see `gpu_ops.state.index`. On the GPU none where some are staged."""
+        committed = len(self.store) if self._journal is None else self._journal.first_new
+        staged = disk is None and committed < len(self.store)
+        own = (lambda more: 0 if staged else self.store.cool(more, disk, committed),)
+        return cooled([*own, *(partial(table.cool_rows, disk=disk) for table in self.attached)], wanted)
 
-    def cool_indexes(self) -> int:
-        """Move the oldest part of each index to host memory."""
-        own = sum(index.cool() for index in self.indexes.values())
-        return own + sum(table.cool_indexes() for table in self.attached)
+    def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
+        """Move the oldest part of indexes one place further."""
+        indexes = (partial(index.cool, disk=disk) for index in self.indexes.values())
+        return cooled([*indexes, *(partial(table.cool_indexes, disk=disk) for table in self.attached)], wanted)
 
     def warm(self) -> None:
         """Move everything back."""

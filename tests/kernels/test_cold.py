@@ -31,8 +31,9 @@ EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 
 def taken(engine: Any) -> tuple[int, int]:
     """Bytes of state in GPU memory and in the host's."""
-    found: tuple[int, int] = engine.memory.bytes(engine._operator.tables)
-    return found
+    gpu, host, disk = engine.memory.bytes(engine._operator.tables)
+    assert not disk
+    return gpu, host
 
 
 class Squeeze:
@@ -176,7 +177,7 @@ def test_too_much_for_both_memories(engines: Backend) -> None:
     shape = Shape("left", "multiset", "multiset")
     join = shape.join("per_batch")
     batches = batches_of(shape, join, seed=1)
-    with engines.engine(join, memory_limit=Budget(gpu=1 << 28, host=1 << 30)) as engine:
+    with engines.engine(join, memory_limit=Budget(gpu=1 << 28, host=1 << 30, disk=0)) as engine:
         engine.process(**batches[0])
         Squeeze(0.1)(engine, 0)
         before, total = engine.snapshot(), sum(taken(engine))
@@ -198,16 +199,16 @@ def test_one_budget_for_several_engines() -> None:
     with CPU.engine(join) as engine:
         engine.process(**batch)
         size = sum(v for k, v in engine.state_size().items() if k.endswith("_bytes"))
-    budget = Budget(host=int(1.5 * size))
+    budget = Budget(host=int(1.5 * size), disk=0)
     with CPU.engine(join, memory_limit=budget) as second:
         with CPU.engine(join, memory_limit=budget) as first:
             first.process(**batch)
-            assert budget.used == (0, size)
+            assert budget.used == (0, size, 0)
             with pytest.raises(StateError, match="all state of this process"):
                 second.process(**batch)
-        assert budget.used[1] < size
+        assert budget.used.host < size
         second.process(**batch)
-        assert budget.used == (0, size)
+        assert budget.used == (0, size, 0)
 
 
 @pytest.mark.parametrize(

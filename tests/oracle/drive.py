@@ -8,6 +8,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.state import pieces
 
-BACKENDS = ("cpu", "cpu-tiny", "gpu", "gpu-tiny")
+BACKENDS = ("cpu", "cpu-tiny", "cpu-disk", "gpu", "gpu-tiny")
 ROW_KIND = "row_kind"
 ADDS = ("+I", "+U")
 
@@ -50,17 +51,35 @@ class Backend:
     def engine(self, join: Description, **options: Any) -> Any:
         """A fresh engine as a context manager that closes it."""
         kind = "gpu" if self.gpu else "cpu"
-        tiny = self.name.endswith("-tiny")
+        tiny = self.name.endswith(("-tiny", "-disk"))
+        if self.name.endswith("-disk"):
+            options = {"memory_limit": all_on_disk(), **options}
         return contextlib.closing(JoinEngine(join, backend=kind, tiny=tiny, probe=self.probe, **options))
 
     def engine_within(self, join: Description, host_bytes: int) -> Any:
         """A fresh engine whose state has so many bytes of host memory, and none on a GPU."""
         from gpu_ops.memory import Budget
 
-        made = self.engine(join, memory_limit=Budget(host=host_bytes))
+        made = self.engine(join, memory_limit=Budget(host=host_bytes, disk=0))
         if self.gpu:
             made.thing.memory.budget.gpu = 1
         return made
+
+
+def all_on_disk() -> Any:
+    """A budget by which all that can lie on disk does. What stands for a disk is memory: none is waited for."""
+    from gpu_ops.memory import Budget
+
+    class Nothing(Budget):
+        def host_excess(self, owner: object, host: int) -> int:
+            del owner
+            return host
+
+        def check_host(self, owner: object, host: int) -> None:
+            del owner, host
+
+    memory = Path("/dev/shm")
+    return Nothing(folder=str(memory) if memory.is_dir() else None)
 
 
 @dataclasses.dataclass(frozen=True)

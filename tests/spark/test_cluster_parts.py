@@ -58,6 +58,8 @@ def test_settings() -> None:
         "spark.app.name": "other",
         "spark.gpu_ops.memory.gpu": "0.4",
         "spark.gpu_ops.memory.host": "20g",
+        "spark.gpu_ops.disk.limit": "100g",
+        "spark.gpu_ops.disk.folder": "/nvme0,/nvme1",
         "spark.gpu_ops.driver.port": "40123",
         "spark.gpu_ops.server.gpu": "0.25",
         "spark.gpu_ops.server.executors": "3",
@@ -67,10 +69,14 @@ def test_settings() -> None:
         "spark.gpu_ops.gpu.probe": "hash_join",
     }
     settings = Settings.of(given.items())
-    assert settings == Settings("0.4", "20g", 40123, 0.25, 3, 120.0, 60.0, metrics="reported", gpu_probe="hash_join")
+    assert settings == Settings(
+        "0.4", "20g", 40123, 0.25, 3, 120.0, 60.0, metrics="reported", gpu_probe="hash_join",
+        disk_limit="100g", disk_folder="/nvme0,/nvme1",
+    )  # fmt: skip
+    host = ["--host-memory", "20g", "--disk-limit", "100g", "--disk-folder", "/nvme0,/nvme1"]
     assert settings.server_arguments() == {
-        "cpu": ["--host-memory", "20g"],
-        "gpu": ["--gpu-memory", "0.4", "--gpu-probe", "hash_join", "--host-memory", "20g"],
+        "cpu": host,
+        "gpu": ["--gpu-memory", "0.4", "--gpu-probe", "hash_join", *host],
     }
     assert Settings.of([]) == Settings()
 
@@ -79,6 +85,7 @@ def test_settings() -> None:
     ("name", "value"),
     [
         ("memory.gpuu", "1g"), ("gpu.probe", "sorted"), ("memory.gpu", "lots"), ("memory.host", "-1"),
+        ("disk.limit", "0.5"), ("disk.limit", "much"),
         ("driver.port", "x"),
         ("driver.port", "70000"), ("server.gpu", "0.6"), ("server.gpu", "0"), ("server.executors", "0"),
         ("server.executors", "1.5"), ("server.startTimeout", "0s"), ("server.startTimeout", "soon"),
@@ -108,7 +115,7 @@ def test_all_partitions_of_a_server_share_its_memory(tmp_path: Path) -> None:
             alone.append(server.apply(command, BATCH)[1]["metrics"])
     sizes = [m["left_state_bytes"] + m["right_state_bytes"] for m in alone]
     limit = int(sizes[0] * 1.5)
-    with Server(tmp_path / "log", "--host-memory", str(limit)) as server:
+    with Server(tmp_path / "log", "--host-memory", str(limit), "--disk-limit", "0") as server:
         server.apply(make_command(0, str(tmp_path / "state"), partition=0), BATCH)
         with pytest.raises(Exception, match=f"memory_limit is {limit}"):
             server.apply(make_command(0, str(tmp_path / "state"), partition=1), BATCH)

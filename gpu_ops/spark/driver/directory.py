@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
+import os
 import threading
 import time
 import weakref
@@ -77,6 +78,9 @@ class Directory:
             self.servers = ClusterServers(Executors(context, settings), settings, lambda: self._address)
         else:
             settings = dataclasses.replace(settings, tls=None)  # nothing leaves this machine
+            if "SPARK_LOCAL_DIRS" not in os.environ:
+                folder = settings.disk_folder or conf.get("spark.local.dir")
+                settings = dataclasses.replace(settings, disk_folder=folder)
             self.servers = EmbeddedServers(int(context.defaultParallelism), settings.server_arguments())
         token, tls = self.servers.token, settings.tls
         actions: dict[str, Action] = {

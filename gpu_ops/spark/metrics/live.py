@@ -21,7 +21,8 @@ from gpu_ops.spark.metrics.progress import JoinProgress, ProgressListener
 
 _TIMEOUT_S: Final = 5.0
 _NUMBERS: Final = (
-    "micro-batch", "rows in/s", "rows out/s", "state rows", "state", "batch s", "late", "lag s", "retries",
+    "micro-batch", "rows in/s", "rows out/s", "state rows", "state", "on disk", "read back/s",
+    "batch s", "late", "lag s", "retries",
 )  # fmt: skip
 
 Values = Mapping[str, float]
@@ -102,6 +103,8 @@ def show(now: Scrape, before: Scrape | None = None) -> Table:
             _rate(more.get("rows_out_total", 0.0), seconds),
             f"{values.get('state_rows', 0):,.0f}",
             size_text(int(values.get("state_bytes", 0))),
+            size_text(int(values.get("disk_bytes", 0))),
+            _rate(more.get("disk_pages_read_total", 0.0), seconds),
             f"{more['micro_batch_seconds_sum'] / batches:.2f}" if batches else "-",
             f"{values.get('late_rows_total', 0):,.0f}",
             "-" if lag is None else f"{lag:,.0f}",

@@ -28,9 +28,12 @@ METRICS_FIELD: Final = "metrics"
 METRICS_TYPE: Final = pa.string()
 """A text costs a row four bytes where it is null; a struct of as many numbers costs it two hundred."""
 
-_OF_INPUT: Final = ("rows_in", "state_rows", "state_bytes", "cold_bytes", "unknown_retractions", "expired", "bad_rows")
+_OF_INPUT: Final = (
+    "rows_in", "state_rows", "state_bytes", "cold_bytes", "disk_bytes", "unknown_retractions", "expired", "bad_rows",
+)  # fmt: skip
 _OF_TIMED_INPUT: Final = ("late", "evicted")
 _ROWS_OUT: Final = ("rows_out_insert", "rows_out_update_before", "rows_out_update_after", "rows_out_delete")
+_DISK: Final = ("disk_written_bytes", "disk_pages_read")
 _TIMES: Final = ("probe_ms", "update_ms", "emit_ms", "commit_ms")
 _TASKS: Final = ("retries", "gpu_partitions", "partitions")
 _MARKS: Final = ("watermark_ms", "output_watermark_ms", "watermark_lag_ms")
@@ -38,7 +41,7 @@ _MARKS: Final = ("watermark_ms", "output_watermark_ms", "watermark_lag_ms")
 OF_AN_INPUT: Final = re.compile(f"(.*)_({'|'.join((*_OF_INPUT, *_OF_TIMED_INPUT))})", re.DOTALL)
 """A metric of an input: the input's name, and what."""
 
-ALWAYS: Final = frozenset((*_ROWS_OUT, *_TIMES, *_TASKS))
+ALWAYS: Final = frozenset((*_ROWS_OUT, *_DISK, *_TIMES, *_TASKS))
 """What every join counts."""
 
 
@@ -57,7 +60,7 @@ def metric_names(sides: Sequence[str], *, by_time: bool = False) -> tuple[str, .
     """
     of_input = (*_OF_INPUT, *_OF_TIMED_INPUT) if by_time else _OF_INPUT
     counts = [f"{side}_{what}" for what in of_input for side in sides]
-    return (*counts, *_ROWS_OUT, *_TIMES, *_TASKS, *(_MARKS if by_time else ()))
+    return (*counts, *_ROWS_OUT, *_DISK, *_TIMES, *_TASKS, *(_MARKS if by_time else ()))
 
 
 def pack(names: Sequence[str], metrics: Mapping[str, float | None], *, backend: str, retries: int) -> list[int | None]:

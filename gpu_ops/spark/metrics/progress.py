@@ -256,6 +256,7 @@ _OF_INPUT: Final = {
     "state_rows": _Metric("Gauge", "state_rows", "rows of state", "input"),
     "state_bytes": _Metric("Gauge", "state_bytes", "bytes of state", "input"),
     "cold_bytes": _Metric("Gauge", "cold_bytes", "bytes of state moved from GPU to host memory", "input"),
+    "disk_bytes": _Metric("Gauge", "disk_bytes", "bytes of state moved to local disk", "input"),
 }
 """By what an input's metric is called behind the input's name."""
 _OF_JOIN: Final = {
@@ -267,6 +268,8 @@ _OF_JOIN: Final = {
         f"{step}_ms": _Metric("Histogram", "step_seconds", "time of the slowest partition", "step", 1e-3)
         for step in ("probe", "update", "emit", "commit")
     },
+    "disk_written_bytes": _Metric("Counter", "disk_written_bytes", "bytes of state written to local disk"),
+    "disk_pages_read": _Metric("Counter", "disk_pages_read", "pages of state read back from local disk"),
     "retries": _Metric("Counter", "retries", "exchanges repeated because a state server was gone"),
     "partitions": _Metric("Gauge", "partitions", "partitions"),
     "gpu_partitions": _Metric("Gauge", "gpu_partitions", "partitions that run on a GPU"),

@@ -29,7 +29,7 @@ from pyarrow import flight
 from gpu_ops.backends import gpu_available, lost_gpu
 from gpu_ops.errors import BadInputError, DescriptionError, StateError, out_of_memory
 from gpu_ops.kernels import Probe
-from gpu_ops.memory import Budget, memory_size
+from gpu_ops.memory import Budget, disk_size, memory_size
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
@@ -328,6 +328,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--gpu-memory", help="of all state; an amount, or a share of the card's")
     parser.add_argument("--host-memory", help="of all state; an amount, or a share of the machine's")
+    parser.add_argument("--disk-limit", help="of all state; an amount, 0 for none")
+    parser.add_argument("--disk-folder", help="where on local disk; several are separated by commas")
     parser.add_argument("--gpu-probe", choices=get_args(Probe), default="auto", help="how matching rows are found")
     parser.add_argument("--tls-certificate", nargs=2, metavar=("CHAIN", "KEY"), help="files in PEM")
     options = parser.parse_args(arguments)
@@ -347,7 +349,7 @@ def main(arguments: list[str] | None = None) -> int:
     if len(token) < 16:
         sys.stderr.write("a token of fewer than 16 characters is none\n")
         return 2
-    budget = server_budget(options.gpu_memory, options.host_memory)
+    budget = server_budget(options.gpu_memory, options.host_memory, options.disk_limit, options.disk_folder)
     server = StateServer(
         token, backend=options.backend, host=options.host, port=options.port, budget=budget,
         probe=options.gpu_probe, certificate=options.tls_certificate, name=options.name,
@@ -385,12 +387,14 @@ def _wait(server: StateServer, parent: int) -> None:
         server.trim()
 
 
-def server_budget(gpu: str | None, host: str | None) -> Budget:
+def server_budget(gpu: str | None, host: str | None, disk: str | None = None, folder: str | None = None) -> Budget:
     """The budget that all partitions of a server share.
 
     Args:
         gpu: an amount, or a share of the card's whole memory; None for what the card has free.
         host: an amount, or a share of the machine's memory; None for no limit.
+        disk: an amount; None for what there is.
+        folder: see `Budget`.
 
     Raises:
         DescriptionError: one is no amount of memory.
@@ -403,7 +407,8 @@ def server_budget(gpu: str | None, host: str | None) -> Budget:
     if isinstance(on_host, float):
         on_host = int(on_host * host_memory())
     _log.info("memory for state: %s bytes on the GPU, %s on the host", on_card or "any", on_host or "any")
-    return Budget(on_card, on_host)
+    on_disk = None if disk is None else disk_size(disk)
+    return Budget(on_card, on_host, on_disk, folder)
 
 
 def _card() -> int | None:

@@ -1,0 +1,304 @@
+"""State eight times as large as memory: a micro-batch's time over that of the same with all of the state in memory.
+
+Two engines in processes of their own have the same state, and take the same micro-batches in turns. One has all the
+memory that it wants; the other runs in a memory cgroup (version 1 or 2, which this has to be allowed to make), that
+leaves it an eighth of the state's size, and 64 MiB to work in, beyond what the process takes without state, and moves
+the rest to local disk.
+
+- `join`: a left join. Its state are orders of about 150 bytes; a micro-batch brings payments, each of one order, whose
+  row with nulls is retracted and which comes out with the payment.
+- `aggregate`: count and sum of amounts by customer, name and address, about 130 bytes; a micro-batch brings rows of
+  customers that there are.
+
+`uniform`: any order or customer is as likely as another. `recent`: nine in ten are among the newest tenth. What both
+engines say is folded to a sum of hashes and compared with DuckDB's result of the same rows.
+
+    python -m benchmarks.large_state [--rows 2000000] [--batch 20000] [--batches 12] [--times 8] [--folder FOLDER]
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from benchmarks.common import arguments, interleave, ratio, record, summarise
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import normalize_on
+from gpu_ops.join_engine import JoinEngine
+from gpu_ops.memory import Budget
+
+OPERATORS = ("join", "aggregate")
+KEYS = ("uniform", "recent")
+_STATE_PART = 0.7
+"""The part of what memory there is that state may take: the rest is for a micro-batch, and for pages read back."""
+_WORK = 64 << 20
+"""Bytes for a micro-batch, what comes of it, and what allocators keep: no state, and the same at any size of it."""
+_LOAD = 20_000
+_CGROUPS = Path("/sys/fs/cgroup")
+
+Rows = dict[str, Any]
+
+
+def wide(keys: npt.NDArray[np.int64]) -> Rows:
+    """Columns that follow from a key."""
+    text = pa.array([f"{key * 7919:019d} Long Street, House {key % 997:04d}" for key in keys.tolist()], pa.string())
+    name = pa.array([f"customer {key:012d} of many" for key in keys.tolist()], pa.string())
+    return {"k": keys, "name": name, "address": text}
+
+
+def orders(keys: npt.NDArray[np.int64]) -> pa.Table:
+    """An order for each key."""
+    return pa.table(
+        {
+            **wide(keys),
+            **{f"n{number}": keys * (number + 3) for number in range(5)},
+            "price": keys / 8,
+            "at": pa.array(keys + 1_700_000_000_000_000, pa.timestamp("us")),
+        }
+    )
+
+
+def payments(keys: npt.NDArray[np.int64], number: int) -> pa.Table:
+    """A payment for each key, of a micro-batch."""
+    return pa.table({"k": keys, "amount": (keys * 31 + number) % 1000, "batch": np.full(keys.size, number)})
+
+
+def customers(keys: npt.NDArray[np.int64], number: int) -> pa.Table:
+    """A row of each customer, in a micro-batch."""
+    return pa.table({**wide(keys), "amount": (keys * 31 + number) % 1000})
+
+
+def chosen(kind: str, rows: int, count: int, number: int) -> npt.NDArray[np.int64]:
+    """The keys of a micro-batch."""
+    rng = np.random.default_rng([number, KEYS.index(kind)])
+    keys = rng.integers(0, rows, count)
+    if kind == "recent":
+        hot = rng.random(count) < 0.9
+        keys[hot] = rng.integers(rows - rows // 10, rows, int(hot.sum()))
+    return keys
+
+
+def description(operator: str) -> Description:
+    """What runs."""
+    none = np.empty(0, np.int64)
+    if operator == "join":
+        sides = Input("orders", orders(none).schema), Input("payments", payments(none, 0).schema)
+        return Join("left", *sides, normalize_on("k"), emit="per_batch")
+    source = Input("rows", customers(none, 0).schema)
+    calls = {"n": "count(*)", "total": "sum(amount)"}
+    return Aggregate.of(source, ("k", "name", "address"), calls, "per_batch")
+
+
+def folded(table: pa.Table, columns: list[str]) -> int:
+    """A sum of hashes over rows, in any order; retracted ones count negatively."""
+    total = np.zeros(table.num_rows, np.uint64)
+    for place, name in enumerate(columns):
+        column = table.column(name)
+        if pa.types.is_temporal(column.type):
+            column = column.cast(pa.int64())
+        values = column.to_pandas()
+        if values.dtype.kind in "if":
+            values = values.astype(np.float64)
+        hashes = pd.util.hash_pandas_object(values.reset_index(drop=True), index=False).to_numpy()
+        total += hashes * np.uint64(2 * place + 3) ^ (hashes >> np.uint64(7 + place))
+    if "row_kind" in table.column_names:
+        gone = np.isin(table.column("row_kind").to_numpy(zero_copy_only=False), ["-U", "-D"])
+        total[gone] = -total[gone]
+    return int(total.sum())
+
+
+def batch_of(operator: str, kind: str, options: Any, number: int) -> dict[str, pa.Table]:
+    """A micro-batch, by input."""
+    keys = chosen(kind, options.rows, options.batch, number)
+    return {"payments": payments(keys, number)} if operator == "join" else {"rows": customers(keys, number)}
+
+
+def parts(operator: str, rows: int) -> Iterator[dict[str, pa.Table]]:
+    """What the state is made of."""
+    for first in range(0, rows, _LOAD):
+        keys = np.arange(first, min(rows, first + _LOAD))
+        yield {"orders": orders(keys)} if operator == "join" else {"rows": customers(keys, -1)}
+
+
+class Group:
+    """A memory cgroup that this process is in from now on."""
+
+    def __init__(self) -> None:
+        own = Path("/proc/self/cgroup").read_text().splitlines()
+        names = {kinds: path for _, kinds, path in (line.split(":", 2) for line in own)}
+        old = "memory" in names
+        base = _CGROUPS / "memory" if old else _CGROUPS
+        self.folder = base / names["memory" if old else ""].lstrip("/") / f"large_state_{os.getpid()}"
+        if not self.folder.parent.is_dir():
+            self.folder = base / self.folder.name
+        self._limit = "memory.limit_in_bytes" if old else "memory.max"
+        self._usage = "memory.usage_in_bytes" if old else "memory.current"
+        self._most = "memory.max_usage_in_bytes" if old else "memory.peak"
+        self.folder.mkdir()
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def limit(self, more: int) -> int:
+        """Allow so much more than what is used; how much that is in all."""
+        allowed = int((self.folder / self._usage).read_text()) + more
+        (self.folder / self._limit).write_text(str(allowed))
+        return allowed
+
+    def most(self) -> int:
+        """The most that was ever used."""
+        return int((self.folder / self._most).read_text())
+
+
+def served(pipe: Any, operator: str, kind: str, options: Any, memory: int | None) -> None:
+    """An engine in this process, which does what it is told.
+
+    Args:
+        pipe: of what is told, and what came of it.
+        operator: what runs.
+        kind: of keys.
+        options: of the command line.
+        memory: bytes that there are beyond what the process takes without state; None for what the machine has.
+    """
+    group = None if memory is None else Group()
+    what = description(operator)
+    columns = [name for name in what.output_schema.names if name != "row_kind"]
+    with_little = JoinEngine(what, "cpu")
+    with_little.process(**next(parts(operator, _LOAD)))
+    with_little.process(**batch_of(operator, kind, options, 0))
+    with_little.close()
+    del with_little
+    gc.collect()
+    budget, total = None, 0
+    if group is not None:
+        assert memory is not None
+        group.limit(memory + _WORK)
+        budget = Budget(host=int(memory * _STATE_PART), folder=options.folder)
+    engine = JoinEngine(what, "cpu", memory_limit=budget)
+    number = 0
+    while True:
+        told = pipe.recv()
+        if told == "load":
+            for part in parts(operator, options.rows):
+                total += folded(engine.process(**part), columns)
+            pipe.send(sum(v for name, v in engine.state_size().items() if name.endswith("_bytes")))
+        elif told == "batch":
+            number += 1
+            given = batch_of(operator, kind, options, number)
+            gc.collect()
+            started = time.perf_counter()
+            batch = engine.prepare(**given)
+            engine.commit()
+            took = time.perf_counter() - started
+            total += folded(batch.changelog, columns)
+            found = {name: value for name, value in batch.metrics.items() if "disk" in name}
+            pipe.send({"seconds": took, "rows_out": batch.changelog.num_rows, **found})
+        else:
+            if group is not None:
+                (group.folder.parent / "cgroup.procs").write_text(str(os.getpid()))
+            pipe.send({"folded": total % (1 << 64), "most_memory": None if group is None else group.most()})
+            if group is not None:
+                group.folder.rmdir()
+            return
+
+
+def expected(operator: str, kind: str, options: Any) -> int:
+    """What DuckDB has for the same rows, folded."""
+    base = duckdb.connect()
+    pays = [next(iter(batch_of(operator, kind, options, n + 1).values())) for n in range(options.batches + 2)]
+    state = pa.concat_tables(next(iter(part.values())) for part in parts(operator, options.rows))
+    more = pa.concat_tables(pays)
+    columns = [name for name in description(operator).output_schema.names if name != "row_kind"]
+    base.register("state", state)
+    base.register("more", more)
+    if operator == "join":
+        text = "select o.*, p.k as pk, p.amount, p.batch from state o left join more p on o.k = p.k"
+    else:
+        text = (
+            "select k, name, address, count(*)::bigint as n, sum(amount)::bigint as total"
+            " from (select * from state union all select * from more) group by k, name, address"
+        )
+    found, total = base.sql(text).fetch_record_batch(1 << 18), 0
+    for batch in found:
+        table = pa.Table.from_batches([batch])
+        total += folded(table.rename_columns(columns), columns)
+    return total % (1 << 64)
+
+
+def measured(operator: str, kind: str, options: Any) -> dict[str, Any]:
+    """Both engines, a micro-batch of each in turns."""
+    context = multiprocessing.get_context("spawn")
+
+    def begun(memory: int | None) -> Any:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=served, args=(theirs, operator, kind, options, memory), daemon=True)
+        process.start()
+        theirs.close()
+        return process, ours
+
+    def told(engine: Any, what: str) -> Any:
+        engine[1].send(what)
+        return engine[1].recv()
+
+    roomy = begun(None)
+    size = told(roomy, "load")
+    small = begun(size // options.times)
+    assert told(small, "load") > 0
+    cases = {"in_memory": lambda: told(roomy, "batch"), "on_disk": lambda: told(small, "batch")}
+    runs = interleave(cases, options.batches, warmup=2)
+    seconds = {name: summarise(run["seconds"] for run in of) for name, of in runs.items()}
+    ends = [told(engine, "end") for engine in (roomy, small)]
+    for process, _ in (roomy, small):
+        process.join()
+    wanted = expected(operator, kind, options)
+    assert [end["folded"] for end in ends] == [wanted, wanted], "the results differ"
+    last = runs["on_disk"][-1]
+    return {
+        "state_bytes": size,
+        "most_memory_bytes": ends[1]["most_memory"],
+        "disk_bytes": sum(value for name, value in last.items() if name.endswith("_disk_bytes")),
+        "pages_read": summarise(run["disk_pages_read"] for run in runs["on_disk"]).median,
+        "written_bytes": summarise(run["disk_written_bytes"] for run in runs["on_disk"]).median,
+        "seconds": seconds,
+        "times": ratio(seconds["on_disk"], seconds["in_memory"]),
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    """Measure all, print and record."""
+    parser = arguments(__doc__, "large_state")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="of state")
+    parser.add_argument("--batch", type=int, default=20_000, help="rows of a micro-batch")
+    parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--times", type=float, default=8, help="as much state as memory")
+    parser.add_argument("--folder", help="on the disk; Spark's local folders, or the temporary one, by default")
+    parser.add_argument("--only", nargs="+", help="such as join-uniform")
+    options = parser.parse_args()
+    options.times = int(options.times) if options.times == int(options.times) else options.times
+    results = {}
+    for operator in OPERATORS:
+        for kind in KEYS:
+            name = f"{operator}-{kind}"
+            if options.only and name not in options.only:
+                continue
+            found = results[name] = measured(operator, kind, options)
+            print(name, {k: v for k, v in found.items() if k not in ("runs", "seconds")}, file=sys.stderr, flush=True)
+    record(options, "large_state", {n: {k: v for k, v in f.items() if k != "runs"} for n, f in results.items()})
+
+
+if __name__ == "__main__":
+    main()

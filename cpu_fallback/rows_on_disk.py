@@ -1,0 +1,214 @@
+"""Rows on local disk, one after the other: a row that is asked for costs one page, whatever columns it has.
+
+The rows in memory lie column by column; of these, one row would cost a page a column. A row on disk is its values of
+fixed width, with a bit for each null and the length of each text, and behind them its texts. Where a row begins is
+counted where all are equally long; else a number says it, in memory: 2 bytes a row, and 8 bytes for sixteen rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cpu_fallback.hashing import raw_values, valid_mask
+from gpu_ops.files.disk import Disk
+
+Ints = npt.NDArray[np.int64]
+
+_BLOCK: Final = 16
+_STEP: Final = 8 << 20
+"""Bytes that are copied at a time."""
+_VARIABLE: Final = frozenset({pa.string(), pa.large_string(), pa.binary(), pa.large_binary()})
+_BINARY: Final = pa.large_binary()
+
+
+def can_lie_on_disk(kind: pa.DataType) -> bool:
+    """Whether values of a type can; those of lists, maps and structs stay in memory."""
+    return kind in _VARIABLE or pa.types.is_null(kind) or (pa.types.is_primitive(kind) or _is_fixed(kind))
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+class RowsOnDisk:
+    """Rows of some columns.
+
+    Args:
+        types: of the columns, by name; as `can_lie_on_disk` allows.
+        disk: where they lie.
+        growing: makes an array that grows, of a type.
+    """
+
+    def __init__(self, types: dict[str, pa.DataType], disk: Disk, growing: Callable[[npt.DTypeLike], Any]) -> None:
+        self.types, self.disk, self._growing = types, disk, growing
+        self._texts = [name for name, kind in types.items() if kind in _VARIABLE]
+        self._places = {name: place for place, name in enumerate(types)}
+        fields: list[Any] = [("nulls", np.uint8, (-(-len(types) // 8),))]
+        for name, kind in types.items():
+            if name in self._texts:
+                fields.append((f"c{self._places[name]}", np.uint32))
+            elif not pa.types.is_null(kind):
+                width = 1 if pa.types.is_boolean(kind) else kind.byte_width
+                fields.append((f"c{self._places[name]}", f"V{width}"))
+        self._row = np.dtype(fields)
+        self._file = disk.file()
+        self._bases, self._beyond = growing(np.int64), growing(np.uint16)
+        self.with_nulls: set[str] = set()
+        self.length = 0
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes on disk."""
+        return self._file.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk, and those in memory that say where each row is."""
+        return int(self._file.size + self._bases.nbytes + self._beyond.nbytes)
+
+    def append(self, columns: dict[str, pa.Array]) -> None:
+        """Write rows behind the others.
+
+        Raises:
+            NoRoomError: the disk is full; nothing is written.
+        """
+        count = len(next(iter(columns.values())))
+        rows = np.zeros(count, self._row)
+        nulls = np.zeros((count, len(columns)), bool)
+        for name, column in columns.items():
+            place = self._places[name]
+            if column.null_count:
+                self.with_nulls.add(name)
+                nulls[:, place] = ~valid_mask(column)
+            if name in self._texts:
+                lengths = pc.binary_length(column)
+                rows[f"c{place}"] = (pc.fill_null(lengths, 0) if lengths.null_count else lengths).to_numpy()
+            elif pa.types.is_boolean(column.type):
+                filled = column.fill_null(False) if column.null_count else column
+                rows[f"c{place}"] = filled.to_numpy(zero_copy_only=False).view("V1")
+            elif not pa.types.is_null(column.type):
+                rows[f"c{place}"] = raw_values(column, np.dtype(f"V{column.type.byte_width}"))
+        rows["nulls"] = np.packbits(nulls, axis=1, bitorder="little")
+        if not self._texts:
+            self._write(rows.view(np.uint8), None, count)
+            return
+        width = self._row.itemsize
+        offsets = np.arange(0, (count + 1) * width, width, dtype=np.int64)
+        fixed = pa.Array.from_buffers(_BINARY, count, [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
+        texts = [_as_bytes(columns[name]) for name in self._texts]
+        nothing = pa.scalar(b"", _BINARY)
+        joined = pc.binary_join_element_wise(fixed, *texts, nothing, null_handling="replace", null_replacement=b"")
+        self._write(*_content(joined), count)
+
+    def _write(self, data: npt.NDArray[np.uint8], starts: Ints | None, count: int) -> None:
+        """Write rows, and note where each begins among them; None where that is counted."""
+        begin = self._file.size
+        self._file.append(data)
+        if starts is not None:
+            slots = np.arange(self.length, self.length + count)
+            self._bases.extend(begin + starts[slots % _BLOCK == 0])
+            beyond = begin + starts - self._bases.data[slots // _BLOCK]
+            if int(beyond.max(initial=0)) > np.iinfo(self._beyond.data.dtype).max:
+                wider = self._growing(np.int64)
+                wider.extend(self._beyond.data[: self._beyond.length].astype(np.int64))
+                self._beyond = wider
+            self._beyond.extend(beyond.astype(self._beyond.data.dtype))
+        self.length += count
+
+    def _ends(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Where rows begin, and where the next ones do."""
+        if not self._texts:
+            begin = slots * self._row.itemsize
+            return begin, begin + self._row.itemsize
+        bases, beyond = self._bases.data, self._beyond.data
+        begin = bases[slots // _BLOCK] + beyond[slots]
+        after = np.minimum(slots + 1, self.length - 1)
+        end = bases[after // _BLOCK] + beyond[after]
+        return begin, np.where(slots + 1 == self.length, self._file.size, end)
+
+    def take(self, slots: Ints, names: Sequence[str]) -> dict[str, pa.Array]:
+        """Rows by number, none of them -1; text with large offsets."""
+        back: Ints | None = None
+        if not bool((slots[1:] > slots[:-1]).all()):
+            slots, back = np.unique(slots, return_inverse=True)  # each page is read once, and in order
+        begin, end = self._ends(slots)
+        self._file.touch(begin, end - 1)
+        data, width = self._file.mapped(), self._row.itemsize
+        raw: Any = np.ndarray((max(0, data.size - width + 1),), f"V{width}", data, strides=(1,))
+        rows = raw[begin].view(self._row)
+        at = np.arange(slots.size) if back is None else back
+        every = rows if back is None else rows[back]
+        ends = begin + width
+        taken = {}
+        for name, kind in self.types.items():
+            place = self._places[name]
+            field = f"c{place}"
+            start = ends
+            if name in self._texts:
+                ends = start + rows[field]
+            if name not in names:
+                continue
+            valid = None
+            if name in self.with_nulls:
+                bits = (every["nulls"][:, place // 8] >> (place % 8)) & 1
+                valid = pa.py_buffer(np.packbits(bits == 0, bitorder="little"))
+            if name in self._texts:
+                text = pa.large_string() if kind in (pa.string(), pa.large_string()) else _BINARY
+                buffers = _cut_out(data, (start, ends), at).buffers()
+                taken[name] = pa.Array.from_buffers(text, at.size, [valid, *buffers[1:]])
+            elif pa.types.is_null(kind):
+                taken[name] = pa.nulls(every.size)
+            else:
+                values = np.ascontiguousarray(every[field])
+                if pa.types.is_boolean(kind):
+                    values = np.packbits(values.view(bool), bitorder="little")
+                taken[name] = pa.Array.from_buffers(kind, every.size, [valid, pa.py_buffer(values)])
+        return taken
+
+    def retained(self, slots: Ints) -> RowsOnDisk | None:
+        """Other rows on disk, of these slots (ascending), written some at a time; None where there are none."""
+        if not slots.size:
+            return None
+        kept = RowsOnDisk(self.types, self.disk, self._growing)
+        kept.with_nulls = set(self.with_nulls)
+        step = max(1, _STEP // max(1, self._file.size // self.length))
+        for first in range(0, int(slots.size), step):
+            part = slots[first : first + step]
+            begin, end = self._ends(part)
+            self._file.touch(begin, end - 1)
+            data, starts = _content(_cut_out(self._file.mapped(), (begin, end), np.arange(part.size)))
+            kept._write(data, starts if self._texts else None, int(part.size))
+        return kept
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Text as bytes with large offsets; only offsets are copied."""
+    return column if column.type == _BINARY else column.cast(_BINARY)
+
+
+def _content(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints]:
+    """The bytes of an array of large_binary, and where each value begins among them."""
+    offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.frombuffer(array.buffers()[2], np.uint8, last - first, first) if last > first else np.empty(0, np.uint8)
+    return data, offsets[:-1] - first
+
+
+def _cut_out(data: npt.NDArray[np.uint8], ends: tuple[Ints, Ints], at: Ints) -> pa.Array:
+    """Stretches of bytes, copied.
+
+    Args:
+        data: where they are.
+        ends: where each of n begins, ascending, and where it ends.
+        at: which of them, in which order.
+    """
+    # Every other value of this array is one; what is between two is not looked at.
+    offsets = np.column_stack(ends).reshape(-1)
+    values = pa.Array.from_buffers(_BINARY, max(0, offsets.size - 1), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return values.take(pa.array(2 * at))
