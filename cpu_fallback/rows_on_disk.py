@@ -171,12 +171,17 @@ class RowsOnDisk:
                 taken[name] = pa.Array.from_buffers(kind, every.size, [valid, pa.py_buffer(values)])
         return taken
 
-    def retained(self, slots: Ints) -> RowsOnDisk | None:
-        """Other rows on disk, of these slots (ascending), written some at a time; None where there are none."""
+    def retained(self, slots: Ints, onto: RowsOnDisk | None = None) -> RowsOnDisk | None:
+        """Other rows on disk, these slots (ascending) at the end, written some at a time; None where there are none.
+
+        Args:
+            slots: of the rows.
+            onto: what earlier ones have gone to.
+        """
         if not slots.size:
-            return None
-        kept = RowsOnDisk(self.types, self.disk, self._growing)
-        kept.with_nulls = set(self.with_nulls)
+            return onto
+        kept = onto or RowsOnDisk(self.types, self.disk, self._growing)
+        kept.with_nulls |= self.with_nulls
         step = max(1, _STEP // max(1, self._file.size // self.length))
         for first in range(0, int(slots.size), step):
             part = slots[first : first + step]

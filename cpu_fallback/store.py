@@ -23,6 +23,7 @@ from cpu_fallback.hashing import raw_values, valid_mask
 from cpu_fallback.rows_on_disk import RowsOnDisk, can_lie_on_disk
 from gpu_ops.arrays import Array
 from gpu_ops.files.disk import LEAST, Disk
+from gpu_ops.kernels import Store
 from gpu_ops.values import beyond_offsets
 
 Mask = npt.NDArray[np.bool_]
@@ -417,17 +418,19 @@ class CpuStore:
         on_disk = self._far is not None and column in self._far.with_nulls
         return on_disk or found.validity is not None or pa.types.is_null(found.kind)
 
-    def retained(self, slots: Array) -> CpuStore:
-        """Another store with only these slots, renumbered from 0, each where it lies in this one."""
-        store, wanted = CpuStore(self.schema, tiny=self._tiny), pa.array(slots)
-        first = self._first
-        on_disk = int(np.searchsorted(slots, first))
-        if self._far is not None:
-            store._far = self._far.retained(slots[:on_disk])
-        here = pa.array(slots[on_disk:] - first)
-        for name, column in self.columns.items():
-            store.columns[name].append(column.take(here if name in self._movable else wanted))
-        store.length = slots.size
+    def retained(self, slots: Array, onto: Store | None = None) -> CpuStore:
+        """Another store with only these slots, each where it lies in this one; see `gpu_ops.kernels.Store`."""
+        store = CpuStore(self.schema, tiny=self._tiny) if onto is None else onto
+        assert isinstance(store, CpuStore)
+        behind = store.length > store._first  # rows in memory come after those on disk
+        on_disk = 0 if behind or self._far is None else int(np.searchsorted(slots, self._first))
+        if self._far is not None and on_disk:
+            store._far = self._far.retained(slots[:on_disk], store._far)
+            for name in self.columns.keys() - self._movable.keys():
+                store.columns[name].append(self.columns[name].take(pa.array(slots[:on_disk])))
+            store.length += on_disk
+        if slots.size > on_disk:
+            store.append(self.take(slots[on_disk:], list(self.columns), present=True))
         return store
 
     def cool(self, wanted: int, disk: Disk | None = None, committed: int | None = None) -> int:

@@ -145,8 +145,13 @@ class Store(Protocol):
     def may_be_null(self, column: str) -> bool:
         """Whether any row may have a null in this column."""
 
-    def retained(self, slots: Slots) -> Store:
-        """Another store with only these slots (ascending), renumbered from 0, each where it lies in this one."""
+    def retained(self, slots: Slots, onto: Store | None = None) -> Store:
+        """Another store with only these slots (ascending), renumbered, each where it lies in this one.
+
+        Args:
+            slots: of the rows.
+            onto: on the host, what rows of lower slots have gone to: these follow them there.
+        """
 
     def cool(self, wanted: int, disk: Disk | None = None, committed: int | None = None) -> int:
         """Move the oldest rows one place further: from GPU memory to the host's, or from there to disk.

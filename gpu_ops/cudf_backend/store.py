@@ -213,8 +213,9 @@ class CudfStore:
         assert self._kernels.host is not None
         return self._kernels.host.to_arrow(frame, pa.schema([self.schema.field(name) for name in names]))
 
-    def retained(self, slots: Array) -> CudfStore:
+    def retained(self, slots: Array, onto: Store | None = None) -> CudfStore:
         """Another store with only these slots (ascending), renumbered from 0, each where it lies in this one."""
+        assert onto is None  # a GPU does all at once
         store = CudfStore(self.schema, self._kernels)
         names, start = list(self.types), 0
         sources = self._sources(names)

@@ -29,6 +29,10 @@ from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot, Numbers, Part, Pie
 from gpu_ops.values import with_types
 
 DEAD, LIVE, DYING = 0, 1, 2
+_FEW = 4096
+"""Dead rows that stay whatever there is; slots that a compaction looks at in any micro-batch."""
+_SLOTS_A_CHANGE = 4
+"""And so many more for each of its changes."""
 
 
 class KeySet(NamedTuple):
@@ -169,6 +173,22 @@ def cooled(parts: Iterable[Callable[[int], int]], wanted: int) -> int:
     return freed
 
 
+def _cooled_store(store: Store, disk: Disk | None, committed: int, wanted: int) -> int:
+    return store.cool(wanted, disk, min(committed, len(store)))
+
+
+class _Rest(NamedTuple):
+    """A compaction that is under way.
+
+    Attributes:
+        store: the rows that stay, of the slots that were looked at.
+        stays: of these slots, part by part, which do.
+    """
+
+    store: Store | None
+    stays: list[Array]
+
+
 @dataclasses.dataclass
 class Journal:
     """What a prepared micro-batch has done to a table, newest last."""
@@ -209,6 +229,7 @@ class StateTable:
         self.queues: dict[str, TimeQueue] = {}
         self.attached: list[StateTable] = []
         self.pieces: tuple[Piece, ...] = ()
+        self._rest: _Rest | None = None
         self.live = 0
         self._journal: Journal | None = None
 
@@ -220,13 +241,20 @@ class StateTable:
         """Bytes of rows, indexes and numbers, wherever they lie."""
         numbers = self.status.nbytes + sum(column.nbytes for column in self.beside.values())
         indexes = sum(index.nbytes for index in self.indexes.values())
-        return self.store.nbytes + numbers + indexes + sum(table.nbytes for table in self.attached)
+        rows = sum(store.nbytes for store in self._stores())
+        return rows + numbers + indexes + sum(table.nbytes for table in self.attached)
+
+    def _stores(self) -> list[Store]:
+        """The rows, and those of a compaction that is under way."""
+        rest = None if self._rest is None else self._rest.store
+        return [self.store] if rest is None else [rest, self.store]
 
     @property
     def disk_bytes(self) -> int:
         """Those on disk."""
         indexes = sum(index.disk_bytes for index in self.indexes.values())
-        return self.store.disk_bytes + indexes + sum(table.disk_bytes for table in self.attached)
+        rows = sum(store.disk_bytes for store in self._stores())
+        return rows + indexes + sum(table.disk_bytes for table in self.attached)
 
     @property
     def host_bytes(self) -> int:
@@ -334,14 +362,16 @@ class StateTable:
         self._finalize(done, clock_ms)
         for part in self._parts():
             part.commit()
+        changes = len(self.store) - done.first_new + sum(int(slots.size) for slots in done.ends) + abs(done.live)
         # from here on nothing is allocated
         self.live = self.live_after()
         self._settle()
         self._journal = None
         # so that each dead row costs once
-        if self._dead() > max(self.live, 4 if self.kernels.tiny_segments else 4096):
+        tiny = self.kernels.tiny_segments
+        if self._rest is not None or self._dead() > max(self.live, 4 if tiny else _FEW):
             with postponed(self.kernels, "dropping dead rows"):
-                self.compact()
+                self.compact(_SLOTS_A_CHANGE * changes + (4 if tiny else _FEW))
 
     def _parts(self) -> list[Runs[Any] | TimeQueue]:
         return [*self.indexes.values(), *self.queues.values()]
@@ -376,16 +406,34 @@ class StateTable:
             column.length = done.first_new
         self._journal = None
 
-    def compact(self) -> None:
-        """Drop dead rows; done when they outnumber the live, so each dead row costs once."""
+    def compact(self, most: int | None = None) -> None:
+        """Drop dead rows; done when they outnumber the live, so each dead row costs once.
+
+        The rows that stay are copied some at a time, so that no micro-batch waits for all of them; those that die
+        meanwhile stay until the next time. A GPU copies all at once.
+
+        Args:
+            most: slots to be looked at now, at most; None for all.
+        """
         xp, status = self.kernels.xp, self.status.values
-        slots, new_slots = xp.flatnonzero(status), xp.full(status.size, -1, np.int64)
+        begun = _Rest(None, []) if self._rest is None or most is None else self._rest
+        first = sum(part.size for part in begun.stays)
+        last = status.size if most is None or self.kernels.host is not None else min(first + most, status.size)
+        stays = status[first:last] != DEAD
+        self._rest = None  # what fails half-way begins again
+        store = self.store.retained(xp.flatnonzero(stays) + first, begun.store)
+        stay = [*begun.stays, stays]
+        if last < status.size:
+            self._rest = _Rest(store, stay)
+            return
+        alive = xp.concatenate(stay)
+        slots, new_slots = xp.flatnonzero(alive), xp.full(status.size, -1, np.int64)
         new_slots[slots] = as_slots(self.kernels, 0, slots.size)
-        store, kept = self.store.retained(slots), self.status.retained(slots)
+        kept = self.status.retained(slots)
         beside = {name: column.retained(slots) for name, column in self.beside.items()}
         indexes = {name: index.renumbered(new_slots) for name, index in self.indexes.items()}
         queues = {name: queue.renumbered(new_slots) for name, queue in self.queues.items()}
-        left = renumbered(self.pieces, self.kernels.asnumpy(status != DEAD))
+        left = renumbered(self.pieces, self.kernels.asnumpy(alive))
         self._renumber(new_slots)
         # from here on nothing is allocated
         self.store, self.status, self.beside, self.indexes, self.queues = store, kept, beside, indexes, queues
@@ -400,7 +448,7 @@ class StateTable:
         """Move the oldest rows one place further; see `gpu_ops.state.index`. On the GPU none where some are staged."""
         committed = len(self.store) if self._journal is None else self._journal.first_new
         staged = disk is None and committed < len(self.store)
-        own = (lambda more: 0 if staged else self.store.cool(more, disk, committed),)
+        own = [] if staged else [partial(_cooled_store, store, disk, committed) for store in self._stores()]
         return cooled([*own, *(partial(table.cool_rows, disk=disk) for table in self.attached)], wanted)
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:

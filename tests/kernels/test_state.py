@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from cpu_fallback.store import Growable
+from cpu_fallback.store import CpuStore, Growable
 from gpu_ops import layouts
+from gpu_ops.arrays import Array
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.changes import NEVER
 from gpu_ops.operators.core.emission import _net, _timed
@@ -233,3 +239,35 @@ def test_no_needles(kernels: Kernels) -> None:
     index.stage(kernels.asarray(np.array([1 << 40, 1 << 63], np.uint64)), rows_of(kernels, [0, 1]))
     found = index.probe(kernels.asarray(np.empty(0, np.uint64)), staged=True)
     assert [part.size for part in found] == [0, 0]
+
+
+def test_a_compaction_copies_a_few_rows_for_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the state: no micro-batch copies more rows than four times its changes, and a few thousand."""
+    retained, copied = CpuStore.retained, [0]
+
+    def counting(store: CpuStore, slots: Array, onto: CpuStore | None = None) -> CpuStore:
+        copied[0] += slots.size
+        return retained(store, slots, onto)
+
+    monkeypatch.setattr(CpuStore, "retained", counting)
+    left = Input("L", pa.schema([("k", pa.int64()), ("v", pa.string())]), row_kind="op")
+    join = Join("left", left, Input("R", pa.schema([("k", pa.int64())])), keys=(Key("k", "k", using=True),))
+
+    def changes(keys: Array, kind: str) -> pa.Table:
+        return pa.table({"k": keys, "v": [f"row {key}" for key in keys], "op": [kind] * len(keys)})
+
+    rng, live, sizes = np.random.default_rng(0), np.arange(30_000), []
+    with closing(JoinEngine(join, "cpu")) as engine, closing(JoinEngine(join, "cpu")) as never:
+        monkeypatch.setattr(never._operator.tables[0], "compact", lambda most=None: None)
+        for one in (engine, never):
+            one.process(changes(live, "+I"), pa.table({"k": live}))
+        while len(live):
+            gone = rng.choice(live, 500, replace=False)
+            live = np.setdiff1d(live, gone)
+            copied[0] = 0
+            assert engine.process(changes(gone, "-D")).equals(never.process(changes(gone, "-D")))
+            assert copied[0] <= 4096 + 4 * 500
+            sizes.append(len(engine._operator.tables[0]))
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) > 2
+    assert sizes[-1] < 10_000
