@@ -39,7 +39,7 @@ from gpu_ops.spark.plan.union_layout import (
 )
 from gpu_ops.spark.rapids import metrics_reported
 from gpu_ops.spark.settings import Settings
-from gpu_ops.spark.tasks.bounded import NO_INPUT, BoundedTask
+from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.tasks.join import Task
 from gpu_ops.state.address import StateAddress
