@@ -136,7 +136,7 @@ def test_answers_grow_old(tmp_path: Path) -> None:
     from gpu_ops.descriptions.inputs import Input
     from gpu_ops.descriptions.join import LookupJoin
     from gpu_ops.descriptions.keys import Key
-    from gpu_ops.spark.tasks.lookup import Lookups, LookupTask
+    from gpu_ops.spark.tasks.engine import Lookups, LookupTask
 
     left = pa.schema([("id", pa.int64()), ("item", pa.string())])
     right = pa.schema([("item", pa.string()), ("price", pa.int32())])

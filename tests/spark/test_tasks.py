@@ -16,9 +16,8 @@ from gpu_ops.spark.tasks import arrow
 
 @pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
 def test_the_connection_to_spark_is_found_once_in_a_worker(spark: Any) -> None:
-    class Look:
-        @arrow.arrow_task
-        def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    class Look(arrow.ArrowTask):
+        def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rows = sum(batch.num_rows for batch in batches)
             found = arrow._of_spark()
             assert found is arrow._of_spark()
@@ -40,9 +39,8 @@ def test_a_process_that_is_no_worker_keeps_its_connections() -> None:
 
 
 def test_a_refusal_has_no_traceback(spark: Any) -> None:
-    class Refuse:
-        @arrow.arrow_task
-        def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    class Refuse(arrow.ArrowTask):
+        def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from batches
             raise DescriptionError("not this one")
 

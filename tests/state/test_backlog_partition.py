@@ -13,7 +13,7 @@ import pytest
 
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.server.partition import PartitionState
-from gpu_ops.spark.tasks.bounded import left_over
+from gpu_ops.spark.tasks.engine import left_over
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gpu_ops.errors import StateError
 from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.server.rescale import rescale
-from gpu_ops.spark.tasks.bounded import left_over
+from gpu_ops.spark.tasks.engine import left_over
 from gpu_ops.state import durable
 from gpu_ops.state.durable import PartitionLog, Record, Times
 from gpu_ops.state.files import Files

@@ -15,7 +15,7 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.server.partition import Applied, PartitionState
-from gpu_ops.spark.tasks.bounded import left_over
+from gpu_ops.spark.tasks.engine import left_over
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog, Times

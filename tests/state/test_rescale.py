@@ -24,7 +24,7 @@ from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.server import rescale as module
 from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.server.rescale import rescale
-from gpu_ops.spark.tasks.bounded import left_over
+from gpu_ops.spark.tasks.engine import left_over
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import StateAddress

@@ -33,7 +33,7 @@ from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.server.recovery import stored_version
-from gpu_ops.spark.tasks.bounded import LeftOver
+from gpu_ops.spark.tasks.engine import LeftOver
 from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.wire.command import parse_join
 from gpu_ops.state.address import Location, StateAddress

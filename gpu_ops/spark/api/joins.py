@@ -38,8 +38,8 @@ from gpu_ops.spark.datatypes import arrow_schema, ignores_case, spelling
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
+from gpu_ops.spark.tasks.engine import LookupFunction, Lookups, LookupTask
 from gpu_ops.spark.tasks.functions import Grouped, applied_schema
-from gpu_ops.spark.tasks.lookup import Function, Lookups, LookupTask
 
 
 def join(
@@ -159,7 +159,7 @@ def lookup_join(
 
 def lookup(
     left: DataFrame | Stream,
-    function: Function,
+    function: LookupFunction,
     on: On,
     *,
     schema: st.StructType | str,

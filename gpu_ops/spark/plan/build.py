@@ -34,7 +34,7 @@ from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_nam
 from gpu_ops.spark.plan.changes import Changes, Reading, holds_sources, observed_once, observing, source_of
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
 from gpu_ops.spark.settings import Settings, metrics_reported
-from gpu_ops.spark.tasks.bounded import NO_INPUT, BoundedTask
+from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.tasks.join import Task
 from gpu_ops.spark.tasks.packing import Packer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import gc
@@ -10,13 +11,11 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from gpu_ops.errors import GpuJoinError, NotBuiltError
-
-Self = TypeVar("Self")
 
 _HIDE: Final = "SPARK_HIDE_TRACEBACK"
 """What PySpark's worker looks at when a function has failed, from Spark 4 on."""
@@ -43,26 +42,26 @@ class TaskIdentity(NamedTuple):
     attempt: int
 
 
-def arrow_task(
-    run: Callable[[Self, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-) -> Callable[[Self, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A ``__call__`` for ``mapInArrow``.
+class ArrowTask(abc.ABC):
+    """A function of ``mapInArrow``.
 
     What Spark sends is acknowledged at once, see `acknowledge`. Refusals are shown without a traceback, so on the first
     line: the errors of this pack say what to do; where they were raised tells a user nothing. Others keep theirs.
     """
 
-    @functools.wraps(run)
-    def wrapped(self: Self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+    @abc.abstractmethod
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What it makes of the batches of a Spark task."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs it."""
         freeze_imports()
         acknowledge()
         try:
-            yield from run(self, batches)
+            yield from self.run(batches)
         except GpuJoinError:
             os.environ[_HIDE] = "1"  # of this worker process, which ends with its first failure
             raise
-
-    return wrapped
 
 
 @functools.cache

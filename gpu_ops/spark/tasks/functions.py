@@ -13,10 +13,10 @@ from gpu_ops.descriptions.changelog import INSERT, LATE_ROW_KIND, ROW_KIND_COLUM
 from gpu_ops.descriptions.join import CoGroup
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_type
-from gpu_ops.spark.tasks.arrow import arrow_task
+from gpu_ops.spark.tasks.arrow import ArrowTask
 
 
-class Applied:
+class Applied(ArrowTask):
     """Gives joined rows to a function, a record batch at a time, and checks what comes back.
 
     Where there are side outputs, rows have a row kind before them and a struct column for each side output behind them.
@@ -53,8 +53,7 @@ class Applied:
             ])  # fmt: skip
         self._shown = _fields(self.schema)
 
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives what the function makes of the rows of a Spark task.
 
         Raises:

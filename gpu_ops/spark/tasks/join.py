@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
-from gpu_ops.spark.tasks.arrow import TaskIdentity, arrow_task, task_identity
+from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, task_identity
 from gpu_ops.spark.tasks.rows import Maker, Taken
 from gpu_ops.spark.wire.arrivals import Arrivals
 from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, ReportReply, ReportRequest, read
@@ -20,7 +20,7 @@ from gpu_ops.spark.wire.exchange import Exchange, ask
 from gpu_ops.state.address import StateAddress
 
 
-class Task:
+class Task(ArrowTask):
     """The function of ``mapInArrow``: wire batches in, the changelog out, with hidden metrics if they are observed.
 
     Args:
@@ -51,8 +51,7 @@ class Task:
         self.output, self._times = output, times
         self._metrics, self.hidden = tuple(metrics), hidden
 
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes; where metrics are observed, the last partition then gives a row of them."""
         task = task_identity()
         join_id = f"{self._command['join_id']}-{task.query_id}"
@@ -120,7 +119,7 @@ class Task:
         return self._with_metrics(row, pa.array([text], METRICS_TYPE))
 
 
-class OfChanges:
+class OfChanges(ArrowTask):
     """Of a join's changes; its metrics go with that as they do with changes.
 
     Args:
@@ -133,8 +132,7 @@ class OfChanges:
         self.__name__ = task.__name__
         self.task, self._taken, self._maker = task, taken, maker
 
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives what is made of a partition's changes; where its task has a row of metrics, that, too."""
         hidden, metrics, maker = self.task.hidden, list[pa.RecordBatch](), self._maker
         made = maker.of(self._changes(batches, metrics))

@@ -14,7 +14,7 @@ from gpu_ops.descriptions.changelog import BAD_ROW_KIND
 from gpu_ops.errors import BadInputError
 from gpu_ops.messages.json_texts import bare_texts, json_objects
 from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
-from gpu_ops.spark.tasks.arrow import TaskIdentity, arrow_task, combined, source_partition, task_identity
+from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
 from gpu_ops.spark.tasks.packing import Pack, Packer, Part
 from gpu_ops.spark.tasks.rows import Taken
 from gpu_ops.spark.wire.arrivals import typed
@@ -34,7 +34,7 @@ SEQUENCE_HEADER: Final = "sequence"
 _ROWS: Final = 1 << 16
 
 
-class ReadMessages:
+class ReadMessages(ArrowTask):
     """The function of ``mapInArrow``: messages in, their rows out, in the order of the messages.
 
     Args:
@@ -59,8 +59,7 @@ class ReadMessages:
         self.format, self.location, self.output = format, location, output
         self._bad_rows, self._bad = bad_rows, bad
 
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of a partition's messages.
 
         Raises:

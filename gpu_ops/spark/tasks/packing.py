@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
-from gpu_ops.spark.tasks.arrow import arrow_task, combined, source_partition, streaming_task
+from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
 from gpu_ops.spark.tasks.rows import FirstRows, Slices, Taken
 from gpu_ops.spark.wire.arrivals import INLINE, PACKED, Block, BlockFile, Blocks
 from gpu_ops.spark.wire.hashes import partition_of
@@ -179,7 +179,7 @@ class Reader(Protocol):
         """The rows part by part, in their order."""
 
 
-class Pack:
+class Pack(ArrowTask):
     """The function of ``mapInArrow``: what a reader takes in, its rows out as `PACKED`.
 
     Args:
@@ -193,8 +193,7 @@ class Pack:
     def __init__(self, packer: Packer, reader: Reader, taken: Taken) -> None:
         self._packer, self._reader, self._taken = packer, reader, taken
 
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition, packed."""
         parts = self._reader.parts(batches)
         yield from self._packer.pack((map(self._of, rows), time, place) for rows, time, place in parts)
@@ -203,7 +202,7 @@ class Pack:
         return self._taken.of(rows, self._packer.schema)
 
 
-class ReadFiles:
+class ReadFiles(ArrowTask):
     """The function of ``mapInArrow``: files in, their rows out.
 
     Args:
@@ -229,8 +228,7 @@ class ReadFiles:
         rows = FileRows(self.rows.format, packer.input_name, taken, packer.schema)
         return Pack(packer, rows, Taken.all(packer.schema))
 
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition's files."""
         for rows, _, _ in self.rows.parts(batches):
             yield from rows

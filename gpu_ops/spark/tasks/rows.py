@@ -15,7 +15,7 @@ from gpu_ops.conditions.expressions import Column
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.operators.groups.top import sort_keys
-from gpu_ops.spark.tasks.arrow import arrow_task, together
+from gpu_ops.spark.tasks.arrow import ArrowTask, together
 from gpu_ops.spark.wire.arrivals import typed
 
 ROWS = ""
@@ -233,7 +233,7 @@ class Maker(Protocol):
         """The same of rows of another schema."""
 
 
-class OfRows:
+class OfRows(ArrowTask):
     """Of Spark's rows.
 
     Args:
@@ -245,7 +245,6 @@ class OfRows:
         self.__name__ = name
         self._maker = maker
 
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives what is made of a partition's rows."""
         yield from self._maker.of(typed(batch.columns, self._maker.schema) for batch in batches)

@@ -1,26 +1,36 @@
-"""The rows that the end of input emits for the partitions of a state folder; runs in Spark tasks, on the CPU."""
+"""Operators that run in Spark's tasks themselves, on the CPU: over static inputs, at the end of input, for lookups."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.join import LookupJoin
+from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.errors import DescriptionError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.server.partition import stored_state
-from gpu_ops.spark.tasks.arrow import arrow_task, together
+from gpu_ops.spark.tasks.arrow import ArrowTask, together
+from gpu_ops.spark.tasks.functions import as_declared
 from gpu_ops.spark.wire.arrivals import typed
 from gpu_ops.spark.wire.command import Wire, parse_join
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
+
+_log = logging.getLogger(__name__)
 
 ROWS_PER_BATCH: Final = 1 << 16
 
@@ -28,7 +38,7 @@ Function = Callable[[Any, pa.Table], pa.Table]
 """What makes a co-group's result of a part, see `gpu_ops.spark.tasks.functions.Grouped`."""
 
 
-class LeftOver:
+class LeftOver(ArrowTask):
     """The function of ``mapInArrow``: numbers of partitions in, the rows they emit at the end of input out.
 
     Args:
@@ -44,8 +54,7 @@ class LeftOver:
         self._state, self._manifest, self._version, self._function = state, manifest, version, function
         self._paths = program_paths()
 
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the changelog of each partition named, or what a co-group's function makes of it.
 
         Raises:
@@ -98,7 +107,7 @@ IN_MEMORY: Final = 1 << 30
 """Bytes of input that a task keeps in host memory; what is more goes to disk until the end."""
 
 
-class BoundedTask:
+class BoundedTask(ArrowTask):
     """The function of ``mapInArrow``: all rows of a partition in, the result as insertions out.
 
     Args:
@@ -127,8 +136,7 @@ class BoundedTask:
         self._backend, self._probe, self._function = backend, probe, function
         self._paths = program_paths()
 
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives bad rows that are to be tagged, then the result."""
         look_in(self._paths)
         join = parse_join(self._description)
@@ -154,3 +162,121 @@ class BoundedTask:
     def _ordered(self, batches: list[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches(batches, self._schema)
         return table.set_column(1, self._schema.field(1), pa.array(np.arange(table.num_rows)))
+
+
+# --- lookups --------------------------------------------------------------------------------------
+
+_AT: Final = "__at"
+_FIRST_WAIT_S: Final = 0.1
+
+LookupFunction = Callable[[pa.Table], pa.Table]
+"""Keys in, the rows of the table that have one of them out."""
+
+
+class Lookups(NamedTuple):
+    """How a table is asked.
+
+    Attributes:
+        function: the user's.
+        cache_s: seconds for which an answer is good, 0 for none beyond the micro-batch.
+        cache_keys: how many keys' answers a worker keeps, the newest.
+        retries: how often a call that fails is repeated.
+    """
+
+    function: LookupFunction
+    cache_s: float
+    cache_keys: int
+    retries: int
+
+
+class LookupTask(ArrowTask):
+    """The function of ``mapInArrow``: left rows in, the changelog of a lookup join out.
+
+    Args:
+        description: the join, as JSON.
+        lookups: how its right input is asked.
+        token: of the join, by which a worker finds its cache again.
+    """
+
+    def __init__(self, description: str, lookups: Lookups, token: str) -> None:
+        self.__name__ = "gpu_lookup"
+        self._description, self._lookups, self._token = description, lookups, token
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the left rows with what the function says of their keys."""
+        described = from_json(self._description)
+        assert isinstance(described, LookupJoin)
+        schema = described.left.schema
+        rows = [pa.RecordBatch.from_arrays(batch.columns, schema.names) for batch in batches if batch.num_rows]
+        if not rows:
+            return
+        left = pa.Table.from_batches(rows).cast(schema)
+        cache = _caches.setdefault(self._token, _Cache(described, self._lookups))
+        with contextlib.closing(JoinEngine(described, "cpu")) as engine:
+            yield from engine.process(left=left, right=cache.rows_of(left)).to_batches()
+
+
+class _Cache:
+    """Keys that were asked for lately, and the rows that they have.
+
+    Args:
+        join: the join.
+        lookups: how its right input is asked.
+    """
+
+    def __init__(self, join: LookupJoin, lookups: Lookups) -> None:
+        self._lookups, self._schema = lookups, join.right.schema
+        self._left, self._right = list(join.key_columns(0)), list(join.key_columns(1))
+        keys = pa.schema([self._schema.field(name) for name in self._right])
+        self._keys = keys
+        self._asked = keys.append(pa.field(_AT, pa.float64())).empty_table()
+        self._found = self._schema.empty_table()
+
+    def rows_of(self, left: pa.Table) -> pa.Table:
+        """The table's rows that have the keys of some left rows; others may be among them."""
+        now, names = time.monotonic(), self._right
+        wanted = left.select(self._left).rename_columns(names).drop_null().cast(self._keys)
+        wanted = wanted.group_by(names).aggregate([]).select(names)
+        self._forget(now)
+        missing = wanted.join(self._asked.select(names), names, join_type="left anti")
+        if missing.num_rows:
+            asked = missing.append_column(_AT, pa.array([now]).take(pa.array([0] * missing.num_rows)))
+            self._found = pa.concat_tables([self._found, self._ask(missing)])
+            self._asked = pa.concat_tables([self._asked, asked.select(self._asked.column_names)])
+        return self._found
+
+    def _forget(self, now: float) -> None:
+        """Answers that are too old, or too many."""
+        fresh = self._asked.filter(pc.greater(self._asked[_AT], now - self._lookups.cache_s))
+        fresh = fresh.slice(max(0, fresh.num_rows - self._lookups.cache_keys))
+        if fresh.num_rows < self._asked.num_rows:
+            self._asked = fresh
+            self._found = self._of(self._found, fresh)
+
+    def _ask(self, keys: pa.Table) -> pa.Table:
+        function, wait = self._lookups.function, _FIRST_WAIT_S
+        who = f"lookup function {getattr(function, '__name__', type(function).__name__)}"
+        for attempt in range(self._lookups.retries + 1):
+            try:
+                made = function(keys)
+                break
+            except Exception as error:
+                if attempt == self._lookups.retries:
+                    raise
+                _log.warning("%s failed, and is called again in %.1f s: %s", who, wait, error)
+                time.sleep(wait)
+                wait *= 2
+        if not isinstance(made, pa.Table):
+            raise DescriptionError(f"{who} gives a table, not {type(made).__name__}")
+        found = pa.Table.from_arrays(as_declared(who, made, self._schema), schema=self._schema)
+        return self._of(found, keys)  # rows of other keys may be there already, or come again
+
+    def _of(self, rows: pa.Table, keys: pa.Table) -> pa.Table:
+        """Those rows that have one of some keys, in their order."""
+        places = rows.select(self._right).append_column(_AT, pa.array(range(rows.num_rows), pa.int64()))
+        kept = places.join(keys.select(self._right), self._right, join_type="left semi")
+        return rows.take(kept[_AT].combine_chunks().sort())
+
+
+_caches: dict[str, _Cache] = {}
+"""Of this worker's process, by a join's token."""
