@@ -36,6 +36,10 @@ _HOWS: Final[dict[str, How]] = {
 }  # fmt: skip
 
 
+Outputs = list[tuple[str, Column]]
+"""A query's columns by their names, in its order."""
+
+
 class Reader(Scope):
     """Reads the plan of one query."""
 
@@ -48,7 +52,7 @@ class Reader(Scope):
         self._aliases: dict[int, str] = {}
         self._join_types: dict[frozenset[str], How] = {}
 
-    def read(self, parsed: Any) -> tuple[Relation, list[tuple[str, Column]]]:
+    def read(self, parsed: Any) -> tuple[Relation, Outputs]:
         """The relation of a parsed query, and the result's columns by their names."""
         analysed = self.analysed(parsed)
         names = [str(name) for name in analysed.schema().fieldNames()]

@@ -231,14 +231,12 @@ class _Runner:
 
     def united(self, node: Union) -> DataFrame:
         """The rows of several nodes."""
-        frames = [self.frame(part) for part in node.inputs]
-        beside = [x.name for x in map(self.bare, node.inputs) if x is not None and x.load is not None]
-        if beside or len({df.isStreaming for df in frames}) > 1:
+        if any(stream is not None and stream.load is not None for stream in map(self.bare, node.inputs)):
             raise NotBuiltError(
                 "a static input is no part of a UNION ALL with streams: union the DataFrames in Spark first, with a "
                 "stream of its rows"
             )
-        return union(*frames)
+        return union(*map(self.frame, node.inputs))
 
     def bare(self, node: Node) -> Stream | None:
         """The stream whose rows a node's are, without an operator between; None of any other."""

@@ -32,11 +32,13 @@ def union(*changelogs: DataFrame, name: str = "union") -> DataFrame:
         A DataFrame; first column ``row_kind``. It has no unique key, so a view of it keeps how often a row is there.
 
     Raises:
-        DescriptionError: fewer than two, columns that do not fit, or two joins of one name.
+        DescriptionError: fewer than two, columns that do not fit, static ones among streams, or two joins of one name.
     """
     if len(changelogs) < 2:
         raise DescriptionError("union() takes two changelogs or more")
     frames = [data_frame(df, f"changelog {number}") for number, df in enumerate(changelogs, 1)]
+    if len({df.isStreaming for df in frames}) > 1:
+        raise DescriptionError("union(): some of them are static and some stream, which Spark does not union")
     _check_names(frames)
     names = [column for column in frames[0].columns if column != ROW_KIND_COLUMN]
     parts = [_part(df, names, name, number) for number, df in enumerate(frames, 1)]
