@@ -32,9 +32,10 @@ from gpu_ops.query.relations import (
     TopOf,
     UnionOf,
     origin,
+    spine,
 )
 from gpu_ops.query.rewrite import Same
-from gpu_ops.query.runs import Run, run_of, segments, spine
+from gpu_ops.query.runs import Run, run_of, segments
 
 
 class Builder:

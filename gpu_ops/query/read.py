@@ -27,7 +27,7 @@ from gpu_ops.query.groups import (
     limit_of,
     top_of,
 )
-from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered
+from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
 from gpu_ops.query.rewrite import lifted
 
 _HOWS: Final[dict[str, How]] = {
@@ -123,14 +123,9 @@ class Reader(Scope):
         while not isinstance(relation, JoinOf):
             assert isinstance(relation, Compute | Filter)
             relation = relation.below
-        conditions, scans = list(relation.on), list[Scan]()
-        below: Relation = relation
-        while isinstance(below, JoinOf):
-            assert isinstance(below.right, Scan)
-            scans.insert(0, below.right)
-            below = below.left
-        assert isinstance(below, Scan)
-        return [below, *scans], conditions
+        first, steps = spine(relation)
+        scans = [scan for scan in (first, *(step.right for step in steps)) if isinstance(scan, Scan)]
+        return scans, list(relation.on)
 
     # --- what is refused ------------------------------------------------------------------------
 

@@ -331,6 +331,16 @@ class JoinOf(Relation):
         return [scan for relation in self.outputs for scan in relation.scans]
 
 
+def spine(join: JoinOf) -> tuple[Relation, list[JoinOf]]:
+    """What the leftmost of joins on the left of one another starts from, and the joins, that one first."""
+    steps: list[JoinOf] = []
+    below: Relation = join
+    while isinstance(below, JoinOf):
+        steps.insert(0, below)
+        below = below.left
+    return below, steps
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class UnionOf(Relation):
     """All rows of several relations.

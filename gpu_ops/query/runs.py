@@ -94,16 +94,6 @@ class Run:
         return f"multi-way: {which} {', and '.join(common)}"
 
 
-def spine(join: JoinOf) -> tuple[Relation, list[JoinOf]]:
-    """What the leftmost of joins on the left of one another starts from, and the joins, that one first."""
-    steps: list[JoinOf] = []
-    below: Relation = join
-    while isinstance(below, JoinOf):
-        steps.insert(0, below)
-        below = below.left
-    return below, steps
-
-
 def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
     """These joins as one multi-way join, or why they are none; whether they share a key is still open."""
     first = steps[0]
