@@ -32,9 +32,10 @@ from gpu_ops.query.relations import (
     TopOf,
     UnionOf,
     origin,
+    spine,
 )
 from gpu_ops.query.rewrite import Same
-from gpu_ops.query.runs import Run, run_of, segments, spine
+from gpu_ops.query.runs import Run, run_of, segments
 
 
 class Builder:
@@ -189,13 +190,13 @@ class Builder:
             self.chooser.fail(f"the first {relation.n} rows: they are between 1 and {MAX_ROWS} a group", relation.java)
         times = self.times(relation) if self.chooser.final and isinstance(relation, AggregateOf) else []
         (name,) = input_names([relation])
-        own = relation.needs(needed) | frozenset(times)
+        own = (needed & relation.below.columns) | relation.used | frozenset(times)
         node, source = self.side(relation.below, {}, own, name, next(iter(times), None))
         try:
-            description = relation.describe(source, self.name, self.emit_of(relation), needed)
+            description, why = relation.describe(source, self.name, self.emit_of(relation), needed)
         except DescriptionError as error:
             self.chooser.fail(in_sql(error), relation.java)
-        return self.after(JoinNode(relation.kind, description, (node,), relation.why), [relation], (), needed)
+        return self.after(JoinNode(relation.kind, description, (node,), why), [relation], (), needed)
 
     def local_aggregate(self, relation: LocalAggregateOf) -> Calc:
         """Rows grouped by slices of time before they are shuffled."""

@@ -34,6 +34,8 @@ from gpu_ops.query.groups import Scope
 from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
 from gpu_ops.spark.datatypes import is_binary_collated
 
+Computed = dict[Column, Expr]
+"""Columns to compute below an operator."""
 Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
 
 _PLAIN: Final = (
@@ -105,7 +107,7 @@ def condition(
 def where_of(
     residual: Sequence[Residual],
     sides: Sequence[Relation],
-    computed: Sequence[dict[Column, Expr]],
+    computed: Sequence[Computed],
     inputs: Sequence[Input],
     called: Called,
     *,
@@ -165,7 +167,7 @@ class Choice:
     join: JoinOf
     rule: Rule
     keys: tuple[KeyColumns, ...]
-    computed: tuple[dict[Column, Expr], dict[Column, Expr]]
+    computed: tuple[Computed, Computed]
     residual: tuple[Residual, ...]
     above: tuple[Expr, ...]
 
@@ -271,7 +273,7 @@ class Chooser(Scope):
         if isinstance(relation, UnionOf):
             return next(filter(None, map(self.taken_back, relation.parts)), None)
         if isinstance(relation, OfGroups):
-            return f"the {relation.noun} below takes rows back"
+            return f"the {'top-N' if relation.kind == 'top' else relation.kind} below takes rows back"
         assert isinstance(relation, JoinOf)
         kind = self.choice(relation).kind
         name = "ASOF" if kind == "asof" else kind
@@ -329,7 +331,7 @@ class Chooser(Scope):
         left, right = join.left.columns, join.right.columns
         rule = self._rule(join)
         keys: list[KeyColumns] = []
-        made: tuple[dict[Column, Expr], dict[Column, Expr]] = ({}, {})
+        made: tuple[Computed, Computed] = ({}, {})
         residual: list[Residual] = []
         above: list[Expr] = []
         if join.member is not None:
@@ -377,9 +379,7 @@ class Chooser(Scope):
             why += " whose condition does not compare the event times: rows are kept for ever"
         return Rule(kind, why, Join)
 
-    def _key(
-        self, condition: Expr, join: JoinOf, made: tuple[dict[Column, Expr], dict[Column, Expr]]
-    ) -> KeyColumns | None:
+    def _key(self, condition: Expr, join: JoinOf, made: Sequence[Computed]) -> KeyColumns | None:
         """An equality between the sides as a key, or None."""
         if condition.kind not in ("EqualTo", "EqualNullSafe"):
             return None
@@ -397,9 +397,7 @@ class Chooser(Scope):
                 return KeyColumns(sides[0][0], sides[1][0], condition.kind == "EqualNullSafe")
         return None
 
-    def _only_where(
-        self, condition: Expr, join: JoinOf, made: tuple[dict[Column, Expr], dict[Column, Expr]]
-    ) -> KeyColumns:
+    def _only_where(self, condition: Expr, join: JoinOf, made: Sequence[Computed]) -> KeyColumns:
         """A condition on one side as an equality with ``true`` on the other: rows it is not true of match nothing."""
         own = 0 if condition.columns.keys() <= join.left.columns else 1
         column, expr = self._column(condition, "part")
@@ -410,11 +408,7 @@ class Chooser(Scope):
         return KeyColumns(*((column, always) if own == 0 else (always, column)), null_safe=False)
 
     def residual(
-        self,
-        condition: Expr,
-        sides: Sequence[Relation],
-        made: Sequence[dict[Column, Expr]],
-        padded: Sequence[bool] = (),
+        self, condition: Expr, sides: Sequence[Relation], made: Sequence[Computed], padded: Sequence[bool] = ()
     ) -> Residual:
         """A condition for an operator.
 
@@ -440,12 +434,12 @@ class Chooser(Scope):
         self,
         condition: Expr,
         sides: Sequence[Relation],
-        made: Sequence[dict[Column, Expr]],
+        made: Sequence[Computed],
         padded: Sequence[bool],
         *,
         plain: bool,
     ) -> Residual:
-        own: list[dict[Column, Expr]] = [{} for _ in sides]
+        own: list[Computed] = [{} for _ in sides]
         columns: dict[Column, trees.Column] = {}
 
         def owner(expr: Expr) -> int | None:

@@ -217,20 +217,14 @@ class Plan:
         return tuple(node for node in walk(*(part.root for part in self.parts)) if isinstance(node, JoinNode))
 
 
-def walk(*nodes: Node) -> Iterator[Node]:
-    """The nodes below, and these last, each once: one may be the input of several."""
-    seen = set[int]()
+def walk(*nodes: Node, seen: set[int] | None = None) -> Iterator[Node]:
+    """The nodes below, and these last, each once: one may be the input of several. ``seen`` are those that were."""
+    seen = set() if seen is None else seen
     for node in nodes:
-        yield from _walk(node, seen)
-
-
-def _walk(node: Node, seen: set[int]) -> Iterator[Node]:
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    for below in node.inputs:
-        yield from _walk(below, seen)
-    yield node
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield from walk(*node.inputs, seen=seen)
+            yield node
 
 
 # --- names ------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 from pyspark.sql import SparkSession
@@ -17,9 +17,8 @@ from gpu_ops.query.by_time import check_all_found, read
 from gpu_ops.query.catalyst import Catalyst
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.expressions import Column
 from gpu_ops.query.nodes import Calc, Namer, Plan
-from gpu_ops.query.read import Reader
+from gpu_ops.query.read import Outputs, Reader
 from gpu_ops.query.relations import JoinOf, Relation, RowByRow, Scan, Table, UnionOf, origin
 from gpu_ops.query.rewrite import in_two_phases, repeated
 from gpu_ops.spark.datatypes import spark_type
@@ -67,7 +66,10 @@ def plan(
             found = [Reader(text, tables, catalyst).read(whole)]  # one query, as not each part is one
         joins = [x for relation, _ in found for x in relation.walk() if isinstance(x, JoinOf)]
         check_all_found(text, (join.by_time for join in joins if join.by_time is not None))
-        roots = [_root(*each, text.sql, catalyst, emit, multi_way=multi_way == "auto") for each in found]
+        roots = [
+            _root(*each, Chooser(text.sql, catalyst, final=emit == "at_watermark"), emit, multi_way=multi_way == "auto")
+            for each in found
+        ]
     except SqlError as error:
         raise text.error(error) from error.__cause__
     except DescriptionError as error:
@@ -99,20 +101,11 @@ def _check_below_the_last(made: Plan) -> None:
             )
 
 
-def _root(
-    relation: Relation,
-    outputs: Sequence[tuple[str, Column]],
-    sql: str,
-    catalyst: Catalyst,
-    emit: Emit,
-    *,
-    multi_way: bool,
-) -> Calc:
+def _root(relation: Relation, outputs: Outputs, chooser: Chooser, emit: Emit, *, multi_way: bool) -> Calc:
     if _without_operator(relation):
-        raise SqlError(errors.JOINS_NOTHING, sql, 1, 1)
+        raise SqlError(errors.JOINS_NOTHING, chooser.sql, 1, 1)
     if emit == "per_batch":
         relation = in_two_phases(relation)
-    chooser = Chooser(sql, catalyst, final=emit == "at_watermark")
     namer = Namer(relation, [column for _, column in outputs], chooser)
     same = {} if emit == "at_watermark" else repeated(relation)
     return Builder(chooser, namer, emit=emit, multi_way=multi_way, same=same).root(relation, outputs)

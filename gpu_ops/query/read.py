@@ -27,13 +27,17 @@ from gpu_ops.query.groups import (
     limit_of,
     top_of,
 )
-from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered
+from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
 from gpu_ops.query.rewrite import lifted
 
 _HOWS: Final[dict[str, How]] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
     "LeftSemi": "semi", "LeftAnti": "anti",
 }  # fmt: skip
+
+
+Outputs = list[tuple[str, Column]]
+"""A query's columns by their names, in its order."""
 
 
 class Reader(Scope):
@@ -48,7 +52,7 @@ class Reader(Scope):
         self._aliases: dict[int, str] = {}
         self._join_types: dict[frozenset[str], How] = {}
 
-    def read(self, parsed: Any) -> tuple[Relation, list[tuple[str, Column]]]:
+    def read(self, parsed: Any) -> tuple[Relation, Outputs]:
         """The relation of a parsed query, and the result's columns by their names."""
         analysed = self.analysed(parsed)
         names = [str(name) for name in analysed.schema().fieldNames()]
@@ -119,14 +123,9 @@ class Reader(Scope):
         while not isinstance(relation, JoinOf):
             assert isinstance(relation, Compute | Filter)
             relation = relation.below
-        conditions, scans = list(relation.on), list[Scan]()
-        below: Relation = relation
-        while isinstance(below, JoinOf):
-            assert isinstance(below.right, Scan)
-            scans.insert(0, below.right)
-            below = below.left
-        assert isinstance(below, Scan)
-        return [below, *scans], conditions
+        first, steps = spine(relation)
+        scans = [scan for scan in (first, *(step.right for step in steps)) if isinstance(scan, Scan)]
+        return scans, list(relation.on)
 
     # --- what is refused ------------------------------------------------------------------------
 

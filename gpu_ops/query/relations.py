@@ -331,6 +331,16 @@ class JoinOf(Relation):
         return [scan for relation in self.outputs for scan in relation.scans]
 
 
+def spine(join: JoinOf) -> tuple[Relation, list[JoinOf]]:
+    """What the leftmost of joins on the left of one another starts from, and the joins, that one first."""
+    steps: list[JoinOf] = []
+    below: Relation = join
+    while isinstance(below, JoinOf):
+        steps.insert(0, below)
+        below = below.left
+    return below, steps
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class UnionOf(Relation):
     """All rows of several relations.
@@ -394,27 +404,15 @@ class OfGroups(OfOne):
     by: tuple[Column, ...]
     java: Any
 
-    noun: ClassVar[str]
-    """What it is called."""
     kind: ClassVar[Literal["aggregate", "latest", "top"]]
-
-    @property
-    def why(self) -> str:
-        """It is this operator."""
-        raise NotImplementedError
 
     @property
     def used(self) -> frozenset[Column]:
         """The columns below that it looks at."""
         return frozenset(self.named) & self.below.columns
 
-    def needs(self, needed: frozenset[Column]) -> frozenset[Column]:
-        """The columns below that it takes, where these are needed above."""
-        del needed
-        return self.used
-
-    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> Grouping:
-        """The description of it.
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Grouping, str]:
+        """The description of it, and why it is that.
 
         Args:
             source: its input.
@@ -459,7 +457,6 @@ class AggregateOf(OfGroups):
     calls: tuple[Call, ...]
     ends: tuple[Column, ...] = ()
 
-    noun = "aggregate"
     kind = "aggregate"
 
     @functools.cached_property
@@ -484,18 +481,14 @@ class AggregateOf(OfGroups):
         of = [call.of for call in self.calls if call.of is not None]
         return [*self.by, *of, *(call.column for call in self.calls)]
 
-    @property
-    def why(self) -> str:
-        """It is this operator."""
-        return "GROUP BY" if self.by else "no GROUP BY: one row, in one partition"
-
-    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> Aggregate:
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Aggregate, str]:
         """One row per group, whether all of it is needed or not; with ``at_watermark`` as windows close."""
         del needed
         end = next(map(called, self.ends), None) if emit == "at_watermark" else None
         by, calls = tuple(map(called, self.by)), tuple(Measure(*call.named(called)) for call in self.calls)
         always = not by and emit != "at_end" and source.ttl_ms is None
-        return Aggregate(source, by, calls, emit, end, always=always)
+        why = "GROUP BY" if by else "no GROUP BY: one row, in one partition"
+        return Aggregate(source, by, calls, emit, end, always=always), why
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -512,8 +505,6 @@ class LocalAggregateOf(AggregateOf):
     time: Column = dataclasses.field(kw_only=True)
     places: Mapping[Column, int] = dataclasses.field(kw_only=True)
 
-    noun = "local aggregate"
-
     @property
     def used(self) -> frozenset[Column]:
         """The columns below that it looks at."""
@@ -526,7 +517,6 @@ class LatestOf(OfGroups):
 
     below: Scan
 
-    noun = "latest row"
     kind = "latest"
 
     @property
@@ -534,19 +524,11 @@ class LatestOf(OfGroups):
         """What identifies a row."""
         return self.by
 
-    @property
-    def why(self) -> str:
-        """It is this operator."""
-        return f"{self.below.alias} brings upserts: each takes the row back that it replaces, below a filter"
-
-    def needs(self, needed: frozenset[Column]) -> frozenset[Column]:
-        """Those; what identifies a row is there, as it is the input's unique key."""
-        return needed
-
-    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> Latest:
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Latest, str]:
         """The latest row of each key."""
         del called, needed
-        return Latest(source, emit)
+        why = f"{self.below.alias} brings upserts: each takes the row back that it replaces, below a filter or a union"
+        return Latest(source, emit), why
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -565,7 +547,6 @@ class TopOf(OfGroups):
     identity: int | None
     n: int | None
 
-    noun = "top-N"
     kind = "top"
 
     @functools.cached_property
@@ -588,19 +569,11 @@ class TopOf(OfGroups):
         """What makes a group, and what orders it."""
         return [*self.by, *(column for column, _ in self.order)]
 
-    @property
-    def why(self) -> str:
-        """It is this operator."""
-        by = "ORDER BY ... LIMIT, in one partition" if self.identity is None else "ROW_NUMBER()"
-        return f"the first {self.n} by {by}"
-
-    def needs(self, needed: frozenset[Column]) -> frozenset[Column]:
-        """Those, and what it goes by."""
-        return (needed & self.below.columns) | self.used
-
-    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> Top:
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Top, str]:
         """The first rows, with their number where that is needed."""
         assert self.n is not None
         order = tuple(how._replace(column=called(column)) for column, how in self.order)
         number = called(self.number) if self.number in needed else None
-        return Top(source, tuple(map(called, self.by)), order, self.n, emit, number)
+        why = "ORDER BY ... LIMIT, in one partition" if self.identity is None else "ROW_NUMBER()"
+        top = Top(source, tuple(map(called, self.by)), order, self.n, emit, number)
+        return top, f"the first {self.n} by {why}"

@@ -14,7 +14,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Equality
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
-from gpu_ops.query.choose import Chooser, KeyColumns, Residual, columns_of, where_of
+from gpu_ops.query.choose import Chooser, Computed, KeyColumns, Residual, columns_of, where_of
 from gpu_ops.query.errors import one
 from gpu_ops.query.expressions import Column, Expr, NotOursError
 from gpu_ops.query.relations import Called, JoinOf, Relation
@@ -48,7 +48,7 @@ class Run:
     hows: tuple[str, ...]
     links: tuple[tuple[Link, ...], ...]
     residual: tuple[tuple[Residual, ...], ...]
-    computed: tuple[dict[Column, Expr], ...]
+    computed: tuple[Computed, ...]
     above: tuple[Expr, ...]
     steps: tuple[JoinOf, ...]
 
@@ -94,23 +94,13 @@ class Run:
         return f"multi-way: {which} {', and '.join(common)}"
 
 
-def spine(join: JoinOf) -> tuple[Relation, list[JoinOf]]:
-    """What the leftmost of joins on the left of one another starts from, and the joins, that one first."""
-    steps: list[JoinOf] = []
-    below: Relation = join
-    while isinstance(below, JoinOf):
-        steps.insert(0, below)
-        below = below.left
-    return below, steps
-
-
 def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
     """These joins as one multi-way join, or why they are none; whether they share a key is still open."""
     first = steps[0]
     turned = first.how == "right" and not isinstance(first.left, JoinOf)
     inputs = [first.right, first.left] if turned else [first.left, first.right]
     inputs += [step.right for step in steps[1:]]
-    computed: list[dict[Column, Expr]] = [{} for _ in inputs]
+    computed: list[Computed] = [{} for _ in inputs]
     links: list[tuple[Link, ...]] = []
     residual: list[tuple[Residual, ...]] = []
     hows: list[str] = []
@@ -156,7 +146,7 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
     )  # fmt: skip
 
 
-def _owner(column: Column, computed: dict[Column, Expr], inputs: Sequence[Relation]) -> int | None:
+def _owner(column: Column, computed: Computed, inputs: Sequence[Relation]) -> int | None:
     """Which input a column, or all of what it is computed from, comes from."""
     needs = frozenset(computed[column].columns) if column in computed else frozenset({column})
     return next((number for number, side in enumerate(inputs) if needs <= side.columns), None)

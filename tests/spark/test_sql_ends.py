@@ -20,6 +20,8 @@ ENDS = {
     "a join, filtered and projected above": "SELECT orders.k + 1 AS next, a * 2 AS twice, coalesce(b, 'none') AS b "
     "FROM orders LEFT JOIN prices ON orders.k = prices.k WHERE b IS NULL OR a > 2",
     "groups": "SELECT k, sum(a) / count(*) AS mean FROM orders GROUP BY k HAVING count(*) > 1",
+    "a union, groups": """SELECT k, count(*) AS n, max(v) AS v FROM (SELECT k, a AS v FROM orders WHERE a > 2
+        UNION ALL SELECT k, count(*) FROM prices GROUP BY k UNION ALL SELECT k, 1 FROM prices) GROUP BY k""",
     "distinct": "SELECT DISTINCT k, a FROM orders",
     "a join, groups, the first of them": """SELECT b, sum(a) AS s FROM orders JOIN prices ON orders.k = prices.k
         GROUP BY b ORDER BY s DESC, b NULLS LAST LIMIT 2""",

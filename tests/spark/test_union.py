@@ -172,6 +172,8 @@ def test_what_is_refused(feeds: Feeds) -> None:
         gpu_ops.union(one, one.select("row_kind", "id"))
     with pytest.raises(DescriptionError, match="two changelogs or more"):
         gpu_ops.union(one)
+    with pytest.raises(DescriptionError, match="some of them are static and some stream"):
+        gpu_ops.union(one, one.sparkSession.range(3))
     query = "SELECT id FROM orders a JOIN orders b USING (id) UNION ALL SELECT 1 FROM orders"
     with pytest.raises(DescriptionError, match="does not name the input 'prices'"):
         in_memory(gpu_ops.sql, query, **streams)

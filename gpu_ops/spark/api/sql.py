@@ -238,14 +238,12 @@ class _Runner:
 
     def united(self, node: Union) -> DataFrame:
         """The rows of several nodes."""
-        frames = [self.frame(part) for part in node.inputs]
-        beside = [x.name for x in map(self.bare, node.inputs) if x is not None and x.load is not None]
-        if beside or len({df.isStreaming for df in frames}) > 1:
+        if any(stream is not None and stream.load is not None for stream in map(self.bare, node.inputs)):
             raise NotBuiltError(
                 "a static input is no part of a UNION ALL with streams: union the DataFrames in Spark first, with a "
                 "stream of its rows"
             )
-        return union(*frames)
+        return union(*map(self.frame, node.inputs))
 
     def bare(self, node: Node) -> Stream | None:
         """The stream whose rows a node's are, without an operator between; None of any other."""
@@ -319,11 +317,13 @@ def union(*changelogs: DataFrame, name: str = "union") -> DataFrame:
         A DataFrame; first column ``row_kind``. It has no unique key, so a view of it keeps how often a row is there.
 
     Raises:
-        DescriptionError: fewer than two, columns that do not fit, or two joins of one name.
+        DescriptionError: fewer than two, columns that do not fit, static ones among streams, or two joins of one name.
     """
     if len(changelogs) < 2:
         raise DescriptionError("union() takes two changelogs or more")
     frames = [data_frame(df, f"changelog {number}") for number, df in enumerate(changelogs, 1)]
+    if len({df.isStreaming for df in frames}) > 1:
+        raise DescriptionError("union(): some of them are static and some stream, which Spark does not union")
     _check_names(frames)
     names = [column for column in frames[0].columns if column != ROW_KIND_COLUMN]
     parts = [_part(df, names, name, number) for number, df in enumerate(frames, 1)]
