@@ -72,10 +72,10 @@ def demo(
     ] = None,
     query: Annotated[TpchQuery | None, typer.Option(help="One of TPC-H's queries instead, as a live view.")] = None,
 ) -> None:
-    """Join streams in Spark, stop half-way, resume, and check every row with DuckDB.
+    """Join streams in Spark, stop half-way, resume, check every row.
 
-    First a join small enough to follow by eye, then TPC-H's orders LEFT JOIN lineitem as streams of
-    inserts, updates and deletes. With --query one of TPC-H's queries, shown while it changes. Exit status 1 when a
+    First a join small enough to follow by eye, then TPC-H's orders LEFT JOIN lineitem as streams of inserts, updates
+    and deletes, checked with DuckDB. With --query one of TPC-H's queries, shown while it changes. Exit status 1 when a
     row is wrong.
     """
     missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
@@ -119,9 +119,10 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
         bool, typer.Option("--show", help="Show the result while it changes, and write and keep nothing.")
     ] = False,
 ) -> None:
-    """Run a job: a query over streams, written down in SQL as Flink has it.
+    """Run a job: sources, a query and a sink in one SQL file.
 
-    What is given here goes before what the job sets. Ctrl-C ends it; the same command goes on from there.
+    The SQL is Flink's. What is given here goes before what the job sets. Ctrl-C ends it; the same command goes on
+    from there.
     """
     if importlib.util.find_spec("pyspark") is None:
         _fail("jobs need PySpark: pip install 'gpu-join[spark]'")
@@ -142,7 +143,7 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
 
 @app.command()
 def example() -> None:
-    """Print a job that needs no files: gpu-join example > job.sql; gpu-join run job.sql --show."""
+    """Print a job that needs no files. Then: gpu-join example > job.sql; gpu-join run job.sql --show."""
     typer.echo((Path(__file__).parent / "jobs" / "example.sql").read_text(), nl=False)
 
 
@@ -153,7 +154,7 @@ def inspect(
         bool, typer.Option("--rows/--no-rows", help="Count live rows, which replays the log; else sizes alone.")
     ] = True,
 ) -> None:
-    """Show what a state folder holds: whose it is, versions, sizes, rows per partition."""
+    """Show a state folder: whose it is, versions, sizes, rows."""
     from gpu_ops.spark.server.inspection import describe  # noqa: PLC0415
 
     describe(state, Console(highlight=False), rows=rows)
@@ -191,7 +192,7 @@ def rescale(
 
 @app.command()
 def health(backend: Annotated[Backend, typer.Option(help="Where to join.")] = "auto") -> None:
-    """Join one micro-batch: does the engine answer here? Exit status 1 where it does not."""
+    """Join one micro-batch, to see that the engine works here. Exit status 1 where it does not."""
     import time  # noqa: PLC0415
 
     import pyarrow as pa  # noqa: PLC0415
@@ -218,7 +219,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which one; behind it, after --, its own options.", metavar="NAME")],
 ) -> None:
-    """Run a benchmark of a source checkout; a wheel has none, and does not list this."""
+    """Run a benchmark of this source checkout. A wheel has none, and does not list this."""
     folder = _ROOT / "benchmarks"
     if not (folder / "__init__.py").is_file():
         _fail("the benchmarks are part of the source checkout, not of the package: run this from there")

@@ -77,6 +77,13 @@ def test_help_names_what_there_is():
     assert all(re.search(rf"^\s+{name}\s", shown.output, re.MULTILINE) for name in COMMANDS)
 
 
+def test_help_says_what_each_command_is_for_in_a_line():
+    shown = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}).output
+    commands = shown.partition("Commands:")[2].strip().splitlines()
+    assert [line.split()[0] for line in commands] == [*COMMANDS[:4], "top", *COMMANDS[4:]]
+    assert not [line for line in commands if "..." in line]
+
+
 def test_help_of_a_wheel_names_what_is_in_it(tmp_path):
     copy = tmp_path / "site-packages" / "gpu_ops" / "cli.py"
     copy.parent.mkdir(parents=True)
