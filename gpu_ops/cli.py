@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Final, Literal, NoReturn
@@ -29,6 +31,7 @@ app = typer.Typer(
 Backend = Literal["auto", "cpu", "gpu"]
 TpchQuery = Literal["q3", "q4", "q5", "q10", "q12", "q13", "q18"]
 
+_ROOT: Final = Path(__file__).resolve().parent.parent
 _DEMO_NEEDS: Final = ("duckdb", "pyspark")
 
 
@@ -47,7 +50,9 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         typer.echo(f"gpu-join {__version__}")
         raise typer.Exit
@@ -62,14 +67,15 @@ def demo(
     rows: Annotated[int | None, typer.Option(min=1000, help="About how many changes to stream.")] = None,
     backend: Annotated[Backend, typer.Option(help="Where to join.")] = "auto",
     keep: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint.")
+        Path | None,
+        typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint."),
     ] = None,
     query: Annotated[TpchQuery | None, typer.Option(help="One of TPC-H's queries instead, as a live view.")] = None,
 ) -> None:
-    """Join streams in Spark, stop half-way, resume, and check every row with DuckDB.
+    """Join streams in Spark, stop half-way, resume, check every row.
 
-    First a join small enough to follow by eye, then TPC-H's orders LEFT JOIN lineitem as streams of
-    inserts, updates and deletes. With --query one of TPC-H's queries, shown while it changes. Exit status 1 when a
+    First a join small enough to follow by eye, then TPC-H's orders LEFT JOIN lineitem as streams of inserts, updates
+    and deletes, checked with DuckDB. With --query one of TPC-H's queries, shown while it changes. Exit status 1 when a
     row is wrong.
     """
     missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
@@ -113,9 +119,10 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
         bool, typer.Option("--show", help="Show the result while it changes, and write and keep nothing.")
     ] = False,
 ) -> None:
-    """Run a job: a query over streams, written down in SQL as Flink has it.
+    """Run a job: sources, a query and a sink in one SQL file.
 
-    What is given here goes before what the job sets. Ctrl-C ends it; the same command goes on from there.
+    The SQL is Flink's. What is given here goes before what the job sets. Ctrl-C ends it; the same command goes on
+    from there.
     """
     if importlib.util.find_spec("pyspark") is None:
         _fail("jobs need PySpark: pip install 'gpu-join[spark]'")
@@ -136,7 +143,7 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
 
 @app.command()
 def example() -> None:
-    """Print a job that needs no files: gpu-join example > job.sql; gpu-join run job.sql --show."""
+    """Print a job that needs no files. Then: gpu-join example > job.sql; gpu-join run job.sql --show."""
     typer.echo((Path(__file__).parent / "jobs" / "example.sql").read_text(), nl=False)
 
 
@@ -147,7 +154,7 @@ def inspect(
         bool, typer.Option("--rows/--no-rows", help="Count live rows, which replays the log; else sizes alone.")
     ] = True,
 ) -> None:
-    """Show what a state folder holds: whose it is, versions, sizes, rows per partition."""
+    """Show a state folder: whose it is, versions, sizes, rows."""
     from gpu_ops.spark.server.inspection import describe  # noqa: PLC0415
 
     describe(state, Console(highlight=False), rows=rows)
@@ -185,7 +192,7 @@ def rescale(
 
 @app.command()
 def health(backend: Annotated[Backend, typer.Option(help="Where to join.")] = "auto") -> None:
-    """Join one micro-batch: does the engine answer here? Exit status 1 where it does not."""
+    """Join one micro-batch, to see that the engine works here. Exit status 1 where it does not."""
     import time  # noqa: PLC0415
 
     import pyarrow as pa  # noqa: PLC0415
@@ -202,6 +209,36 @@ def health(backend: Annotated[Backend, typer.Option(help="Where to join.")] = "a
     if sorted(rows["k"].to_pylist()) != [1, 2]:
         _fail(f"wrong answer: {rows.to_pylist()}")
     typer.echo(f"ok: joined 4 rows on the {engine.backend} in {took * 1e3:.0f} ms ({engine.backend_reason})")
+
+
+@app.command(
+    hidden=not (_ROOT / "benchmarks").is_dir(),
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which one; behind it, after --, its own options.", metavar="NAME")],
+) -> None:
+    """Run a benchmark of this source checkout. A wheel has none, and does not list this."""
+    folder = _ROOT / "benchmarks"
+    if not (folder / "__init__.py").is_file():
+        _fail("the benchmarks are part of the source checkout, not of the package: run this from there")
+    known = benchmarks(folder)
+    if name not in known:
+        _fail(f"no benchmark {name!r}; there are {', '.join(known)}")
+    command = [sys.executable, "-m", known[name], *context.args]
+    raise typer.Exit(subprocess.run(command, cwd=_ROOT, check=False).returncode)  # noqa: S603 (a module of ours)
+
+
+def benchmarks(folder: Path) -> dict[str, str]:
+    """The modules below a folder that can be run, by name; ``x.py`` and ``x/run.py`` are both called x."""
+    found = {}
+    for path in sorted(folder.rglob("[!_]*.py")):
+        if re.search(r"^if __name__ == .__main__.:", path.read_text(), re.MULTILINE):
+            parts = path.relative_to(folder.parent).with_suffix("").parts
+            name = ".".join(parts[1:-1] if parts[-1] == "run" else parts[1:])
+            found[name] = ".".join(parts)
+    return found
 
 
 def _fail(message: str) -> NoReturn:

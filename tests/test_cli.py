@@ -1,5 +1,6 @@
 """The command line: what it prints, and how it fails."""
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -62,7 +63,7 @@ def run(*arguments, monkeypatch, capsys):
     return status, out.out, out.err
 
 
-COMMANDS = ("demo", "run", "example", "inspect", "rescale", "health")
+COMMANDS = ("demo", "run", "example", "inspect", "rescale", "health", "bench")
 
 
 @pytest.fixture
@@ -74,6 +75,25 @@ def test_help_names_what_there_is():
     shown = CliRunner().invoke(cli.app, ["--help"])
     assert shown.exit_code == 0
     assert all(re.search(rf"^\s+{name}\s", shown.output, re.MULTILINE) for name in COMMANDS)
+
+
+def test_help_says_what_each_command_is_for_in_a_line():
+    shown = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}).output
+    commands = shown.partition("Commands:")[2].strip().splitlines()
+    assert [line.split()[0] for line in commands] == [*COMMANDS[:4], "top", *COMMANDS[4:]]
+    assert not [line for line in commands if "..." in line]
+
+
+def test_help_of_a_wheel_names_what_is_in_it(tmp_path):
+    copy = tmp_path / "site-packages" / "gpu_ops" / "cli.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(Path(cli.__file__).read_text())
+    spec = importlib.util.spec_from_file_location("cli_of_a_wheel", copy)
+    wheel = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(wheel)
+    shown = CliRunner().invoke(wheel.app, ["--help"]).output
+    there = [name for name in COMMANDS if re.search(rf"^\s+{name}\s", shown, re.MULTILINE)]
+    assert there == [name for name in COMMANDS if name != "bench"]
 
 
 def test_version(command):
@@ -203,6 +223,50 @@ def test_health_says_what_it_did(command):
     status, out, _ = command("health", "--backend", "cpu")
     assert status == 0
     assert re.fullmatch(r"ok: joined 4 rows on the cpu in \d+ ms \(.*\)\n", out), out
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    folder = tmp_path / "benchmarks"
+    (folder / "peer").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "peer" / "__init__.py").touch()
+    (folder / "library.py").write_text("x = 1\n")
+    for path in ("speed.py", "peer/run.py", "__main__.py"):
+        (folder / path).write_text(
+            "import pathlib, sys\nif __name__ == '__main__':\n"
+            "    pathlib.Path('ran').write_text(' '.join([__spec__.name, *sys.argv[1:]]))\n    sys.exit(3)\n"
+        )
+    monkeypatch.setattr(cli, "_ROOT", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ran"),
+    [
+        (["speed"], "benchmarks.speed"),
+        (["peer"], "benchmarks.peer.run"),
+        (["speed", "--rows", "5"], "benchmarks.speed --rows 5"),
+        (["speed", "--", "--help"], "benchmarks.speed --help"),
+    ],
+)
+def test_bench_runs_the_module(checkout, command, arguments, ran):
+    status, _, _ = command("bench", *arguments)
+    assert status == 3, "its exit status"
+    assert (checkout / "ran").read_text() == ran
+
+
+def test_bench_unknown(checkout, command):
+    status, _, err = command("bench", "library")
+    assert status == 1
+    assert "no benchmark 'library'; there are peer, speed" in err
+
+
+def test_bench_outside_a_checkout(tmp_path, command, monkeypatch):
+    monkeypatch.setattr(cli, "_ROOT", tmp_path)
+    status, _, err = command("bench", "speed")
+    assert status == 1
+    assert "source checkout" in err
 
 
 # --- demo ------------------------------------------------------------------------------------------
