@@ -6,6 +6,7 @@
 - ``memory``: there is no memory left, for a moment.
 - ``silent``: as ``sticky``, and nobody has noticed yet.
 - ``for good``: every kernel of every process fails so.
+- ``gone``: and a process that starts then finds no card.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gpu_ops import backends
 from kernels.card import emulated_card
 from kernels.emulated_cupy import CudaError
 
 if __name__ == "__main__":
     fault, broken = Path(os.environ["CARD_FAULT"]), list[bool]()
     with emulated_card() as cupy:
+        if fault.exists() and fault.read_text() == "gone":
+            backends.gpu_available = lambda: (False, "it is gone")
         from gpu_ops.cudf_backend import CudfKernels
         from gpu_ops.spark.server.server import main
 
@@ -28,7 +32,7 @@ if __name__ == "__main__":
 
         def hash_rows(self: Any, *args: Any) -> Any:
             said = fault.read_text() if fault.exists() else ""
-            if said != "for good":
+            if said not in ("for good", "gone"):
                 fault.unlink(missing_ok=True)
             if said == "memory":
                 raise MemoryError("std::bad_alloc: out_of_memory: RMM failure")

@@ -162,7 +162,7 @@ class Task:
         self._token, self._state = servers.token, state
         self._known = JoinState("q", "r", None, None)
 
-    def apply(self, number: int, rows: pa.Table) -> pa.Table:
+    def apply(self, number: int, rows: pa.Table, backend: str = "gpu") -> pa.Table:
         command = json.loads(make_command(number, self._state, backend="auto").to_json())
 
         def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
@@ -174,7 +174,7 @@ class Task:
 
         exchange = Exchange(locate, command, WIRE_SCHEMA)
         tables = list(exchange.run(rows.to_batches()))
-        assert exchange.answer["backend"] == "gpu"
+        assert exchange.answer["backend"] == backend
         self.retries = exchange.retries
         return pa.Table.from_batches(tables, expected([rows])[0].schema)
 
@@ -227,3 +227,17 @@ def test_a_micro_batch_that_breaks_every_card_is_given_up(servers: EmbeddedServe
     ):
         task.apply(0, batches[0])
     assert all(isinstance(death, Death) for death in task.pool.deaths.values())
+
+
+def test_where_no_card_is_left_the_cpu_goes_on_and_that_is_said(
+    servers: EmbeddedServers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was not, and a query became slower for no reason that anybody saw."""
+    batches = wire_batches(2)
+    task, wanted = Task(servers, str(tmp_path / "state")), expected(batches)
+    task.apply(0, batches[0])
+    (tmp_path / "fault").write_text("gone")
+    assert task.apply(1, batches[1], "cpu").sort_by(ORDER).equals(wanted[1].sort_by(ORDER))
+    assert task.pool.running[0].on_cpu == "it is gone"
+    assert "state server gpu-0 was given a GPU and computes on the CPU" in caplog.text
+    assert "its GPU answered it no more" in caplog.text

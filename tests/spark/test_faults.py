@@ -194,7 +194,14 @@ def test_a_partition_whose_servers_are_killed_again_and_again_is_given_up() -> N
     located(1, "g", death)
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), OSError(errno.ENOMEM, "Cannot allocate memory")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no room"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("cudaErrorMemoryAllocation: out of memory"),
+    ],
+)
 def test_a_server_without_memory_says_which_it_is_and_what_helps(error: Exception, tmp_path: Path) -> None:
     partition = opened(tmp_path, partition=1)
     server = StateServer("t" * 32, name="cpu-3")
