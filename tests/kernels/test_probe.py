@@ -338,3 +338,18 @@ def test_a_table_class_that_is_another(kernels: Any, looked: Any, monkeypatch: p
         assert probe.table_class() is None
         assert looked.found() == looked.wanted
     assert kernels.lookups["kept_table"] == 0
+
+
+@only_on("emulated-tiny")
+def test_an_engine_says_how_its_lookups_went(engines: Backend) -> None:
+    shape = REGULAR[0]
+    join = shape.join("per_batch")
+    with engines.engine(join) as engine:
+        counted: Counter[str] = Counter()
+        for batch in batches_of(shape, join, seed=5, events=40):
+            metrics = engine.prepare(**batch).metrics
+            engine.commit()
+            counted.update({name: metrics[f"lookups_{name}"] for name in engine.kernels.lookups})
+        assert counted == Counter(engine.kernels.lookups)
+        assert counted["hash_join"] > 0
+        assert f"lookups     {counted['hash_join']:,} by hash join, 0 by kept table, 0 by index" in repr(engine)

@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.kernels import LOOKUPS
 from gpu_ops.spark.metrics.metrics import OF_AN_INPUT
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ _OF_JOIN: Final = {
     **{
         f"{step}_ms": _Metric("Histogram", "step_seconds", "time of the slowest partition", "step", 1e-3)
         for step in ("probe", "update", "emit", "commit")
+    },
+    **{
+        f"lookups_{way}": _Metric("Counter", "lookups", "probe rows looked up in a run of an index", "way")
+        for way in LOOKUPS
     },
     "retries": _Metric("Counter", "retries", "exchanges repeated because a state server was gone"),
     "partitions": _Metric("Gauge", "partitions", "partitions"),
@@ -129,8 +134,8 @@ class Prometheus:
 
 
 def _label(name: str) -> str:
-    """A kind of rows, or a step, out of a metric's name."""
-    return name.removeprefix("rows_out_").removesuffix("_ms")
+    """A kind of rows, a step, or a way of lookups, out of a metric's name."""
+    return name.removeprefix("rows_out_").removeprefix("lookups_").removesuffix("_ms")
 
 
 def serve(address: tuple[str, int]) -> Any:
