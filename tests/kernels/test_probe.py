@@ -137,7 +137,7 @@ def test_at_the_end(engines: Backend, ways: Backend, how: Any) -> None:
 
 @only_on("gpu-tiny", "emulated-tiny")
 @pytest.mark.parametrize(
-    "ways", ["kept_table", "auto", pytest.param("hash_join", marks=pytest.mark.slow)], indirect=True
+    "ways", ["kept_table", "auto", "index", pytest.param("hash_join", marks=pytest.mark.slow)], indirect=True
 )
 @pytest.mark.parametrize(
     "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in GOLDEN]
@@ -256,6 +256,11 @@ def test_what_cannot_be_joined_is_searched(
     for kernels.probe in ("auto", "hash_join"):
         assert looked.found() == looked.wanted
     assert kernels.lookups["hash_join"] == 0
+    run = looked.index.runs[0].entries
+    joined = np.sort(kernels.asnumpy(kernels.join(run[:9], run)))
+    kernels.probe = "index"
+    assert np.array_equal(joined, np.sort(kernels.asnumpy(kernels.join(run[:9], run))))
+    kernels.probe = "hash_join"
     needles = kernels.entries(looked.index.runs[0].entries[:5], 0)
     pairs = looked.index.meet(needles, staged=False)
     assert looked.index.meet(needles, staged=False, at_most=int(pairs.size)).size == pairs.size
