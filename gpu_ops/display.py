@@ -96,6 +96,11 @@ def changes_of(source: Input) -> str:
     return changes
 
 
+def lookups_text(counts: Mapping[str, int]) -> str:
+    """How many lookups went which way, see `gpu_ops.kernels.LOOKUPS`."""
+    return ", ".join(f"{count:,} by {way.replace('_', ' ')}" for way, count in counts.items())
+
+
 def show(what: Any, rows: int = 50) -> Tables:
     """A changelog coloured by row kind, or the state of an engine as tables, for a notebook.
 

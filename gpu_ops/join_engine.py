@@ -18,7 +18,7 @@ from gpu_ops.backends import Backend, make_kernels
 from gpu_ops.descriptions import kinds as frames
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, line
-from gpu_ops.display import Explanation, Tables, changes_of, operator_box, source_box
+from gpu_ops.display import Explanation, Tables, changes_of, lookups_text, operator_box, source_box
 from gpu_ops.errors import BackendError, DescriptionError, StateError
 from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
@@ -70,7 +70,8 @@ class JoinEngine:
         tiny: test setting: the smallest possible segments.
         backlog: begin with a backlog: see `prepare`.
         probe: how the GPU finds matching rows: ``"hash_join"`` by cuDF's hash join, ``"index"`` by a search of a sorted
-            index, ``"auto"`` by what a model of their costs says. Rows and their order are the same.
+            index, ``"auto"`` by the join, unless its pass over the state would cost more than 5 ms over the search.
+            Rows and their order are the same.
         output: what changelogs are: ``"arrow"`` tables, ``"pandas"`` or ``"polars"`` DataFrames, or with the GPU
             ``"cudf"`` ones, whose rows do not leave it.
         fold: whether what the changelogs add up to is kept, for `table`.
@@ -219,6 +220,7 @@ class JoinEngine:
         """What the operator is, on which backend."""
         head, *lines = self.join.lines()
         lines += [line("emit", self.join.emit), line("backend", f"{self.backend} ({self.backend_reason})")]
+        lines += [line("lookups", lookups_text(self.kernels.lookups))] if self.backend == "gpu" else []
         lines += [line("input", f"{x.name}: {changes_of(x)}; {len(x.schema.names)} columns") for x in self.join.inputs]
         return "\n".join([head, *lines])
 
@@ -433,6 +435,7 @@ class JoinEngine:
         ingested = time.perf_counter()
         self.memory.begin()
         operator, rows = self._operator, sum(c.kinds.size for c in changes)
+        looked_up = dict(self.kernels.lookups)
         made = self.memory.within(
             f"a micro-batch of {rows} changes",
             operator,
@@ -456,6 +459,7 @@ class JoinEngine:
         metrics |= self.memory.moved()
         counts = np.bincount(made.kinds, minlength=len(_KINDS)).tolist()
         metrics |= {f"rows_out_{name}": count for name, count in zip(_KINDS, counts, strict=True)}
+        metrics |= {f"lookups_{way}": count - looked_up[way] for way, count in self.kernels.lookups.items()}
         metrics |= made.metrics
         metrics["update_ms"] = metrics.get("update_ms", 0) + (ingested - started) * 1e3
         beside = np.zeros(num_rows(self.kernels, output) - made.sequence.size, np.int64)

@@ -49,7 +49,14 @@ def test_counters_add_up_and_gauges_do_not():
     metrics = progress.Prometheus.of(registry)
     assert progress.Prometheus.of(registry) is metrics
     for batch_id in (0, 1):
-        step = {"probe_ms": 20.0, "commit_ms": 3.0, "retries": 1, "left_late": 2, "watermark_lag_ms": 1500}
+        step = {
+            "probe_ms": 20.0,
+            "commit_ms": 3.0,
+            "retries": 1,
+            "left_late": 2,
+            "watermark_lag_ms": 1500,
+            "lookups_index": 6,
+        }
         metrics.add(entry(batch_id, left_rows_in=10, right_rows_in=1, left_state_rows=7, rows_out_insert=4, **step))
 
     def value(name: str, **labels: str) -> float | None:
@@ -59,6 +66,7 @@ def test_counters_add_up_and_gauges_do_not():
     assert (value("rows_out_total", kind="insert"), value("rows_out_total", kind="delete")) == (8, 0)
     assert (value("late_rows_total", input="left"), value("retries_total")) == (4, 2)
     assert (value("state_rows", input="left"), value("micro_batch")) == (7, 1)
+    assert (value("lookups_total", way="index"), value("lookups_total", way="kept_table")) == (12, 0)
     assert value("watermark_lag_seconds") == 1.5
     assert value("step_seconds_count", step="probe") == 2
     assert value("step_seconds_sum", step="probe") == pytest.approx(0.04)
@@ -150,13 +158,25 @@ def test_the_view_in_a_terminal():
     try:
         metrics.add(entry(left_rows_in=100, left_state_rows=90, right_state_rows=10, left_state_bytes=2_000_000))
         before = live.scrape(url)
-        metrics.add(entry(1, left_rows_in=50, right_rows_in=50, rows_out_insert=30, left_state_rows=1234, retries=3))
+        metrics.add(
+            entry(
+                1,
+                left_rows_in=50,
+                right_rows_in=50,
+                rows_out_insert=30,
+                left_state_rows=1234,
+                retries=3,
+                lookups_index=10,
+                lookups_kept_table=5,
+                lookups_hash_join=5,
+            )
+        )
         now = live.scrape(url)._replace(at=before.at + 2)
         console = Console(width=150, record=True, file=io.StringIO())
         console.print(live.show(now, before))
         head, row = console.export_text().splitlines()[:2]
         assert head.split() == ["query", "join", *" ".join(live._NUMBERS).split()]
-        assert row.split() == ["q", "orders", "1", "50", "15", "1,234", "0", "B", "0.50", "0", "0", "3"]
+        assert row.split() == ["q", "orders", "1", "50", "15", "1,234", "0", "B", "0.50", "50%", "0", "0", "3"]
         metrics.ended("id-1")
         console.print(live.show(live.scrape(url)))
         assert "ended" in console.export_text()

@@ -62,6 +62,8 @@ KEPT_BYTES = 20
 _LIFE = 10
 """A run of n entries lives until n / 10 have been added (`gpu_ops.state.index.HashIndex.growth`)."""
 
+_FAILED = "runs are searched, as a hash join of them failed: %s"
+
 PAIRS_A_NEEDLE, FEW_PAIRS = 8, 1 << 22
 """Pairs by hash alone, for each needle and besides, with which an interval is still joined and then filtered."""
 
@@ -175,7 +177,7 @@ def probe_runs(
         try:
             pairs = _by_hash(runs, ways, needles, times, by_candidate=by_candidate)
         except (MemoryError, OverflowError) as error:
-            _log.info("runs are searched, as a hash join of them failed: %s", error)
+            _log.info(_FAILED, error)
             hashed, most = [], at_most
     others = [run for at, run in enumerate(runs) if at not in hashed]
     if others:
@@ -198,12 +200,17 @@ def join_sets(
         raise TooMany
     if not left.size or not right.size:
         return cp.empty(0, np.int64)
-    name = "index" if way == "index" else "hash_join"
-    lookups[name] += int(left.size)
-    if way == "index":
-        return search_runs([sorted_run(right)], cp.sort(left), None, by_candidate=False)
-    found = plc.join.inner_join(_keys([left]), _keys([right]), plc.types.NullEquality.UNEQUAL)
-    return _pairs(found, left, [right], None, by_candidate=False)
+    if way != "index":
+        try:
+            found = plc.join.inner_join(_keys([left]), _keys([right]), plc.types.NullEquality.UNEQUAL)
+            pairs = _pairs(found, left, [right], None, by_candidate=False)
+        except (MemoryError, OverflowError) as error:
+            _log.info(_FAILED, error)
+        else:
+            lookups["hash_join"] += int(left.size)
+            return pairs
+    lookups["index"] += int(left.size)
+    return search_runs([sorted_run(right)], cp.sort(left), None, by_candidate=False)
 
 
 Fits = Callable[[Array, Array], Array]

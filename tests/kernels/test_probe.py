@@ -137,7 +137,7 @@ def test_at_the_end(engines: Backend, ways: Backend, how: Any) -> None:
 
 @only_on("gpu-tiny", "emulated-tiny")
 @pytest.mark.parametrize(
-    "ways", ["kept_table", "auto", pytest.param("hash_join", marks=pytest.mark.slow)], indirect=True
+    "ways", ["kept_table", "auto", "index", pytest.param("hash_join", marks=pytest.mark.slow)], indirect=True
 )
 @pytest.mark.parametrize(
     "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in GOLDEN]
@@ -256,6 +256,11 @@ def test_what_cannot_be_joined_is_searched(
     for kernels.probe in ("auto", "hash_join"):
         assert looked.found() == looked.wanted
     assert kernels.lookups["hash_join"] == 0
+    run = looked.index.runs[0].entries
+    joined = np.sort(kernels.asnumpy(kernels.join(run[:9], run)))
+    kernels.probe = "index"
+    assert np.array_equal(joined, np.sort(kernels.asnumpy(kernels.join(run[:9], run))))
+    kernels.probe = "hash_join"
     needles = kernels.entries(looked.index.runs[0].entries[:5], 0)
     pairs = looked.index.meet(needles, staged=False)
     assert looked.index.meet(needles, staged=False, at_most=int(pairs.size)).size == pairs.size
@@ -338,3 +343,18 @@ def test_a_table_class_that_is_another(kernels: Any, looked: Any, monkeypatch: p
         assert probe.table_class() is None
         assert looked.found() == looked.wanted
     assert kernels.lookups["kept_table"] == 0
+
+
+@only_on("emulated-tiny")
+def test_an_engine_says_how_its_lookups_went(engines: Backend) -> None:
+    shape = REGULAR[0]
+    join = shape.join("per_batch")
+    with engines.engine(join) as engine:
+        counted: Counter[str] = Counter()
+        for batch in batches_of(shape, join, seed=5, events=40):
+            metrics = engine.prepare(**batch).metrics
+            engine.commit()
+            counted.update({name: metrics[f"lookups_{name}"] for name in engine.kernels.lookups})
+        assert counted == Counter(engine.kernels.lookups)
+        assert counted["hash_join"] > 0
+        assert f"lookups     {counted['hash_join']:,} by hash join, 0 by kept table, 0 by index" in repr(engine)

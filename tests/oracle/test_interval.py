@@ -70,7 +70,7 @@ NANOSECONDS = [
     IntervalShape("inner", -600, 2, late="drop", keyed=True, clock="ms and ns"),
 ]
 FEW = [SQL[3], SQL[8], SQL[12], STRICT[3], KEYED[0], SEMI[1], SEMI[2], SEMI[4], SEMI[5]]
-OF_THE_MACHINE = ("update_ms", "probe_ms", "emit_ms", "_bytes")
+OF_THE_MACHINE = ("update_ms", "probe_ms", "emit_ms", "_bytes", "lookups_index")
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from gpu_ops.spark.api.explain import _lookups
 from gpu_ops.spark.metrics.metrics import (
     METRICS_COLUMN,
     Run,
@@ -129,3 +131,27 @@ class _Conf(dict[str, str]):
 )
 def test_what_the_plugin_changes(conf: dict[str, str], reported: bool) -> None:
     assert metrics_reported(_Conf(conf)) == reported
+
+
+def test_explain_says_which_way_lookups_went() -> None:
+    """Of running queries, where the join runs on a GPU."""
+
+    def reported(join: str, gpu: int, **lookups: int) -> dict[str, Any]:
+        metrics = {**dict.fromkeys(NAMES, 0), "gpu_partitions": gpu, "partitions": 2}
+        metrics |= {f"lookups_{way}": count for way, count in lookups.items()}
+        return {
+            "id": "id-1", "name": "q", "batchId": 0, "timestamp": "2026-11-26T00:00:00.000Z", "durationMs": {},
+            "observedMetrics": {join: {"metrics": metrics}},
+        }  # fmt: skip
+
+    frame = Mock()
+    query = Mock(id="id-1")
+    query.name, frame.sparkSession.streams.active = "q", [query]
+    query.recentProgress = [
+        reported("a", 2, hash_join=1000, index=3), reported("b", 2, index=9), reported("a", 1, kept_table=20),
+    ]  # fmt: skip
+    plan: Any = SimpleNamespace(name="a")
+    (said,) = _lookups(plan, frame)
+    assert said == "  lookups     1,000 by hash join, 20 by kept table, 3 by index, in the last 2 micro-batches of q"
+    query.recentProgress = [reported("a", 0, index=7)]
+    assert _lookups(plan, frame) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
@@ -11,12 +11,14 @@ from gpu_ops.descriptions.description import Description, line
 from gpu_ops.descriptions.groups import Grouped
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import show_ms
-from gpu_ops.display import Explanation, changes_of, operator_box, source_box
+from gpu_ops.display import Explanation, changes_of, lookups_text, operator_box, source_box
 from gpu_ops.errors import DescriptionError
+from gpu_ops.kernels import LOOKUPS, Probe
 from gpu_ops.spark.api.stateful import counted_twice
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.failures import data_frame
+from gpu_ops.spark.metrics.progress import join_progress
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.settings import Settings
 
@@ -30,6 +32,13 @@ _EMITS = {
     "per_event": "the changelog Flink emits, change by change",
     "at_watermark": "rows that nothing changes any more, as the watermark passes them",
     "at_end": "nothing before the end of the input, then the result",
+}
+
+
+_PROBES: Final[Mapping[Probe, str]] = {
+    "auto": "cuDF's hash join, or a search of the index where that is more than 5 ms quicker",
+    "hash_join": "cuDF's hash join",
+    "index": "a search of the index",
 }
 
 
@@ -94,6 +103,7 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         line("attributes", _attributes(plan)),
         line("partitions", f"{plan.partitions} ({plan.partitions_reason}){_distribution(plan)}"),
         line("backend", _backend(plan, df)),
+        *_lookups(plan, df),
         line("state", state),
     ]
     for side, source in enumerate(description.inputs):
@@ -137,7 +147,8 @@ def _distribution(plan: JoinPlan) -> str:
 
 
 def _backend(plan: JoinPlan, df: DataFrame) -> str:
-    probe = f"; probe {Settings.of_application(df.sparkSession.sparkContext).gpu_probe}"
+    way = Settings.of_application(df.sparkSession.sparkContext).gpu_probe
+    probe = f"; probe {way}: {_PROBES[way]}"
     if plan.bounded:
         asked = plan.backend == "gpu"
         return f"gpu (asked for){probe}" if asked else "cpu (in Spark's tasks, which would share a card)"
@@ -149,6 +160,19 @@ def _backend(plan: JoinPlan, df: DataFrame) -> str:
     )
     on_cpu = "".join(f"; WARNING: one computes on the CPU: {s.on_cpu}" for s in pool.running if s.on_cpu is not None)
     return f"{pool.kind} ({why}); {servers_text}{probe if pool.kind == 'gpu' else ''}{on_cpu}"
+
+
+def _lookups(plan: JoinPlan, df: DataFrame) -> list[str]:
+    """How many lookups went which way on GPUs, as running queries have reported it."""
+    lines = []
+    for query in df.sparkSession.streams.active:
+        found = [x for progress in query.recentProgress for x in join_progress(progress) if x.name == plan.name]
+        found = [entry for entry in found if entry.backend != "cpu"]
+        if found:
+            counts = {way: sum(int(entry.metrics[f"lookups_{way}"]) for entry in found) for way in LOOKUPS}
+            batches = f"{len(found)} micro-batch{'es' if len(found) > 1 else ''}"
+            lines.append(line("lookups", f"{lookups_text(counts)}, in the last {batches} of {query.name or query.id}"))
+    return lines
 
 
 def _input(source: Input, kept: str, *, derived: bool) -> list[str]:

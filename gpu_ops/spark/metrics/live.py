@@ -16,17 +16,18 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.table import Table
 
 from gpu_ops.errors import GpuJoinError, NotBuiltError
+from gpu_ops.kernels import LOOKUPS
 from gpu_ops.memory import size_text
 from gpu_ops.spark.metrics.progress import JoinProgress, ProgressListener
 
 _TIMEOUT_S: Final = 5.0
 _NUMBERS: Final = (
     "micro-batch", "rows in/s", "rows out/s", "state rows", "state", "on disk", "read back/s",
-    "batch s", "late", "lag s", "retries",
+    "batch s", "hash joins", "late", "lag s", "retries",
 )  # fmt: skip
 
 Values = Mapping[str, float]
-"""Of one join, by a sample's name; what differs in another label only is added up."""
+"""Of one join, by a sample's name, of lookups with their way; what differs in another label only is added up."""
 
 
 class UnservedError(GpuJoinError, OSError):
@@ -73,7 +74,8 @@ def scrape(url: str) -> Scrape:
             labels: dict[str, Any] = sample.labels
             if sample.name.startswith("gpu_join_") and {"query", "join"} <= labels.keys() and "le" not in labels:
                 values = joins.setdefault((labels["query"], labels["join"]), defaultdict(float))
-                values[sample.name.removeprefix("gpu_join_")] += sample.value
+                way = f"_{labels['way']}" if "way" in labels else ""
+                values[sample.name.removeprefix("gpu_join_") + way] += sample.value
     return Scrape(time.monotonic(), dict(joins))
 
 
@@ -106,11 +108,19 @@ def show(now: Scrape, before: Scrape | None = None) -> Table:
             size_text(int(values.get("disk_bytes", 0))),
             _rate(more.get("disk_pages_read_total", 0.0), seconds),
             f"{more['micro_batch_seconds_sum'] / batches:.2f}" if batches else "-",
+            _share_of_hash_joins(more),
             f"{values.get('late_rows_total', 0):,.0f}",
             "-" if lag is None else f"{lag:,.0f}",
             f"{values.get('retries_total', 0):,.0f}",
         )
     return table
+
+
+def _share_of_hash_joins(more: Mapping[str, float]) -> str:
+    """Of the lookups between two looks; a table that is kept is one, too."""
+    counts = {way: more.get(f"lookups_total_{way}", 0.0) for way in LOOKUPS}
+    total = sum(counts.values())
+    return f"{1 - counts['index'] / total:.0%}" if total else "-"
 
 
 def watch(url: str, console: Console, *, every_s: float, once: bool = False) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 
 from gpu_ops.conditions import backquoted
+from gpu_ops.kernels import LOOKUPS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -35,13 +36,14 @@ _OF_TIMED_INPUT: Final = ("late", "evicted")
 _ROWS_OUT: Final = ("rows_out_insert", "rows_out_update_before", "rows_out_update_after", "rows_out_delete")
 _DISK: Final = ("disk_written_bytes", "disk_pages_read")
 _TIMES: Final = ("probe_ms", "update_ms", "emit_ms", "commit_ms")
+_LOOKUPS: Final = tuple(f"lookups_{way}" for way in LOOKUPS)
 _TASKS: Final = ("retries", "gpu_partitions", "partitions")
 _MARKS: Final = ("watermark_ms", "output_watermark_ms", "watermark_lag_ms")
 
 OF_AN_INPUT: Final = re.compile(f"(.*)_({'|'.join((*_OF_INPUT, *_OF_TIMED_INPUT))})", re.DOTALL)
 """A metric of an input: the input's name, and what."""
 
-ALWAYS: Final = frozenset((*_ROWS_OUT, *_DISK, *_TIMES, *_TASKS))
+ALWAYS: Final = frozenset((*_ROWS_OUT, *_DISK, *_TIMES, *_LOOKUPS, *_TASKS))
 """What every join counts."""
 
 
@@ -49,10 +51,11 @@ def metric_names(sides: Sequence[str], *, by_time: bool = False) -> tuple[str, .
     """What is counted of a join, in the order in which it travels.
 
     Counts are summed over the partitions; of times, the slowest partition's is shown. Those of an input begin with
-    ``left_`` or ``right_``, in a multi-way join with the input's name. ``retries`` counts exchanges that
-    were repeated because a state server was gone; ``gpu_partitions`` says how many of the ``partitions`` ran on a
-    GPU. A join by time has watermarks, too, in milliseconds since the epoch, with the micro-batch's clock
-    less the watermark as ``watermark_lag_ms``; None while there is none.
+    ``left_`` or ``right_``, in a multi-way join with the input's name. ``lookups_`` counts those of a probe row in a
+    run of an index, by way: a hash join, a table that one has built and kept, or a search. ``retries`` counts
+    exchanges that were repeated because a state server was gone; ``gpu_partitions`` says how many of the
+    ``partitions`` ran on a GPU. A join by time has watermarks, too, in milliseconds since the epoch, with the
+    micro-batch's clock less the watermark as ``watermark_lag_ms``; None while there is none.
 
     Args:
         sides: what the join calls its inputs.
@@ -60,7 +63,7 @@ def metric_names(sides: Sequence[str], *, by_time: bool = False) -> tuple[str, .
     """
     of_input = (*_OF_INPUT, *_OF_TIMED_INPUT) if by_time else _OF_INPUT
     counts = [f"{side}_{what}" for what in of_input for side in sides]
-    return (*counts, *_ROWS_OUT, *_DISK, *_TIMES, *_TASKS, *(_MARKS if by_time else ()))
+    return (*counts, *_ROWS_OUT, *_DISK, *_TIMES, *_LOOKUPS, *_TASKS, *(_MARKS if by_time else ()))
 
 
 def pack(names: Sequence[str], metrics: Mapping[str, float | None], *, backend: str, retries: int) -> list[int | None]:

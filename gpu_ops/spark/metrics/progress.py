@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.kernels import LOOKUPS
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD, OF_AN_INPUT, TASK_METRICS
 
@@ -268,6 +269,10 @@ _OF_JOIN: Final = {
         f"{step}_ms": _Metric("Histogram", "step_seconds", "time of the slowest partition", "step", 1e-3)
         for step in ("probe", "update", "emit", "commit")
     },
+    **{
+        f"lookups_{way}": _Metric("Counter", "lookups", "probe rows looked up in a run of an index", "way")
+        for way in LOOKUPS
+    },
     "disk_written_bytes": _Metric("Counter", "disk_written_bytes", "bytes of state written to local disk"),
     "disk_pages_read": _Metric("Counter", "disk_pages_read", "pages of state read back from local disk"),
     "retries": _Metric("Counter", "retries", "exchanges repeated because a state server was gone"),
@@ -351,8 +356,8 @@ class Prometheus:
 
 
 def _label(name: str) -> str:
-    """A kind of rows, or a step, out of a metric's name."""
-    return name.removeprefix("rows_out_").removesuffix("_ms")
+    """A kind of rows, a step, or a way of lookups, out of a metric's name."""
+    return name.removeprefix("rows_out_").removeprefix("lookups_").removesuffix("_ms")
 
 
 def serve(address: tuple[str, int]) -> Any:
