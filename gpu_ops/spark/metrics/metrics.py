@@ -34,8 +34,8 @@ _OF_INPUT: Final = (
 )  # fmt: skip
 _OF_TIMED_INPUT: Final = ("late", "evicted")
 _ROWS_OUT: Final = ("rows_out_insert", "rows_out_update_before", "rows_out_update_after", "rows_out_delete")
-_DISK: Final = ("disk_written_bytes", "disk_pages_read")
-_TIMES: Final = ("probe_ms", "update_ms", "emit_ms", "commit_ms")
+_DISK: Final = ("disk_written_bytes", "disk_pages_read", "snapshot_written_bytes")
+_TIMES: Final = ("probe_ms", "update_ms", "emit_ms", "commit_ms", "replay_ms")
 _LOOKUPS: Final = tuple(f"lookups_{way}" for way in LOOKUPS)
 _TASKS: Final = ("retries", "gpu_partitions", "partitions")
 _MARKS: Final = ("watermark_ms", "output_watermark_ms", "watermark_lag_ms")

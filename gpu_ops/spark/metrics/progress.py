@@ -275,6 +275,10 @@ _OF_JOIN: Final = {
     },
     "disk_written_bytes": _Metric("Counter", "disk_written_bytes", "bytes of state written to local disk"),
     "disk_pages_read": _Metric("Counter", "disk_pages_read", "pages of state read back from local disk"),
+    "snapshot_written_bytes": _Metric("Counter", "snapshot_written_bytes", "bytes that snapshots wrote"),
+    "replay_ms": _Metric(
+        "Gauge", "replay_seconds", "what the log since the last snapshot takes to replay", factor=1e-3
+    ),
     "retries": _Metric("Counter", "retries", "exchanges repeated because a state server was gone"),
     "partitions": _Metric("Gauge", "partitions", "partitions"),
     "gpu_partitions": _Metric("Gauge", "gpu_partitions", "partitions that run on a GPU"),

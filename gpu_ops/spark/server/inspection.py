@@ -30,7 +30,7 @@ class Held:
         partition: its number.
         version: micro-batches that are durable; the last of them may yet be repeated.
         snapshot: version of the newest snapshot, or None.
-        snapshot_bytes: its size.
+        snapshot_bytes: its size, with that of all pieces.
         rows: live rows at that version, of each input: the snapshot's, after what is logged since.
         records: micro-batches logged since the snapshot.
         record_bytes: their size.
@@ -104,7 +104,7 @@ def _read(files: Files, manifest: Manifest, log: PartitionLog, stored: Stored, p
         partition=partition,
         version=version,
         snapshot=snapshot,
-        snapshot_bytes=snapshots[snapshot] if snapshot is not None else 0,
+        snapshot_bytes=snapshots[snapshot] + sum(stored.pieces.values()) if snapshot is not None else 0,
         rows=stored_state(files, manifest, partition).rows_at(version) if rows else None,
         records=len(since),
         record_bytes=sum(records[batch] for batch in since),

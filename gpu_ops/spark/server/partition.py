@@ -276,6 +276,7 @@ class PartitionState:
         self._metrics = {
             **result.metrics,
             "commit_ms": spent * 1e3,
+            **({} if self._snapshots is None else self._snapshots.metrics()),
             "batch_id": batch_id,
             "partition": self.partition,
             "clock_ms": clock_ms,

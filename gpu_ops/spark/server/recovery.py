@@ -263,7 +263,7 @@ class Snapshots:
         self._who, self._log, self.stored = who, log, stored
         self._partition, self._every, self._tiny = partition, every, tiny
         self._writing: tuple[_Snapshot, Future[None]] | None = None
-        self._not_before, self.seconds = 0, 0.0
+        self._not_before, self.seconds, self._bytes = 0, 0.0, 0
         self._unneeded: frozenset[str] = frozenset()
 
     def take(self, version: int, held: Callable[[], Held]) -> None:
@@ -289,6 +289,11 @@ class Snapshots:
             self._writing = snapshot, thread.submit(snapshot.write)
             thread.shutdown(wait=False)
 
+    def metrics(self) -> dict[str, int | float]:
+        """Bytes written since this was last asked, and how long the log since the last one takes to replay."""
+        written, self._bytes = self._bytes, 0
+        return {"snapshot_written_bytes": written, "replay_ms": self.seconds * 1e3}
+
     def finish(self) -> None:
         """Wait for what is being written, and delete what it replaces."""
         if self._writing is not None:
@@ -301,6 +306,7 @@ class Snapshots:
             written()
             self.stored.snapshots[snapshot.version] = snapshot.size
             self.stored.pieces.update(snapshot.sizes)
+            self._bytes += snapshot.size + sum(snapshot.sizes.values())
             # Another server may have taken the partition over, and names what this one does not: a piece that no
             # snapshot of this one names any more is deleted with the next one, which it does not come to then.
             unneeded = self.stored.pieces.keys() - snapshot.settle()
