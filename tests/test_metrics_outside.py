@@ -176,7 +176,24 @@ def test_the_view_in_a_terminal():
         console.print(live.show(now, before))
         head, row = console.export_text().splitlines()[:2]
         assert head.split() == ["query", "join", *" ".join(live._NUMBERS).split()]
-        assert row.split() == "q orders 1 50 15 1,234 0 B 0 B 0 0.50 50% 0 0 3".split()
+        assert row.split() == [
+            "q",
+            "orders",
+            "1",
+            "50",
+            "15",
+            "1,234",
+            "0",
+            "B",
+            "0",
+            "B",
+            "0",
+            "0.50",
+            "50%",
+            "0",
+            "0",
+            "3",
+        ]
         metrics.ended("id-1")
         console.print(live.show(live.scrape(url)))
         assert "ended" in console.export_text()
