@@ -51,7 +51,7 @@ def test_nearest_is_what_a_look_at_all_rows_finds(kernels: Kernels, seed: int, t
         if number < 6:
             index.commit()
         if number == 2:
-            index.cool()
+            index.cool(1)
     # a stretch of rows that are gone, longer than any number of single steps
     rows["alive"] = (rng.random(rows["key"].size) < 0.4) & (rows["key"] != 4)
     wanted = {"key": rng.integers(0, 7, 150), "time": rng.integers(-span, span, 150)}
