@@ -225,13 +225,13 @@ def expected(operator: str, kind: str, options: Any) -> int:
     base.register("state", state)
     base.register("more", more)
     if operator == "join":
-        text = "select o.*, p.k as pk, p.amount, p.batch from state o left join more p on o.k = p.k"
+        text = "select o.*, p.amount, p.batch from state o left join more p on o.k = p.k"
     else:
         text = (
             "select k, name, address, count(*)::bigint as n, sum(amount)::bigint as total"
             " from (select * from state union all select * from more) group by k, name, address"
         )
-    found, total = base.sql(text).fetch_record_batch(1 << 18), 0
+    found, total = base.sql(text).to_arrow_reader(1 << 18), 0
     for batch in found:
         table = pa.Table.from_batches([batch])
         total += folded(table.rename_columns(columns), columns)
@@ -263,6 +263,8 @@ def measured(operator: str, kind: str, options: Any) -> dict[str, Any]:
     ends = [told(engine, "end") for engine in (roomy, small)]
     for process, _ in (roomy, small):
         process.join()
+    times = ratio(seconds["on_disk"], seconds["in_memory"])
+    print(f"{operator}-{kind}: {times['median']:.2f} times; comparing", file=sys.stderr, flush=True)
     wanted = expected(operator, kind, options)
     assert [end["folded"] for end in ends] == [wanted, wanted], "the results differ"
     last = runs["on_disk"][-1]
@@ -273,7 +275,7 @@ def measured(operator: str, kind: str, options: Any) -> dict[str, Any]:
         "pages_read": summarise(run["disk_pages_read"] for run in runs["on_disk"]).median,
         "written_bytes": summarise(run["disk_written_bytes"] for run in runs["on_disk"]).median,
         "seconds": seconds,
-        "times": ratio(seconds["on_disk"], seconds["in_memory"]),
+        "times": times,
         "runs": runs,
     }
 
