@@ -122,6 +122,14 @@ class RowsOnDisk:
             self._beyond.extend(beyond.astype(self._beyond.data.dtype))
         self.length += count
 
+    def truncate(self, length: int) -> None:
+        """Drop rows from ``length`` on, of which there are some."""
+        begin, _ = self._ends(np.array([length]))
+        self._file.truncate(int(begin[0]))
+        if self._texts:
+            self._bases.length, self._beyond.length = -(-length // _BLOCK), length
+        self.length = length
+
     def _ends(self, slots: Ints) -> tuple[Ints, Ints]:
         """Where rows begin, and where the next ones do."""
         if not self._texts:

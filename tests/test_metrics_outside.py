@@ -153,11 +153,11 @@ def test_the_view_in_a_terminal():
         before = live.scrape(url)
         metrics.add(entry(1, left_rows_in=50, right_rows_in=50, rows_out_insert=30, left_state_rows=1234, retries=3))
         now = live.scrape(url)._replace(at=before.at + 2)
-        console = Console(width=150, record=True, file=io.StringIO())
+        console = Console(width=180, record=True, file=io.StringIO())
         console.print(live.show(now, before))
         head, row = console.export_text().splitlines()[:2]
         assert head.split() == ["query", "join", *" ".join(live._NUMBERS).split()]
-        assert row.split() == ["q", "orders", "1", "50", "15", "1,234", "0", "B", "0.50", "0", "0", "3"]
+        assert row.split() == ["q", "orders", "1", "50", "15", "1,234", "0", "B", "0", "B", "0", "0.50", "0", "0", "3"]
         metrics.ended("id-1")
         console.print(live.show(live.scrape(url)))
         assert "ended" in console.export_text()
