@@ -49,6 +49,7 @@ _STATE_PART = 0.7
 _WORK = 64 << 20
 """Bytes for a micro-batch, what comes of it, and what allocators keep: no state, and the same at any size of it."""
 _LOAD = 20_000
+_WARMUP = 3
 _CGROUPS = Path("/sys/fs/cgroup")
 
 Rows = dict[str, Any]
@@ -163,75 +164,122 @@ class Group:
         return int((self.folder / self._most).read_text())
 
 
-def served(pipe: Any, operator: str, kind: str, options: Any, memory: int | None) -> None:
-    """An engine in this process, which does what it is told.
+def sent(tables: dict[str, pa.Table]) -> dict[str, bytes]:
+    """Tables as they travel."""
+    found = {}
+    for name, table in tables.items():
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        found[name] = sink.getvalue().to_pybytes()
+    return found
+
+
+def received(tables: dict[str, bytes]) -> dict[str, pa.Table]:
+    """The inverse of `sent`."""
+    return {name: pa.ipc.open_stream(data).read_all() for name, data in tables.items()}
+
+
+def served(pipe: Any, operator: str, folder: str | None) -> None:
+    """An engine in this process: it takes what comes, until None does.
 
     Args:
-        pipe: of what is told, and what came of it.
+        pipe: of what comes, and what came of it.
         operator: what runs.
-        kind: of keys.
-        options: of the command line.
-        memory: bytes that there are beyond what the process takes without state; None for what the machine has.
+        folder: on disk.
     """
-    group = None if memory is None else Group()
-    what = description(operator)
-    columns = [name for name in what.output_schema.names if name != "row_kind"]
-    with_little = JoinEngine(what, "cpu")
-    with_little.process(**next(parts(operator, _LOAD)))
-    with_little.process(**batch_of(operator, kind, options, 0))
-    with_little.close()
-    del with_little
-    gc.collect()
-    budget, total = None, 0
-    if group is not None:
-        assert memory is not None
-        group.limit(memory + _WORK)
-        budget = Budget(host=int(memory * _STATE_PART), folder=options.folder)
-    engine = JoinEngine(what, "cpu", memory_limit=budget)
-    number = 0
-    while True:
-        told = pipe.recv()
-        if told == "load":
-            for part in parts(operator, options.rows):
-                total += folded(engine.process(**part), columns)
-            pipe.send(sum(v for name, v in engine.state_size().items() if name.endswith("_bytes")))
-        elif told == "batch":
-            number += 1
-            given = batch_of(operator, kind, options, number)
+    group: Group | None = None
+    engine = JoinEngine(description(operator), "cpu")
+    while (told := pipe.recv()) is not None:
+        if told == "group":
+            group = Group()
+        elif isinstance(told, int):
+            engine.close()
             gc.collect()
+            assert group is not None
+            group.limit(told + _WORK)
+            budget = Budget(host=int(told * _STATE_PART), folder=folder)
+            engine = JoinEngine(description(operator), "cpu", memory_limit=budget)
+        elif told == "size":
+            pipe.send(sum(value for name, value in engine.state_size().items() if name.endswith("_bytes")))
+        else:
+            given = received(told)
             started = time.perf_counter()
             batch = engine.prepare(**given)
             engine.commit()
             took = time.perf_counter() - started
-            total += folded(batch.changelog, columns)
-            found = {name: value for name, value in batch.metrics.items() if "disk" in name}
-            pipe.send({"seconds": took, "rows_out": batch.changelog.num_rows, **found})
-        else:
-            if group is not None:
-                (group.folder.parent / "cgroup.procs").write_text(str(os.getpid()))
-            pipe.send({"folded": total % (1 << 64), "most_memory": None if group is None else group.most()})
-            if group is not None:
-                group.folder.rmdir()
-            return
+            metrics = {name: value for name, value in batch.metrics.items() if "disk" in name}
+            pipe.send(({"seconds": took, **metrics}, sent({"changelog": batch.changelog})))
+    if group is not None:
+        pipe.send(group.most())
+        (group.folder.parent / "cgroup.procs").write_text(str(os.getpid()))
+        group.folder.rmdir()
+
+
+class Engine:
+    """An engine in another process.
+
+    Args:
+        operator: what runs.
+        folder: on disk.
+    """
+
+    def __init__(self, operator: str, folder: str | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=served, args=(theirs, operator, folder), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._columns = [name for name in description(operator).output_schema.names if name != "row_kind"]
+        self.folded, self.number = 0, 0
+
+    def process(self, tables: dict[str, pa.Table]) -> dict[str, float]:
+        """Take a micro-batch in; what was measured."""
+        self._pipe.send(sent(tables))
+        measures, answer = self._pipe.recv()
+        self.folded += folded(received(answer)["changelog"], self._columns)
+        found: dict[str, float] = measures
+        return found
+
+    def limit(self, memory: int, warmup: list[dict[str, pa.Table]]) -> None:
+        """Begin anew, with so much memory beyond what the process takes without state."""
+        self._pipe.send("group")
+        for tables in warmup:
+            self.process(tables)
+        self._pipe.send(memory)
+        self.folded = 0
+
+    def size(self) -> int:
+        """Bytes of state."""
+        self._pipe.send("size")
+        found: int = self._pipe.recv()
+        return found
+
+    def close(self, *, limited: bool = False) -> int:
+        """End the process; the most memory that it took where that was limited."""
+        self._pipe.send(None)
+        most: int = self._pipe.recv() if limited else 0
+        self._process.join()
+        return most
 
 
 def expected(operator: str, kind: str, options: Any) -> int:
     """What DuckDB has for the same rows, folded."""
     base = duckdb.connect()
-    pays = [next(iter(batch_of(operator, kind, options, n + 1).values())) for n in range(options.batches + 2)]
+    pays = [next(iter(batch_of(operator, kind, options, n + 1).values())) for n in range(options.batches + _WARMUP)]
     state = pa.concat_tables(next(iter(part.values())) for part in parts(operator, options.rows))
     more = pa.concat_tables(pays)
     columns = [name for name in description(operator).output_schema.names if name != "row_kind"]
     base.register("state", state)
     base.register("more", more)
     if operator == "join":
-        text = "select o.*, p.k as pk, p.amount, p.batch from state o left join more p on o.k = p.k"
+        text = "select o.*, p.amount, p.batch from state o left join more p on o.k = p.k"
     else:
         text = (
             "select k, name, address, count(*)::bigint as n, sum(amount)::bigint as total"
             " from (select * from state union all select * from more) group by k, name, address"
         )
-    found, total = base.sql(text).fetch_record_batch(1 << 18), 0
+    found, total = base.sql(text).to_arrow_reader(1 << 18), 0
     for batch in found:
         table = pa.Table.from_batches([batch])
         total += folded(table.rename_columns(columns), columns)
@@ -240,40 +288,35 @@ def expected(operator: str, kind: str, options: Any) -> int:
 
 def measured(operator: str, kind: str, options: Any) -> dict[str, Any]:
     """Both engines, a micro-batch of each in turns."""
-    context = multiprocessing.get_context("spawn")
+    roomy, small = Engine(operator, None), Engine(operator, options.folder)
+    for part in parts(operator, options.rows):
+        roomy.process(part)
+    size = roomy.size()
+    small.limit(size // options.times, [next(parts(operator, _LOAD)), batch_of(operator, kind, options, 0)])
+    for part in parts(operator, options.rows):
+        small.process(part)
 
-    def begun(memory: int | None) -> Any:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=served, args=(theirs, operator, kind, options, memory), daemon=True)
-        process.start()
-        theirs.close()
-        return process, ours
+    def turn(engine: Engine) -> dict[str, float]:
+        engine.number += 1
+        return engine.process(batch_of(operator, kind, options, engine.number))
 
-    def told(engine: Any, what: str) -> Any:
-        engine[1].send(what)
-        return engine[1].recv()
-
-    roomy = begun(None)
-    size = told(roomy, "load")
-    small = begun(size // options.times)
-    assert told(small, "load") > 0
-    cases = {"in_memory": lambda: told(roomy, "batch"), "on_disk": lambda: told(small, "batch")}
-    runs = interleave(cases, options.batches, warmup=2)
+    cases = {"in_memory": lambda: turn(roomy), "on_disk": lambda: turn(small)}
+    runs = interleave(cases, options.batches, warmup=_WARMUP)
+    most = [roomy.close(), small.close(limited=True)][-1]
     seconds = {name: summarise(run["seconds"] for run in of) for name, of in runs.items()}
-    ends = [told(engine, "end") for engine in (roomy, small)]
-    for process, _ in (roomy, small):
-        process.join()
+    times = ratio(seconds["on_disk"], seconds["in_memory"])
+    print(f"{operator}-{kind}: {times['median']:.2f} times; comparing", file=sys.stderr, flush=True)
     wanted = expected(operator, kind, options)
-    assert [end["folded"] for end in ends] == [wanted, wanted], "the results differ"
+    assert [engine.folded % (1 << 64) for engine in (roomy, small)] == [wanted, wanted], "the results differ"
     last = runs["on_disk"][-1]
     return {
         "state_bytes": size,
-        "most_memory_bytes": ends[1]["most_memory"],
+        "most_memory_bytes": most,
         "disk_bytes": sum(value for name, value in last.items() if name.endswith("_disk_bytes")),
         "pages_read": summarise(run["disk_pages_read"] for run in runs["on_disk"]).median,
         "written_bytes": summarise(run["disk_written_bytes"] for run in runs["on_disk"]).median,
         "seconds": seconds,
-        "times": ratio(seconds["on_disk"], seconds["in_memory"]),
+        "times": times,
         "runs": runs,
     }
 
@@ -284,11 +327,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000, help="of state")
     parser.add_argument("--batch", type=int, default=20_000, help="rows of a micro-batch")
     parser.add_argument("--batches", type=int, default=12)
-    parser.add_argument("--times", type=float, default=8, help="as much state as memory")
+    parser.add_argument("--times", type=int, default=8, help="as much state as memory")
     parser.add_argument("--folder", help="on the disk; Spark's local folders, or the temporary one, by default")
     parser.add_argument("--only", nargs="+", help="such as join-uniform")
     options = parser.parse_args()
-    options.times = int(options.times) if options.times == int(options.times) else options.times
     results = {}
     for operator in OPERATORS:
         for kind in KEYS:

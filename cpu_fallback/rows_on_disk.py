@@ -7,6 +7,7 @@ counted where all are equally long; else a number says it, in memory: 2 bytes a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from gpu_ops.files.disk import Disk
 Ints = npt.NDArray[np.int64]
 
 _BLOCK: Final = 16
-_STEP: Final = 8 << 20
+_STEP: Final = 2 << 20
 """Bytes that are copied at a time."""
 _VARIABLE: Final = frozenset({pa.string(), pa.large_string(), pa.binary(), pa.large_binary()})
 _BINARY: Final = pa.large_binary()
@@ -121,6 +122,14 @@ class RowsOnDisk:
             self._beyond.extend(beyond.astype(self._beyond.data.dtype))
         self.length += count
 
+    def truncate(self, length: int) -> None:
+        """Drop rows from ``length`` on, of which there are some."""
+        begin, _ = self._ends(np.array([length]))
+        self._file.truncate(int(begin[0]))
+        if self._texts:
+            self._bases.length, self._beyond.length = -(-length // _BLOCK), length
+        self.length = length
+
     def _ends(self, slots: Ints) -> tuple[Ints, Ints]:
         """Where rows begin, and where the next ones do."""
         if not self._texts:
@@ -132,19 +141,50 @@ class RowsOnDisk:
         end = bases[after // _BLOCK] + beyond[after]
         return begin, np.where(slots + 1 == self.length, self._file.size, end)
 
-    def take(self, slots: Ints, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Rows by number, none of them -1; text with large offsets."""
-        back: Ints | None = None
-        if not bool((slots[1:] > slots[:-1]).all()):
-            slots, back = np.unique(slots, return_inverse=True)  # each page is read once, and in order
+    def _read(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
+        """Rows side by side in memory.
+
+        Args:
+            slots: n rows, ascending.
+
+        Returns:
+            Bytes; where among them rows begin and end, ascending, as n pairs; and which of these is each slot's.
+        """
         begin, end = self._ends(slots)
         self._file.touch(begin, end - 1)
-        data, width = self._file.mapped(), self._row.itemsize
-        raw: Any = np.ndarray((max(0, data.size - width + 1),), f"V{width}", data, strides=(1,))
-        rows = raw[begin].view(self._row)
-        at = np.arange(slots.size) if back is None else back
-        every = rows if back is None else rows[back]
-        ends = begin + width
+        data = self._file.mapped()
+        # Rows of nearly the same length are copied by one width; what is behind a shorter one is not looked at.
+        magnitude = np.frexp(end - begin)[1]
+        order = np.argsort(magnitude, kind="stable")
+        begin, length = begin[order], (end - begin)[order]
+        bounds = [0, *(np.flatnonzero(np.diff(magnitude[order])) + 1).tolist(), slots.size]
+        parts, places, size = [], [], 0
+        for first, last in itertools.pairwise(bounds):
+            width = int(length[first:last].max(initial=0))
+            start = np.minimum(begin[first:last], data.size - width)
+            windows: Any = np.ndarray((data.size - width + 1,), f"V{width}", data, strides=(1,))
+            parts.append(windows[start].view(np.uint8))
+            places.append(size + np.arange(0, parts[-1].size, width) + begin[first:last] - start)
+            size += parts[-1].size
+        at, where = np.concatenate(places), np.empty(slots.size, np.int64)
+        where[order] = np.arange(slots.size)
+        return np.concatenate(parts), np.column_stack((at, at + length)), where
+
+    def take(self, slots: Ints, names: Sequence[str]) -> dict[str, pa.Array]:
+        """Rows by number, none of them -1; text with large offsets.
+
+        Args:
+            slots: n numbers, one at least.
+            names: the columns.
+        """
+        back: Ints | slice = slice(None)
+        if not bool((slots[1:] > slots[:-1]).all()):
+            slots, back = np.unique(slots, return_inverse=True)  # each page is read once, and in order
+        data, places, where = self._read(slots)
+        at, width = where[back], self._row.itemsize
+        windows: Any = np.ndarray((data.size - width + 1,), f"V{width}", data, strides=(1,))
+        raw = windows[places[:, 0]]
+        rows, every, ends = raw.view(self._row), raw[at].view(self._row), places[:, 0] + width
         taken = {}
         for name, kind in self.types.items():
             place = self._places[name]
@@ -160,15 +200,15 @@ class RowsOnDisk:
                 valid = pa.py_buffer(np.packbits(bits == 0, bitorder="little"))
             if name in self._texts:
                 text = pa.large_string() if kind in (pa.string(), pa.large_string()) else _BINARY
-                buffers = _cut_out(data, (start, ends), at).buffers()
+                buffers = _cut_out(data, np.column_stack((start, ends)), at).buffers()
                 taken[name] = pa.Array.from_buffers(text, at.size, [valid, *buffers[1:]])
             elif pa.types.is_null(kind):
-                taken[name] = pa.nulls(every.size)
+                taken[name] = pa.nulls(at.size)
             else:
                 values = np.ascontiguousarray(every[field])
                 if pa.types.is_boolean(kind):
                     values = np.packbits(values.view(bool), bitorder="little")
-                taken[name] = pa.Array.from_buffers(kind, every.size, [valid, pa.py_buffer(values)])
+                taken[name] = pa.Array.from_buffers(kind, at.size, [valid, pa.py_buffer(values)])
         return taken
 
     def retained(self, slots: Ints, onto: RowsOnDisk | None = None) -> RowsOnDisk | None:
@@ -184,11 +224,8 @@ class RowsOnDisk:
         kept.with_nulls |= self.with_nulls
         step = max(1, _STEP // max(1, self._file.size // self.length))
         for first in range(0, int(slots.size), step):
-            part = slots[first : first + step]
-            begin, end = self._ends(part)
-            self._file.touch(begin, end - 1)
-            data, starts = _content(_cut_out(self._file.mapped(), (begin, end), np.arange(part.size)))
-            kept._write(data, starts if self._texts else None, int(part.size))
+            data, starts = _content(_cut_out(*self._read(slots[first : first + step])))
+            kept._write(data, starts if self._texts else None, int(starts.size))
         return kept
 
 
@@ -205,15 +242,15 @@ def _content(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints]:
     return data, offsets[:-1] - first
 
 
-def _cut_out(data: npt.NDArray[np.uint8], ends: tuple[Ints, Ints], at: Ints) -> pa.Array:
+def _cut_out(data: npt.NDArray[np.uint8], places: Ints, at: Ints) -> pa.Array:
     """Stretches of bytes, copied.
 
     Args:
-        data: where they are.
-        ends: where each of n begins, ascending, and where it ends.
+        data: where they are; Arrow reserves as much as that.
+        places: where each begins and ends, ascending, as pairs.
         at: which of them, in which order.
     """
     # Every other value of this array is one; what is between two is not looked at.
-    offsets = np.column_stack(ends).reshape(-1)
-    values = pa.Array.from_buffers(_BINARY, max(0, offsets.size - 1), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    offsets = places.reshape(-1)
+    values = pa.Array.from_buffers(_BINARY, offsets.size - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     return values.take(pa.array(2 * at))

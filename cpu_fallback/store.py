@@ -445,18 +445,23 @@ class CpuStore:
         step = max(1, count * _STEP // size)
         made = self._far or RowsOnDisk(self._movable, disk, Growable)
         before = self.host_bytes
-        moved = 0
         try:
             for at in range(0, rows, step):
                 part = min(step, rows - at)
                 made.append({name: self.columns[name].view().slice(at, part) for name in self._movable})
-                moved += part
         finally:
-            if moved:
-                self._far = made
-                for name in self._movable:
-                    self.columns[name] = self.columns[name].without(moved)
+            if made.length > first:
+                self._begin_behind(made, first)
         return before - self.host_bytes
+
+    def _begin_behind(self, far: RowsOnDisk, first: int) -> None:
+        """Columns lose the rows from ``first`` on that are on disk now, all of them or, on an error, none."""
+        try:
+            rest = {name: self.columns[name].without(far.length - first) for name in self._movable}
+        except BaseException:
+            far.truncate(first)
+            raise
+        self.columns, self._far = self.columns | rest, far
 
     def warm(self) -> None:
         """Nothing to move: what is looked at on disk is in memory while there is room."""

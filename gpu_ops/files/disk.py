@@ -173,12 +173,20 @@ class File:
                     part = part[os.write(self._number, part) :]
                 getattr(os, "fdatasync", os.fsync)(self._number)
                 rest = rest[_STEP:]
-        except OSError as error:
-            os.ftruncate(self._number, self.size)
-            os.lseek(self._number, self.size, os.SEEK_SET)
-            raise self.disk.refusal(error) from None
+        except BaseException as error:
+            self.truncate(self.size)
+            if isinstance(error, OSError):
+                raise self.disk.refusal(error) from None
+            raise
         self.size += data.nbytes
         self.disk.count(data.nbytes)
+
+    def truncate(self, size: int) -> None:
+        """Forget what is behind ``size``; nobody may look at it any more."""
+        os.ftruncate(self._number, size)
+        os.lseek(self._number, size, os.SEEK_SET)
+        self.disk.count(size - self.size)
+        self.size, self._data = size, self._data[:0]
 
     def mapped(self, advice: str = "MADV_RANDOM") -> Bytes:
         """All of it, not to be written to.

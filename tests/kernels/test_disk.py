@@ -151,6 +151,24 @@ def test_what_was_seen_stays(place: Disk) -> None:
         assert view.cast(pa.string()).equals(whole["l_v"].combine_chunks().slice(begin))
 
 
+def test_no_memory_to_begin_behind_what_moved(place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that cannot leave memory leave the disk again."""
+    kernels = CpuKernels(tiny_segments=True)
+    for model in (rows(0, 0, 90), rows(0, 0, 90).drop_columns(["l_v"])):
+        store = kernels.store(model.schema)
+        store.append(kernels.frame(model))
+        store.cool(200, place)
+        first, size = store._first, store.disk_bytes
+        with monkeypatch.context() as patch:
+            patch.setattr("cpu_fallback.store.Column.without", lambda *_: bytes(1 << 62))
+            with pytest.raises(MemoryError):
+                store.cool(200, place)
+        assert (store._first, store.disk_bytes, place.used) == (first, size, size)
+        store.cool(1 << 30, place)
+        taken = store.take(np.arange(90), model.schema.names)
+        same(kernels.to_arrow(taken, model.schema), model.combine_chunks())
+
+
 # --- indexes ---------------------------------------------------------------------------------
 
 

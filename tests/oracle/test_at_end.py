@@ -136,7 +136,7 @@ def test_what_is_kept_goes_to_disk_beyond_the_budget_and_comes_back() -> None:
             if number == 5:
                 snapshot = engine.snapshot()
                 if limit is not None:
-                    assert sum(v for k, v in engine.state_size().items() if k.endswith("bytes")) <= limit
+                    assert engine.memory.budget.used.host <= limit < engine.memory.budget.used.disk
                 engine.close()
                 engine = JoinEngine(shape.join("at_end"), "cpu", memory_limit=limit)
                 engine.restore(snapshot)
