@@ -66,12 +66,13 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     )
     make_importable(session)
     names = metric_names(join.sides, by_time=join.by_time)
-    sides, arrivals = packed_rows(join, inputs, readings, layout, plan)
-    hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     directory = Directory.of(session)
+    sides, arrivals = packed_rows(join, inputs, readings, layout, plan, blocks=directory.blocks)
+    hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
         plan.function_name, _command(plan, state, layout), directory.address, arrivals,
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
+        blocks=directory.blocks,
     )  # fmt: skip
     sides = observed_once(sides)
     union = functools.reduce(DataFrame.unionAll, (sides[number] for number in order))

@@ -17,14 +17,14 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
-from gpu_ops.spark.driver.executors import on_cluster
 from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.plan.changes import Changes, Reading
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import FirstRows, OfRows
-from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried, local_blocks
+from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
+from gpu_ops.state.blocks import Blocks
 
 INPUT: Final = "__input"
 """The number of the input that a row is of."""
@@ -145,6 +145,8 @@ def packed_rows(
     readings: Sequence[Reading | None],
     layout: Sequence[UnionColumn],
     plan: JoinPlan,
+    *,
+    blocks: Blocks | None,
 ) -> tuple[list[DataFrame], Arrivals]:
     """Each input with many rows in one, made for a partition each, and what a task makes of those.
 
@@ -157,12 +159,11 @@ def packed_rows(
         readings: `gpu_ops.spark.plan.changes.source_of` each.
         layout: of their columns.
         plan: what is known of the join besides.
+        blocks: where tasks leave their messages, if all are on one machine.
     """
     partitions = plan.partitions
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
-    roads, context = routes(partitions), inputs[0].sparkSession.sparkContext
-    blocks = None if on_cluster(context) else local_blocks(context)
-    sides = []
+    roads, sides = routes(partitions), []
     for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
