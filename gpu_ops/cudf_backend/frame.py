@@ -16,16 +16,21 @@ import cupy as cp
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend import device
 from gpu_ops.cudf_backend.device import LIMITS, launch
 from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
-from gpu_ops.values import narrow
+from gpu_ops.values import MOST_TEXT, narrow, one_array
 
 MOST_SEGMENTS, MOST_COLUMNS = LIMITS["MOST_SEGMENTS"], LIMITS["GATHERED_COLUMNS"]
 """Of one launch."""
+_LEAST_STAGED = 1 << 20
+"""Bytes of a column that comes in by page-locked memory: others are copied in no time."""
+_LARGE = {pa.string(): False, pa.binary(): False, pa.large_string(): True, pa.large_binary(): True}
+"""Types of text, and whether their offsets are of 64 bits."""
 _ALIGNED = 256
 """Bytes, as CUDA's own allocations."""
 
@@ -102,6 +107,64 @@ class Frame:
 def from_arrow(array: pa.Array) -> Column:
     """A column from host memory."""
     return plc.Column.from_arrow(to_storage(array))
+
+
+def copied_in(columns: Sequence[pa.ChunkedArray]) -> list[Column]:
+    """Columns from host memory, each in one piece.
+
+    What comes in several pieces has to be put together: in page-locked memory, from which the card copies at the speed
+    of the bus, and beside the host. That memory is used again, so what was copied from it is waited for.
+    """
+    arrays = [_together(column) for column in columns]
+    try:
+        return [from_arrow(one_array(c) if a is None else a) for c, a in zip(columns, arrays, strict=True)]
+    finally:
+        if any(array is not None for array in arrays):
+            copied = cp.cuda.Event(disable_timing=True)
+            copied.record()
+            copied.synchronize()
+
+
+def _together(column: pa.ChunkedArray) -> pa.Array | None:
+    """A column in page-locked memory; None for one that is left to Arrow: in one piece, small, nested, of bits."""
+    kind, rows, t = column.type, len(column), pa.types
+    large, text = _LARGE.get(kind), kind in _LARGE
+    fixed = t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind)
+    if column.num_chunks < 2 or not (text or (fixed and not t.is_boolean(kind))):
+        return None
+    size = column.nbytes
+    if size < _LEAST_STAGED or (text and not large and size > MOST_TEXT):
+        return None
+    width = (8 if large else 4) if text else kind.bit_width // 8
+    first = _padded((rows + text) * width)
+    block = device.PAGES.block(first + (_padded(size) if text else 0))
+    if block is None:
+        return None
+    mask = pc.is_valid(column).combine_chunks().buffers()[1] if column.null_count else None
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    if text:
+        offsets = block.writable(0, first).view(np.int64 if large else np.int32)
+        letters = _put_text(chunks, offsets, block.writable(first, _padded(size)))
+        buffers = [mask, block.buffer(0, first), block.buffer(first, letters)]
+        return pa.Array.from_buffers(kind, rows, buffers, column.null_count)
+    parts = [np.frombuffer(x.buffers()[1], np.uint8)[x.offset * width :][: len(x) * width] for x in chunks]
+    np.concatenate(parts, out=block.writable(0, rows * width))
+    return pa.Array.from_buffers(kind, rows, [mask, block.buffer(0, first)], column.null_count)
+
+
+def _put_text(chunks: Sequence[pa.Array], offsets: npt.NDArray[Any], letters: npt.NDArray[np.uint8]) -> int:
+    """Arrays of text one after the other; gives the bytes of it all."""
+    at = end = 0
+    offsets[0] = 0
+    for chunk in chunks:
+        _, places, data = chunk.buffers()
+        own = np.frombuffer(places, offsets.dtype)[chunk.offset :][: len(chunk) + 1]
+        low, high = int(own[0]), int(own[-1])
+        np.add(own[1:], end - low, out=offsets[at + 1 : at + 1 + len(chunk)])
+        if high > low:
+            letters[end : end + high - low] = np.frombuffer(data, np.uint8)[low:high]
+        at, end = at + len(chunk), end + high - low
+    return end
 
 
 def to_arrow(column: Column, kind: pa.DataType) -> pa.Array:

@@ -1,10 +1,10 @@
 """Rows that lie in files: Arrow messages that a process leaves for others of its machine, and a log's record may keep.
 
 They are mapped into memory where they are read, so nobody copies them. They are in a folder of the application, which
-goes with it (`gpu_ops.state.files.temporary_folder`), and there in one of each run of a query and micro-batch, which the
-next one removes. They are on a disk, not in ``/dev/shm``: the page cache takes them twice as fast, as it has larger
-pages, and what is removed within seconds is never written to the disk. Where the log is on that disk, too, a record
-keeps a second name of the file (`gpu_ops.state.durable`).
+goes with it (`gpu_ops.state.files.temporary_folder`), and in it in one of each run of a query and micro-batch; the next
+micro-batch removes them. They are on a disk, not in ``/dev/shm``: the page cache takes them twice as fast, as it has
+larger pages, and what is removed within seconds is never written to the disk. Where the log is on that disk, too, a
+record keeps a second name of the file (`gpu_ops.state.durable`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gpu_ops.spark.tasks import packing
 from gpu_ops.spark.tasks.arrow import TaskIdentity
 from gpu_ops.spark.tasks.packing import Packer, files_in_order
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
-from gpu_ops.state.blocks import Blocks, Mapped, Part
+from gpu_ops.state.blocks import Blocks
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("tags", pa.list_(pa.int32()))])
 LANES = ("k", "n", "tags", "t")
