@@ -29,8 +29,13 @@ MOST_SEGMENTS, MOST_COLUMNS = LIMITS["MOST_SEGMENTS"], LIMITS["GATHERED_COLUMNS"
 """Of one launch."""
 _LEAST_STAGED = 1 << 20
 """Bytes of a column that comes in by page-locked memory: others are copied in no time."""
-_LARGE = {pa.string(): False, pa.binary(): False, pa.large_string(): True, pa.large_binary(): True}
-"""Types of text, and whether their offsets are of 64 bits."""
+_NARROW = 4
+"""Bytes of an ordinary offset."""
+_PLACES = {
+    **dict.fromkeys((pa.string(), pa.binary()), np.dtype(np.int32)),
+    **dict.fromkeys((pa.large_string(), pa.large_binary()), np.dtype(np.int64)),
+}
+"""Of types of text, what their offsets are."""
 _ALIGNED = 256
 """Bytes, as CUDA's own allocations."""
 
@@ -128,43 +133,39 @@ def copied_in(columns: Sequence[pa.ChunkedArray]) -> list[Column]:
 def _together(column: pa.ChunkedArray) -> pa.Array | None:
     """A column in page-locked memory; None for one that is left to Arrow: in one piece, small, nested, of bits."""
     kind, rows, t = column.type, len(column), pa.types
-    large, text = _LARGE.get(kind), kind in _LARGE
-    fixed = t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind)
-    if column.num_chunks < 2 or not (text or (fixed and not t.is_boolean(kind))):
+    fixed = (t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind)) and not t.is_boolean(kind)
+    places = _PLACES.get(kind)
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    if len(chunks) < 2 or (places is None and not fixed):
         return None
-    size = column.nbytes
-    if size < _LEAST_STAGED or (text and not large and size > MOST_TEXT):
+    width = kind.bit_width // 8 if places is None else places.itemsize
+    offsets = [] if places is None else [_values(chunk, width, more=1).view(places) for chunk in chunks]
+    letters = sum(int(own[-1] - own[0]) for own in offsets)
+    first = _padded((rows + bool(offsets)) * width)
+    if first + letters < _LEAST_STAGED or (letters > MOST_TEXT and width == _NARROW):
         return None
-    width = (8 if large else 4) if text else kind.bit_width // 8
-    first = _padded((rows + text) * width)
-    block = device.PAGES.block(first + (_padded(size) if text else 0))
+    block = device.PAGES.block(first + letters)
     if block is None:
         return None
     mask = pc.is_valid(column).combine_chunks().buffers()[1] if column.null_count else None
-    chunks = [chunk for chunk in column.chunks if len(chunk)]
-    if text:
-        offsets = block.writable(0, first).view(np.int64 if large else np.int32)
-        letters = _put_text(chunks, offsets, block.writable(first, _padded(size)))
-        buffers = [mask, block.buffer(0, first), block.buffer(first, letters)]
+    buffers = [mask, block.buffer(0, first)]
+    if not offsets:
+        np.concatenate([_values(chunk, width) for chunk in chunks], out=block.writable(0, rows * width))
         return pa.Array.from_buffers(kind, rows, buffers, column.null_count)
-    parts = [np.frombuffer(x.buffers()[1], np.uint8)[x.offset * width :][: len(x) * width] for x in chunks]
-    np.concatenate(parts, out=block.writable(0, rows * width))
-    return pa.Array.from_buffers(kind, rows, [mask, block.buffer(0, first)], column.null_count)
-
-
-def _put_text(chunks: Sequence[pa.Array], offsets: npt.NDArray[Any], letters: npt.NDArray[np.uint8]) -> int:
-    """Arrays of text one after the other; gives the bytes of it all."""
-    at = end = 0
-    offsets[0] = 0
-    for chunk in chunks:
-        _, places, data = chunk.buffers()
-        own = np.frombuffer(places, offsets.dtype)[chunk.offset :][: len(chunk) + 1]
+    ends, text, at, end = block.writable(0, first).view(places), block.writable(first, letters), 1, 0
+    ends[0] = 0
+    for chunk, own in zip(chunks, offsets, strict=True):
         low, high = int(own[0]), int(own[-1])
-        np.add(own[1:], end - low, out=offsets[at + 1 : at + 1 + len(chunk)])
+        np.add(own[1:], end - low, out=ends[at : at + len(chunk)])
         if high > low:
-            letters[end : end + high - low] = np.frombuffer(data, np.uint8)[low:high]
+            text[end : end + high - low] = np.frombuffer(chunk.buffers()[2], np.uint8)[low:high]
         at, end = at + len(chunk), end + high - low
-    return end
+    return pa.Array.from_buffers(kind, rows, [*buffers, block.buffer(first, letters)], column.null_count)
+
+
+def _values(array: pa.Array, width: int, *, more: int = 0) -> npt.NDArray[np.uint8]:
+    """The bytes of an array's values, which are so wide, or of so many more."""
+    return np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width :][: (len(array) + more) * width]
 
 
 def to_arrow(column: Column, kind: pa.DataType) -> pa.Array:

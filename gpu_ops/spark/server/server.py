@@ -329,7 +329,7 @@ def _content(content: bytes) -> int | Part:
 def _send(writer: flight.MetadataRecordBatchWriter, answer: Applied, command: ApplyCommand) -> None:
     writer.begin(answer.changelog.schema)
     left = None
-    if command.answers is not None and answer.changelog.nbytes >= command.least_bytes:
+    if command.answers is not None and answer.changelog.get_total_buffer_size() >= command.least_bytes:
         left = leave(Path(command.answers), answer.changelog, ROWS_PER_MESSAGE)
     if left is None and answer.changelog.num_rows:
         writer.write_table(answer.changelog, max_chunksize=ROWS_PER_MESSAGE)
