@@ -24,7 +24,6 @@ elsewhere; snapshots are always compressed.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -140,9 +139,6 @@ class _Kind(NamedTuple):
         return {int(name[1]): size for name, size in found.items() if name is not None}
 
 
-_LEAST_KEPT: Final = 1 << 20
-"""Bytes of a file that a record keeps: to make one durable takes as long as to write some hundred KiB."""
-
 _PARTS: Final = "parts"
 _BLOCK: Final = re.compile(r"(\d{20})\.[\w-]+\.block")
 """The name of a file that a record keeps."""
@@ -236,13 +232,9 @@ class PartitionLog:
         """
         if not (parts and self._manifest.keeps_files and self._files.local):
             return []
-        sizes = collections.Counter[str]()
-        for part in parts:
-            sizes[part.block.file] += part.block.size
-        names = {
-            file: f"{batch_id:020d}.{os.path.basename(file)}.block" for file in sizes if sizes[file] >= _LEAST_KEPT
-        }
-        found = self._files.adopt(self._folder, {name: file for file, name in names.items()}) if names else set()
+        files = {part.block.file for part in parts}
+        names = {file: f"{batch_id:020d}.{os.path.basename(file)}.block" for file in files}
+        found = self._files.adopt(self._folder, {name: file for file, name in names.items()})
         names = {file: name for file, name in names.items() if name in found}
         kept = (part for part in parts if part.block.file in names)
         return [part._replace(block=part.block._replace(file=names[part.block.file])) for part in kept]

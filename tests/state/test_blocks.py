@@ -19,7 +19,7 @@ from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange
-from gpu_ops.state import blocks, durable
+from gpu_ops.state import blocks
 from gpu_ops.state import files as files_module
 from gpu_ops.state.blocks import BlockFiles, Mapped, Part
 from gpu_ops.state.durable import PartitionLog, Record
@@ -39,11 +39,6 @@ from state.support import (
 
 LANES = [[lane[:-1].index(None) != number if None in lane[:-1] else True for lane in WIRE.lanes] for number in (0, 1)]
 PLACES = [tuple(place for place, has in enumerate(own) if has) for own in LANES]
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "_LEAST_KEPT", 1)
 
 
 def in_order(table: pa.Table) -> pa.Table:
@@ -191,7 +186,7 @@ def test_a_failed_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytes
     assert log(tmp_path).read_record(0).table.equals(BATCHES[0])
 
 
-@pytest.mark.parametrize("why", ["another file system", "an earlier folder", "a small file"])
+@pytest.mark.parametrize("why", ["another file system", "an earlier folder"])
 def test_where_a_file_cannot_be_kept_its_rows_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
@@ -200,8 +195,6 @@ def test_where_a_file_cannot_be_kept_its_rows_are_written(
 
     if why == "another file system":
         monkeypatch.setattr(files_module.os, "link", refused)
-    if why == "a small file":
-        monkeypatch.setattr(durable, "_LEAST_KEPT", 1 << 20)
     own = log(tmp_path, format=3 if why == "an earlier folder" else 4)
     own.write_record(0, record(tmp_path))
     assert kept(tmp_path) == []
@@ -271,6 +264,13 @@ def test_a_small_answer_comes_over_the_connection(server: Server, tmp_path: Path
     command = make_command(0, answers=str(tmp_path / "run" / "0"), least_bytes=1 << 20)
     assert exchanged(server, command, BATCHES[0].to_batches()).equals(ANSWERS[0])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_small_file_is_not_kept(server: Server, tmp_path: Path) -> None:
+    for batch, least in enumerate((1 << 20, 1)):
+        command = make_command(batch, str(tmp_path / "s"), answers=str(tmp_path / "run" / "0"), least_bytes=least)
+        assert exchanged(server, command, left(tmp_path / "run" / "0", BATCHES[batch])).equals(ANSWERS[batch])
+        assert len(kept(tmp_path)) == batch
 
 
 def test_an_answer_for_which_there_is_no_room_comes_over_the_connection(server: Server, tmp_path: Path) -> None:

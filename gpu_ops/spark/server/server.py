@@ -8,6 +8,7 @@ standard input does or its parent process is gone.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import ctypes
 import errno
@@ -42,6 +43,9 @@ _log = logging.getLogger(__name__)
 
 ROWS_PER_MESSAGE: Final = 1 << 16
 """Rows of a record batch of the answer, at most."""
+
+_KEPT: Final = 16
+"""Least sizes of a message that a file has, at least, if the log keeps it: to make one more durable takes a while."""
 
 _POLL_S: Final = 1.0
 _IDLE_S: Final = 2.0
@@ -246,7 +250,7 @@ class _Arrived(NamedTuple):
 
     Attributes:
         table: of them all, by their places.
-        parts: which of them lie in files, by theirs.
+        parts: which of them lie in files that are worth keeping, by theirs.
     """
 
     table: pa.Table
@@ -291,7 +295,10 @@ def _receive(
             raise AbandonedError(f"the rows of batch {command.batch_id} end without their number")
         if promised != rows:
             raise AbandonedError(f"{rows} rows of batch {command.batch_id} came, {promised} were sent")
-    return _Arrived(table, tuple(parts))
+    sizes = collections.Counter[str]()
+    for part in parts:
+        sizes[part.block.file] += part.block.size
+    return _Arrived(table, tuple(part for part in parts if sizes[part.block.file] >= _KEPT * command.least_bytes))
 
 
 def _part(part: Part, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
