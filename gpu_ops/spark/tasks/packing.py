@@ -132,7 +132,8 @@ class Packer(NamedTuple):
             return
         keys = [batch[name] if batch[name].type == kind else batch[name].cast(kind) for name, kind in self.by]
         goes_to = partition_of(keys, batch.num_rows, len(self.routes))
-        order = np.argsort(goes_to, kind="stable")
+        # NumPy sorts numbers of 8 and 16 bits by counting them
+        order = np.argsort(goes_to.astype(np.min_scalar_type(len(self.routes))), kind="stable")
         sizes = np.bincount(goes_to, minlength=len(self.routes))
         sorted_rows, start = batch.take(pa.array(order)), 0
         for partition in np.flatnonzero(sizes):
