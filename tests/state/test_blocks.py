@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +322,31 @@ def test_rows_that_are_gone_are_an_error_that_says_so(server: Server, tmp_path: 
         exchanged(server, make_command(0, str(tmp_path / "s")), parts)
     (tmp_path / "gone").rename(folder)
     assert exchanged(server, make_command(0, str(tmp_path / "s")), parts).equals(ANSWERS[0])
+
+
+def test_what_a_killed_application_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    program = """
+import sys, time
+from pathlib import Path
+from gpu_ops.state import files
+made = files.temporary_folder(Path(sys.argv[1]))
+(made / "run" / "3").mkdir(parents=True)
+(made / "run" / "3" / "x-0").touch()
+print(made, flush=True)
+time.sleep(60)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner.stdout:
+        made = Path(owner.stdout.readline().strip())
+    second = files_module.temporary_folder(tmp_path)
+    assert (made / "run" / "3" / "x-0").exists(), "its owner lives"
+    owner.kill()
+    owner.wait(20)
+    third = files_module.temporary_folder(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([second, third])
+    for own in (second, third):
+        files_module.remove_temporary(own)
 
 
 def damaged(part: Part, **changes: Any) -> list[Any]:
