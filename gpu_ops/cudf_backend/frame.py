@@ -31,7 +31,7 @@ _LEAST_STAGED = 1 << 20
 """Bytes of a column that comes in by page-locked memory: others are copied in no time."""
 _NARROW = 4
 """Bytes of an ordinary offset."""
-_PLACES = {
+_PLACES: dict[pa.DataType, np.dtype[Any]] = {
     **dict.fromkeys((pa.string(), pa.binary()), np.dtype(np.int32)),
     **dict.fromkeys((pa.large_string(), pa.large_binary()), np.dtype(np.int64)),
 }
