@@ -12,6 +12,7 @@ back when anything finds no memory.
 from __future__ import annotations
 
 import collections
+import ctypes
 import functools
 import importlib.metadata
 import logging
@@ -24,6 +25,7 @@ from typing import Any
 
 import cupy as cp
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import rmm
 import rmm.mr
@@ -323,6 +325,11 @@ class Block:
     def buffer(self, start: int, size: int) -> pa.Buffer:
         """A part of it."""
         return pa.foreign_buffer(self.address + start, size, self)
+
+    def writable(self, start: int, size: int) -> npt.NDArray[np.uint8]:
+        """A part of it to be filled, which does not keep it."""
+        found: npt.NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address + start))
+        return found
 
     def __del__(self) -> None:
         self._home.append((self._size, self._memory))  # without a lock: this may run in the middle of anything

@@ -16,16 +16,26 @@ import cupy as cp
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend import device
 from gpu_ops.cudf_backend.device import LIMITS, launch
 from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
-from gpu_ops.values import narrow
+from gpu_ops.values import MOST_TEXT, narrow, one_array
 
 MOST_SEGMENTS, MOST_COLUMNS = LIMITS["MOST_SEGMENTS"], LIMITS["GATHERED_COLUMNS"]
 """Of one launch."""
+_LEAST_STAGED = 1 << 20
+"""Bytes of a column that comes in by page-locked memory: others are copied in no time."""
+_NARROW = 4
+"""Bytes of an ordinary offset."""
+_PLACES: dict[pa.DataType, np.dtype[Any]] = {
+    **dict.fromkeys((pa.string(), pa.binary()), np.dtype(np.int32)),
+    **dict.fromkeys((pa.large_string(), pa.large_binary()), np.dtype(np.int64)),
+}
+"""Of types of text, what their offsets are."""
 _ALIGNED = 256
 """Bytes, as CUDA's own allocations."""
 
@@ -102,6 +112,60 @@ class Frame:
 def from_arrow(array: pa.Array) -> Column:
     """A column from host memory."""
     return plc.Column.from_arrow(to_storage(array))
+
+
+def copied_in(columns: Sequence[pa.ChunkedArray]) -> list[Column]:
+    """Columns from host memory, each in one piece.
+
+    What comes in several pieces has to be put together: in page-locked memory, from which the card copies at the speed
+    of the bus, and beside the host. That memory is used again, so what was copied from it is waited for.
+    """
+    arrays = [_together(column) for column in columns]
+    try:
+        return [from_arrow(one_array(c) if a is None else a) for c, a in zip(columns, arrays, strict=True)]
+    finally:
+        if any(array is not None for array in arrays):
+            copied = cp.cuda.Event(disable_timing=True)
+            copied.record()
+            copied.synchronize()
+
+
+def _together(column: pa.ChunkedArray) -> pa.Array | None:
+    """A column in page-locked memory; None for one that is left to Arrow: in one piece, small, nested, of bits."""
+    kind, rows, t = column.type, len(column), pa.types
+    fixed = (t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind)) and not t.is_boolean(kind)
+    places = _PLACES.get(kind)
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    if len(chunks) < 2 or (places is None and not fixed):
+        return None
+    width = kind.bit_width // 8 if places is None else places.itemsize
+    offsets = [] if places is None else [_values(chunk, width, more=1).view(places) for chunk in chunks]
+    letters = sum(int(own[-1] - own[0]) for own in offsets)
+    first = _padded((rows + bool(offsets)) * width)
+    if first + letters < _LEAST_STAGED or (letters > MOST_TEXT and width == _NARROW):
+        return None
+    block = device.PAGES.block(first + letters)
+    if block is None:
+        return None
+    mask = pc.is_valid(column).combine_chunks().buffers()[1] if column.null_count else None
+    buffers = [mask, block.buffer(0, first)]
+    if places is None:
+        np.concatenate([_values(chunk, width) for chunk in chunks], out=block.writable(0, rows * width))
+        return pa.Array.from_buffers(kind, rows, buffers, column.null_count)
+    ends, text, at, end = block.writable(0, first).view(places), block.writable(first, letters), 1, 0
+    ends[0] = 0
+    for chunk, own in zip(chunks, offsets, strict=True):
+        low, high = int(own[0]), int(own[-1])
+        np.add(own[1:], end - low, out=ends[at : at + len(chunk)])
+        if high > low:
+            text[end : end + high - low] = np.frombuffer(chunk.buffers()[2], np.uint8)[low:high]
+        at, end = at + len(chunk), end + high - low
+    return pa.Array.from_buffers(kind, rows, [*buffers, block.buffer(first, letters)], column.null_count)
+
+
+def _values(array: pa.Array, width: int, *, more: int = 0) -> npt.NDArray[np.uint8]:
+    """The bytes of an array's values, which are so wide, or of so many more."""
+    return np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width :][: (len(array) + more) * width]
 
 
 def to_arrow(column: Column, kind: pa.DataType) -> pa.Array:

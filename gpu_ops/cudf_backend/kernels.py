@@ -19,7 +19,7 @@ from gpu_ops.cudf_backend import compare, device, hashing
 from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.dataframes import CudfFrames
 from gpu_ops.cudf_backend.device import array_module, require_one_stream
-from gpu_ops.cudf_backend.frame import Frame, choose, copied_out, from_arrow, from_values, to_arrow_pieces, valid_mask
+from gpu_ops.cudf_backend.frame import Frame, choose, copied_in, copied_out, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.probe import join_sets, probe_runs
@@ -28,7 +28,6 @@ from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun
-from gpu_ops.values import one_array
 
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
@@ -67,7 +66,7 @@ class CudfKernels:
 
     def frame(self, table: pa.Table) -> Frame:
         """Columns from Arrow, each in one piece."""
-        columns = {n: from_arrow(one_array(c)) for n, c in zip(table.column_names, table.columns, strict=True)}
+        columns = dict(zip(table.column_names, copied_in(table.columns), strict=True))
         types = [decoded(kind) for kind in table.schema.types]
         return Frame(table.num_rows, columns, dict(zip(table.column_names, types, strict=True)))
 

@@ -4,6 +4,7 @@ Layout::
 
     manifest.json                       see `gpu_ops.state.manifest`
     p/<partition>/<batch>.arrow         the input of a micro-batch, as it came
+    p/<partition>/<batch>.<name>.block  a part of it, which that file names
     p/<partition>/<version>.snapshot    the state after micro-batches 0 .. version - 1
     p/<partition>/<version>.<id>.piece  rows of a table, written by the snapshot of a version, named by later ones, too
 
@@ -15,6 +16,10 @@ reader opens these files.)
 The schema of each stream carries facts: the file's number, and the query, join, generation and partition that it
 belongs to. Whoever reads a file, or its facts alone, checks them, so a file from elsewhere is refused.
 
+Rows that came in a file of this machine stay in it (`gpu_ops.state.blocks`): the record gives it a second name in its
+folder, and has the places of its messages among its facts, with a CRC-32 of each. They are durable before the record
+is there that names them. One that no record names is a leftover, and goes when the records of its time do.
+
 Log records and pieces lie uncompressed on local disks, where LZ4 costs more time than it saves, and compressed
 elsewhere; snapshots are always compressed.
 """
@@ -24,16 +29,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import struct
 import uuid
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import IO, Final, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from gpu_ops.errors import StateError
+from gpu_ops.state.blocks import Part, together, without
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
 from gpu_ops.state.manifest import Manifest
 from gpu_ops.state.pieces import FromSnapshot, StoredTable, Taken, Written, write
@@ -109,6 +116,7 @@ class Record:
         wire: how the lanes map to the inputs' columns, JSON.
         times: what an interval join by event time knows after it.
         backlog: whether it was backlog, and all before it.
+        parts: which rows lie in files, which the log may keep.
     """
 
     table: pa.Table
@@ -116,6 +124,7 @@ class Record:
     wire: str
     times: Times = NO_TIMES
     backlog: bool = False
+    parts: tuple[Part, ...] = ()
 
 
 class _Kind(NamedTuple):
@@ -135,6 +144,10 @@ class _Kind(NamedTuple):
         found = {re.fullmatch(rf"(\d{{20}})\.{self.suffix}", name): size for name, size in sizes.items()}
         return {int(name[1]): size for name, size in found.items() if name is not None}
 
+
+_PARTS: Final = "parts"
+_BLOCK: Final = re.compile(r"(\d{20})\.[\w-]+\.block")
+"""The name of a file that a record keeps."""
 
 _RECORD: Final = _Kind("arrow", "batch_id", "record of batch")
 _SNAPSHOT: Final = _Kind("snapshot", "version", "snapshot of version")
@@ -192,27 +205,48 @@ class PartitionLog:
         names = self._files.sizes(self._folder)
         if clean:
             self._files.delete(f"{self._folder}/{name}" for name in names if name.endswith(TEMPORARY))
-        suffix = f".{_PIECE.suffix}"
+        suffix, records = f".{_PIECE.suffix}", _RECORD.of(names)
         pieces = {name.removesuffix(suffix): size for name, size in names.items() if name.endswith(suffix)}
-        return Stored(_RECORD.of(names), _SNAPSHOT.of(names), pieces)
+        for name, batch_id in _blocks(names).items():
+            if batch_id in records:
+                records[batch_id] += names[name]
+        return Stored(records, _SNAPSHOT.of(names), pieces)
 
-    def write_record(self, batch_id: int, record: Record) -> Stamp:
+    def write_record(self, batch_id: int, record: Record) -> tuple[Stamp, int]:
         """Writes the record of a micro-batch, or replaces it. Durable on return.
 
         Returns:
-            The file's stamp.
+            The file's stamp, and the bytes of it and of the files that it names.
 
         Raises:
             StateError: it cannot be written; an older record of the batch is as it was.
         """
         facts = {"batch_id": str(batch_id), "clock_ms": str(record.clock_ms), "wire": record.wire}
         facts |= record.times.to_facts() | _backlog(record.backlog) | self._manifest.facts(self._partition)
-        path = _RECORD.path(self._folder, batch_id)
-        _write(self._files, path, [(record.table, facts)], self._record_compression)
+        path, parts = _RECORD.path(self._folder, batch_id), self._keep(batch_id, record.parts)
+        rest = record.table
+        if parts:
+            rest, facts = without(rest, parts), facts | {_PARTS: json.dumps(parts)}
+        _write(self._files, path, [(rest, facts)], self._record_compression)
         stamp = self._files.stamp(path)
         if stamp is None:
             raise StateError(f"{self._files.name(path)} was written and is gone")
-        return stamp
+        return stamp, stamp[0] + sum(part.block.size for part in parts)
+
+    def _keep(self, batch_id: int, parts: Sequence[Part]) -> list[Part]:
+        """Gives files of a micro-batch a second name in the log, durably.
+
+        Returns:
+            The parts in those that have one, and that name.
+        """
+        if not (parts and self._manifest.keeps_files and self._files.local):
+            return []
+        files = {part.block.file for part in parts}
+        names = {file: f"{batch_id:020d}.{os.path.basename(file)}.block" for file in files}
+        found = self._files.adopt(self._folder, {name: file for file, name in names.items()})
+        names = {file: name for file, name in names.items() if name in found}
+        kept = (part for part in parts if part.block.file in names)
+        return [part._replace(block=part.block._replace(file=names[part.block.file])) for part in kept]
 
     def record_stamp(self, batch_id: int) -> Stamp | None:
         """The stamp of a batch's record, or None when there is none."""
@@ -228,8 +262,29 @@ class PartitionLog:
         parts = _read(self._files, path)
         facts = self._checked(_RECORD, batch_id, [facts for _, facts in parts])
         with self._understood(path):
-            times = Times.from_facts(facts)
-            return Record(parts[0][0], int(facts["clock_ms"]), facts["wire"], times, _BACKLOG in facts)
+            times, table = Times.from_facts(facts), parts[0][0]
+            if _PARTS in facts:
+                table = together(table, self._kept_rows(json.loads(facts[_PARTS]), table.schema))
+            return Record(table, int(facts["clock_ms"]), facts["wire"], times, _BACKLOG in facts)
+
+    def _kept_rows(self, parts: Sequence[Any], wire: pa.Schema) -> Iterator[tuple[Part, pa.RecordBatch]]:
+        """The rows that a record has in other files."""
+        files = dict[str, pa.Buffer | None]()
+        for part in map(Part.of, parts):
+            path, block = f"{self._folder}/{part.block.file}", part.block
+            name = self._files.name(path)
+            with seen_during("reading", name):
+                if path not in files:
+                    files[path] = self._files.read(path)
+                if (content := files[path]) is None:
+                    raise StateError(f"{name} is missing; {_RESTORE}")
+                message = content[block.start : block.start + block.size]
+                if message.size != block.size or zlib.crc32(message) != block.crc:
+                    raise StateError(f"{name} is damaged (its checksum does not fit); {_RESTORE}")
+            try:
+                yield part, part.rows(message, wire)
+            except (pa.ArrowException, OSError) as error:
+                raise StateError(f"{name} is damaged ({error}); {_RESTORE}") from error
 
     def record_times(self, batch_id: int) -> Times | None:
         """The times in a batch's record, or None when it is missing or cut short; only its head is read.
@@ -382,7 +437,11 @@ class PartitionLog:
         """
         records = {batch: size for batch, size in stored.records.items() if batch >= version}
         snapshots = {at: size for at, size in stored.snapshots.items() if at >= version}
-        self._files.delete(_RECORD.path(self._folder, b) for b in stored.records.keys() - records.keys())
+        gone = stored.records.keys() - records.keys()
+        self._files.delete(_RECORD.path(self._folder, b) for b in gone)
+        if gone and self._manifest.keeps_files and self._files.local:
+            blocks = _blocks(self._files.sizes(self._folder))
+            self._files.delete(f"{self._folder}/{name}" for name, batch in blocks.items() if batch < version)
         self._files.delete(_SNAPSHOT.path(self._folder, v) for v in stored.snapshots.keys() - snapshots.keys())
         self._files.delete(_PIECE.path(self._folder, name) for name in pieces)
         return Stored(records, snapshots, {n: size for n, size in stored.pieces.items() if n not in pieces})
@@ -391,6 +450,12 @@ class PartitionLog:
 def _backlog(value: bool) -> dict[str, str]:
     """As a fact; absent where it is none, as in folders of earlier versions."""
     return {_BACKLOG: "1"} if value else {}
+
+
+def _blocks(names: Iterable[str]) -> dict[str, int]:
+    """Of the names of files, those that a record keeps, with its batch."""
+    found = {name: _BLOCK.fullmatch(name) for name in names}
+    return {name: int(one[1]) for name, one in found.items() if one is not None}
 
 
 class _Summed:

@@ -20,7 +20,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
@@ -321,13 +321,44 @@ class Files:
         if self.filesystem.get_file_info(target).type == pafs.FileType.Directory:
             self.filesystem.delete_dir(target)
 
+    @_asks("write", "writing")
+    def adopt(self, path: str, sources: Mapping[str, str]) -> set[str]:
+        """Gives files of this machine second names in a folder; what has one is durable when this returns.
+
+        Args:
+            path: the folder.
+            sources: the files, by their names there.
+
+        Returns:
+            The names that there are: of files on one file system with the folder, if that has such names.
+
+        Raises:
+            StateError: one cannot be made durable.
+        """
+        folder = os.path.join(self.root, path)
+        _make_folders(folder, 0o700)
+        found = set()
+        for name, source in sources.items():
+            target = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                with contextlib.suppress(FileExistsError):
+                    os.link(source, target)
+                if os.path.samefile(source, target):
+                    found.add(name)
+        for name in found:
+            with open(os.path.join(folder, name), "rb") as file:
+                os.fsync(file.fileno())
+        if found:
+            _sync_folder(folder)
+        return found
+
     def _write_local(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
         target = os.path.join(self.root, path)
         folder = os.path.dirname(target)
         _make_folders(folder, 0o777 if self._shared else 0o700)
         temporary = f"{target}.{uuid.uuid4().hex}{TEMPORARY}"
         try:
-            with open(temporary, "xb", opener=None if self._shared else _private) as file:
+            with open(temporary, "xb", opener=None if self._shared else private) as file:
                 produce(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -347,7 +378,8 @@ class Files:
         self.filesystem.move(source, target)
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
+    """What opens a file that is its owner's alone."""
     return os.open(path, flags, 0o600)
 
 
@@ -376,10 +408,15 @@ _LOCK: Final = ".owner"
 _locks: Final[dict[Path, IO[bytes]]] = {}
 
 
-def temporary_folder() -> Path:
-    """A new folder below the system's temporary one; `remove_temporary` or the end of this process removes it."""
-    _sweep(Path(tempfile.gettempdir()))
-    made = Path(tempfile.mkdtemp(prefix=PREFIX))
+def temporary_folder(parent: Path | None = None) -> Path:
+    """A new folder below the system's temporary one; `remove_temporary` or the end of this process removes it.
+
+    Args:
+        parent: below this folder instead.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    _sweep(parent)
+    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     lock = (made / _LOCK).open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     _locks[made] = lock

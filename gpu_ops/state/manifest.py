@@ -17,11 +17,12 @@ from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import ConditionError, StateError
 from gpu_ops.state.files import Files
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """The highest version of what lies below a state folder that this code reads, and the one it writes.
 
 Since format 2 a folder may be cut anew, and rows may be distributed by `ARROW`. Since format 3 every file
-says what it belongs to, see `Manifest.facts`; folders of earlier formats are taken over as they are.
+says what it belongs to, see `Manifest.facts`. Since format 4 a record may name other files with its rows. Folders of
+earlier formats are taken over as they are.
 """
 
 SPARK: Final = "spark"
@@ -83,6 +84,11 @@ class Manifest:
     def bound(self) -> bool:
         """Whether every file of the folder says what it belongs to."""
         return self.format >= _BOUND
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether a record of the folder may name other files."""
+        return self.format >= _KEEPS_FILES
 
     @functools.cached_property
     def digest(self) -> str:
@@ -321,6 +327,9 @@ def remove_older(files: Files, manifest: Manifest) -> None:
 
 _BOUND: Final = 3
 """From this format on every file says what it belongs to."""
+
+_KEEPS_FILES: Final = 4
+"""From this format on a record may name other files."""
 
 _CALLED: Final = {
     "query_id": "query",

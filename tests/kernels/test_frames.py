@@ -285,6 +285,76 @@ def test_page_locked_memory_is_used_again(kernels: Kernels, monkeypatch: pytest.
 
 
 @only_on("gpu", "emulated")
+@EACH
+def test_pieces_meet_in_page_locked_memory(kernels: Kernels, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put together there, once, and waited for: the memory is used again."""
+    from gpu_ops.cudf_backend import device, frame
+
+    monkeypatch.setattr(frame, "_LEAST_STAGED", 1)
+    array = every(name)
+    chunks = [array.slice(3, 4), array.slice(0, 0), array, array.slice(1)]
+    table = pa.table({"c": pa.chunked_array(chunks)})
+    taken: list[tuple[pa.Array, int]] = []
+    own = frame.from_arrow
+
+    def from_arrow(array: pa.Array) -> Any:
+        taken.append((array, device.PAGES.total))
+        return own(array)
+
+    monkeypatch.setattr(frame, "from_arrow", from_arrow)
+    for _ in range(3):
+        found = kernels.frame(table)
+        same(kernels.to_arrow(found, table.schema), table)
+    kind = array.type
+    plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind)
+    text = kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+    staged = text or (plain and not pa.types.is_boolean(kind))
+    assert all(bool(total) == staged for _, total in taken[:1])
+    for array, _ in taken:
+        same(pa.table({"c": array}), table)
+    totals = {total for _, total in taken}
+    assert len(totals) <= 3
+
+
+@only_on("gpu", "emulated")
+def test_what_is_copied_from_page_locked_memory_is_waited_for(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the card has no room for the next column."""
+    import cupy as cp
+
+    from gpu_ops.cudf_backend import frame
+
+    monkeypatch.setattr(frame, "_LEAST_STAGED", 1)
+    said: list[str] = []
+    own = frame.from_arrow
+
+    def from_arrow(array: pa.Array) -> Any:
+        said.append("copied")
+        if said.count("copied") == 4:
+            raise MemoryError("full")
+        return own(array)
+
+    class Event(cp.cuda.Event):  # type: ignore[misc]
+        def synchronize(self) -> None:
+            said.append("waited")
+            super().synchronize()
+
+    monkeypatch.setattr(frame, "from_arrow", from_arrow)
+    monkeypatch.setattr(cp.cuda, "Event", Event)
+    table = pa.table({name: pa.chunked_array([["", ""], [""]]) for name in "ab"})
+    made = kernels.frame(table)
+    assert said == ["copied", "copied", "waited"]
+    same(kernels.to_arrow(made, table.schema), table)
+    said[3:] = []
+    with pytest.raises(MemoryError):
+        kernels.frame(table)
+    assert said == ["copied", "copied", "waited"] * 2
+    kernels.frame(table.combine_chunks())
+    assert said[6:] == ["copied", "copied"]  # from where they lie
+
+
+@only_on("gpu", "emulated")
 def test_small_arrays_give_way(kernels: Kernels) -> None:
     """What small arrays leave unused in cupy's pool is there for whatever finds no memory."""
     import cupy as cp

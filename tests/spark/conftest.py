@@ -28,7 +28,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     from gpu_ops.spark import session
     from gpu_ops.spark.driver import executors
     from gpu_ops.spark.driver.directory import Directory
-    from gpu_ops.spark.wire import arrivals as blocks
+    from gpu_ops.state import blocks
 
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(blocks, "LEAST_BYTES", 700)  # so that of a test's few rows some go through files, others not

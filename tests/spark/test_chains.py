@@ -16,7 +16,6 @@ from gpu_ops.spark.api.streams import as_input
 from gpu_ops.spark.driver import queries as recognition
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.plan.column_metadata import derived_key
-from gpu_ops.spark.wire.arrivals import local_blocks
 from spark.feeds import Feed, check, sql_join
 from spark.support import Sink, drain, in_memory, start
 
@@ -211,13 +210,13 @@ def test_a_changelog_that_several_joins_take(
 def test_files_between_tasks_go_with_their_micro_batch(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     more(feeds)
     more(feeds)
-    context, sink = spark.sparkContext, Sink()
+    sink, directory = Sink(), Directory.of(spark)
     query = start(chain(feeds, tmp_path), sink, tmp_path / "checkpoint")
     query.processAllAvailable()
-    own = Path(local_blocks(context).folder, query.runId)
+    assert directory.blocks is not None
+    own = Path(directory.blocks.folder, query.runId)
     assert sorted(path.name for path in own.iterdir()) == [str(query.lastProgress["batchId"])]
     query.stop()
-    directory = Directory.of(spark)
     for join_id in [join_id for join_id in directory.registry.joins if join_id.endswith(query.id)]:
         directory._release(join_id)  # as its sweep does after a while
     assert not own.exists()

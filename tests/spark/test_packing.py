@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import zlib
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from gpu_ops.descriptions.keys import key_type
 from gpu_ops.spark.tasks import packing
 from gpu_ops.spark.tasks.arrow import TaskIdentity
 from gpu_ops.spark.tasks.packing import Packer, files_in_order
-from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Blocks, Carried
+from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
+from gpu_ops.state import blocks
+from gpu_ops.state.blocks import Blocks, Mapped, Part
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("tags", pa.list_(pa.int32()))])
 LANES = ("k", "n", "tags", "t")
@@ -59,7 +63,9 @@ def unpacked(
     arrivals = Arrivals(lanes, inputs)
     for batch in batches:
         assert set(batch["partition"].to_pylist()) == {messages[0]["partition"]}
-    made = list(arrivals.to_wire(iter(batches)))
+    made, mapped = [], Mapped()
+    for one in arrivals.to_wire(iter(batches)):
+        made.append(one.rows(mapped.message(one.block), lanes) if isinstance(one, Part) else one)
     for batch in made:
         assert batch.schema.equals(lanes)
         batch.validate(full=True)
@@ -152,19 +158,51 @@ def test_files_of_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for unknown in (None, TASK._replace(run_id=""), TASK._replace(run_id="../a")):  # a job group may have any name
         assert not any(message["file"] for message in messages(unknown))
     first = messages(TASK)
-    (file,) = {message["file"] for message in first}
+    files = {message["partition"]: message["file"] for message in first}
+    assert len(files) == len(set(files.values())) == 3  # one for each partition
     assert not any(message["rows"] for message in first)
-    assert sum(message["size"] for message in first) == Path(file).stat().st_size
-    assert [path.stat().st_mode & 0o77 for path in (root, of_run, of_run / "9")] == [0, 0, 0]
-    assert {message["file"] for message in messages(TASK)} != {file}  # another task's
-    assert len(list((of_run / "9").iterdir())) == 2
+    for partition, file in files.items():
+        own = [message for message in first if message["partition"] == partition]
+        assert {message["file"] for message in own} == {file}
+        assert sum(message["size"] for message in own) == Path(file).stat().st_size
+        for message in own:
+            content = Path(file).read_bytes()[message["start"] :][: message["size"]]
+            assert zlib.crc32(content) == message["crc"]
+    assert sum(message["count"] for message in first) == 9999
+    assert [path.stat().st_mode & 0o77 for path in (root, of_run, of_run / "9", *map(Path, files.values()))] == [0] * 6
+    assert not {message["file"] for message in messages(TASK)} & set(files.values())  # another task's
+    assert len(list((of_run / "9").iterdir())) == 6
     messages(TASK._replace(batch_id=10), small)
-    assert len(list((of_run / "9").iterdir())) == 2
+    assert len(list((of_run / "9").iterdir())) == 6
     messages(TASK._replace(batch_id=10))
     assert [path.name for path in of_run.iterdir()] == ["10"]
     Blocks(str(root), 1 << 16).forget("")
     Blocks(str(root), 1 << 16).forget(TASK.run_id)
     assert not list(root.iterdir())
+
+
+def test_where_a_disk_is_full_rows_go_through_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = pa.RecordBatch.from_pydict({"k": range(9999), "t": ["x"] * 9999, "n": range(9999), "tags": [[]] * 9999})
+    batch = batch.cast(SCHEMA)
+    monkeypatch.setattr(packing, "streaming_task", lambda: TASK)
+    written = blocks._write
+
+    def full(file: Any, message: pa.Buffer) -> None:
+        if file.name.endswith("-1"):  # half of the second partition's
+            os.write(file.fileno(), memoryview(message)[:100])
+            raise OSError(28, "No space left on device")
+        written(file, message)
+
+    monkeypatch.setattr(blocks, "_write", full)
+    made = packed(packer(blocks=Blocks(str(tmp_path / "blocks"), 1 << 16)), [batch, batch])
+    assert [bool(message["file"]) for message in made] == [True, False, False, False, False, False]
+    lanes = wire({name: SCHEMA.field(name).type for name in LANES})
+    found = [
+        row["c1"]
+        for partition in range(3)
+        for row in unpacked([m for m in made if m["partition"] == partition], [Carried(SCHEMA, LANES)], lanes)
+    ]
+    assert sorted(found) == sorted([*range(9999)] * 2)
 
 
 def test_messages_are_about_as_large_as_said() -> None:
@@ -215,13 +253,13 @@ def test_equal_keys_meet(left: pa.Array, right: pa.Array, partitions: int) -> No
     for number, keys in enumerate((left, right)):
         schema = pa.schema([("k", keys.type), ("n", pa.int64())])
         batch = pa.RecordBatch.from_arrays([keys, pa.array(range(len(keys)), pa.int64())], schema=schema)
-        lanes = wire({"n": pa.int64()})
+        lanes = wire({"n": pa.int64(), "k": keys.type})
         own = packer(number, schema, (("k", kind),), partitions)
         messages = packed(own, [batch])
         found = {}
         for partition in {message["partition"] for message in messages}:
             mine = [message for message in messages if message["partition"] == partition]
-            carried = [Carried(schema, ("n",))] * 2
+            carried = [Carried(schema, ("n", "k"))] * 2
             found |= {row["c0"]: partition for row in unpacked(mine, carried, lanes)}
         assert len(found) == len(keys)
         goes_to.append(found)

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -28,9 +29,9 @@ from gpu_ops.spark.metrics.metrics import TASK_METRICS, Run, metric_names
 from gpu_ops.spark.metrics.progress import ProgressListener, serve
 from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.tasks.functions import Grouped
-from gpu_ops.spark.wire.arrivals import local_blocks
 from gpu_ops.spark.wire.command import BatchContext, LocateReply, LocateRequest, ReportReply, ReportRequest, answering
 from gpu_ops.spark.wire.connection import Action, Address, FlightServer, format_location
+from gpu_ops.state import blocks, files
 from gpu_ops.state.address import StateAddress
 
 _log = logging.getLogger(__name__)
@@ -70,17 +71,22 @@ class Directory:
         settings = Settings.of_application(context)
         host = bind = _LOOPBACK
         self.servers: Servers
+        self.blocks: blocks.Blocks | None
         if on_cluster(context):
             if settings.tls is not None:
                 settings.tls.check()
             host = str(conf.get("spark.driver.host"))
             bind = str(conf.get("spark.driver.bindAddress", host))
             self.servers = ClusterServers(Executors(context, settings), settings, lambda: self._address)
+            self.blocks = None
         else:
+            # where Spark has its own files; its folder of the application stays where that is killed
+            folder = files.temporary_folder(Path(context._temp_dir).parents[1])
+            self.blocks = blocks.Blocks(str(folder), blocks.LEAST_BYTES)
             settings = dataclasses.replace(settings, tls=None)  # nothing leaves this machine
             if "SPARK_LOCAL_DIRS" not in os.environ:
-                folder = settings.disk_folder or conf.get("spark.local.dir")
-                settings = dataclasses.replace(settings, disk_folder=folder)
+                local = settings.disk_folder or conf.get("spark.local.dir")
+                settings = dataclasses.replace(settings, disk_folder=local)
             self.servers = EmbeddedServers(int(context.defaultParallelism), settings.server_arguments())
         token, tls = self.servers.token, settings.tls
         actions: dict[str, Action] = {
@@ -228,6 +234,8 @@ class Directory:
             self._metrics.shutdown()
         self.servers.close()
         self._server.end()
+        if self.blocks is not None:
+            files.remove_temporary(Path(self.blocks.folder))
 
     def _claim(self, request: LocateRequest, pool: Pool, index: int) -> JoinState:
         opened = self.registry.open(request)
@@ -256,7 +264,8 @@ class Directory:
         if known is None or not known.claimed:
             return
         TASK_METRICS.over(known.query_id)
-        local_blocks(self._context).forget(known.run_id)
+        if self.blocks is not None:
+            self.blocks.forget(known.run_id)
         for kind, index in sorted(known.servers):
             self.servers.pool(kind).release(index, join_id)
 

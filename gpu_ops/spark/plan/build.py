@@ -28,7 +28,7 @@ from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.driver.executors import make_importable, on_cluster
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
 from gpu_ops.spark.plan.changes import Changes, Reading, holds_sources, observed_once, observing, source_of
@@ -39,10 +39,11 @@ from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.tasks.join import Task
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import FirstRows, OfRows
-from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried, local_blocks
+from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
 from gpu_ops.state.address import StateAddress
+from gpu_ops.state.blocks import Blocks
 
 if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not None:
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -87,12 +88,13 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     )
     make_importable(session)
     names = metric_names(join.sides, by_time=join.by_time)
-    sides, arrivals = packed_rows(join, inputs, readings, layout, plan)
-    hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     directory = Directory.of(session)
+    sides, arrivals = packed_rows(join, inputs, readings, layout, plan, blocks=directory.blocks)
+    hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
         plan.function_name, _command(plan, state, layout), directory.address, arrivals,
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
+        blocks=directory.blocks,
     )  # fmt: skip
     sides = observed_once(sides)
     union = functools.reduce(DataFrame.unionAll, (sides[number] for number in order))
@@ -416,6 +418,8 @@ def packed_rows(
     readings: Sequence[Reading | None],
     layout: Sequence[UnionColumn],
     plan: JoinPlan,
+    *,
+    blocks: Blocks | None,
 ) -> tuple[list[DataFrame], Arrivals]:
     """Each input with many rows in one, made for a partition each, and what a task makes of those.
 
@@ -428,12 +432,11 @@ def packed_rows(
         readings: `gpu_ops.spark.plan.changes.source_of` each.
         layout: of their columns.
         plan: what is known of the join besides.
+        blocks: where tasks leave their messages, if all are on one machine.
     """
     partitions = plan.partitions
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
-    roads, context = routes(partitions), inputs[0].sparkSession.sparkContext
-    blocks = None if on_cluster(context) else local_blocks(context)
-    sides = []
+    roads, sides = routes(partitions), []
     for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found

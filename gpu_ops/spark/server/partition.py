@@ -21,6 +21,7 @@ from gpu_ops.spark.server.recovery import Held, Snapshots
 from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
 from gpu_ops.state import files
 from gpu_ops.state.address import StateAddress
+from gpu_ops.state.blocks import Part
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times, pair
 from gpu_ops.state.files import Activity, Files, Stamp
 from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
@@ -182,6 +183,7 @@ class PartitionState:
         clock_ms: int | None = None,
         backlog: bool = False,
         shared_in: str | None = None,
+        parts: tuple[Part, ...] = (),
     ) -> Applied:
         """Applies a micro-batch; what it did is durable before this returns.
 
@@ -194,6 +196,7 @@ class PartitionState:
             clock_ms: the time, ms; by default now. A repetition goes by the first one's.
             backlog: whether it is backlog; likewise. Once one was not, none is.
             shared_in: a run in which a repetition with as many rows gets the first one's answer; None: in no run.
+            parts: which rows lie in files, that a record may keep.
 
         Raises:
             StateError: the micro-batch does not follow, or the state folder refuses.
@@ -208,7 +211,7 @@ class PartitionState:
                     kept = self._kept(batch_id, table, shared_in)
                     if kept is not None:
                         return kept
-                    answer = self._apply(batch_id, table, wire, alive, Recorded(now, watermark, backlog))
+                    answer = self._apply(batch_id, (table, parts), wire, alive, Recorded(now, watermark, backlog))
                     if shared_in is not None and self._pending is not None:
                         self._pending.answer = Answer(shared_in, table.num_rows, answer)
                     return answer
@@ -232,7 +235,15 @@ class PartitionState:
         kept = pending.answer
         return kept.applied if (kept.run_id, kept.rows) == (shared_in, table.num_rows) else None
 
-    def _apply(self, batch_id: int, table: pa.Table, wire: Wire, alive: Callable[[], bool], given: Recorded) -> Applied:
+    def _apply(
+        self,
+        batch_id: int,
+        arrived: tuple[pa.Table, tuple[Part, ...]],
+        wire: Wire,
+        alive: Callable[[], bool],
+        given: Recorded,
+    ) -> Applied:
+        table, parts = arrived
         rows = wire.split(self.join, table)
         _require(alive, batch_id)
         started = time.perf_counter()
@@ -254,15 +265,15 @@ class PartitionState:
         if self._by_event_time:
             latest = pair([cast("int | None", result.metrics.get(f"{side}_max_time_ms")) for side in self.join.sides])
             times = self._times.later(Times(watermark, latest))
-        record = Record(table, clock_ms, wire.to_json(), times, backlog)
+        record = Record(table, clock_ms, wire.to_json(), times, backlog, parts)
         stamp = why = None
         try:
             # A half-sent repetition must not take the place of the whole one before it.
             _require(alive, batch_id)
             if self._log is not None:
                 assert self._snapshots is not None
-                stamp = self._log.write_record(batch_id, record)
-                self._snapshots.stored.records[batch_id] = stamp[0]
+                stamp, size = self._log.write_record(batch_id, record)
+                self._snapshots.stored.records[batch_id] = size
                 assert isinstance(self._location, Files)
                 why = self._found.why_moved(self._location)
         except BaseException:

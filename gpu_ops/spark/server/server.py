@@ -8,6 +8,7 @@ standard input does or its parent process is gone.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import ctypes
 import errno
@@ -21,7 +22,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, get_args
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_args
 
 import pyarrow as pa
 from pyarrow import flight
@@ -34,6 +36,7 @@ from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionSta
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.spark.wire.connection import Action, FlightServer
+from gpu_ops.state.blocks import Mapped, Part, leave
 from gpu_ops.state.files import READING, Activity
 from gpu_ops.values import check_array
 
@@ -41,6 +44,9 @@ _log = logging.getLogger(__name__)
 
 ROWS_PER_MESSAGE: Final = 1 << 16
 """Rows of a record batch of the answer, at most."""
+
+_KEPT: Final = 16
+"""Least sizes of a message that a file has, at least, if the log keeps it: to make one more durable takes a while."""
 
 _POLL_S: Final = 1.0
 _IDLE_S: Final = 2.0
@@ -114,7 +120,7 @@ class StateServer(FlightServer):
             own = Activity()
             with self._asked_after(command.call, own), self._out_of_memory(partition, command.batch_id):
                 try:
-                    table = _receive(reader, command, partition, own)
+                    arrived = _receive(reader, command, partition, own)
                 except MemoryError:
                     raise
                 except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # names may be no UTF-8
@@ -123,18 +129,19 @@ class StateServer(FlightServer):
             with self._asked_after(command.call, partition.activity), self._out_of_memory(partition, command.batch_id):
                 answer = partition.apply(
                     command.batch_id,
-                    table,
+                    arrived.table,
                     command.wire,
                     alive=lambda: not context.is_cancelled(),
                     watermark=command.watermark,
                     clock_ms=command.clock_ms,
                     backlog=command.backlog,
                     shared_in=command.shared_in,
+                    parts=arrived.parts,
                 )
-            del table
+            del arrived
             with self._asked_after(command.call, own):
                 own.begin("sending the answer")
-                _send(writer, answer)
+                _send(writer, answer, command)
 
     # --- partitions --------------------------------------------------------------------------
 
@@ -252,37 +259,70 @@ def end_without_gpu() -> None:
         os._exit(LOST_GPU)
 
 
+class _Arrived(NamedTuple):
+    """The rows of a micro-batch.
+
+    Attributes:
+        table: of them all, by their places.
+        parts: which of them lie in files that are worth keeping, by theirs.
+    """
+
+    table: pa.Table
+    parts: tuple[Part, ...]
+
+
 def _receive(
     reader: flight.MetadataRecordBatchReader, command: ApplyCommand, partition: PartitionState, activity: Activity
-) -> pa.Table:
-    """The rows of a micro-batch.
+) -> _Arrived:
+    """The rows of a micro-batch, as they come or from the files that they lie in.
 
     A stream that a client closes half-way looks like a whole one; the number of rows at its end tells.
     """
     activity.begin(READING)
     schema = reader.schema
     command.wire.check(partition.join, schema)
-    batches, promised, size = [], None, 0
+    batches, parts, promised, size, rows, mapped = list[pa.RecordBatch](), list[Part](), None, 0, 0, Mapped()
     for chunk in reader:
         activity.move()
-        if chunk.data is not None:
-            _check(chunk.data, partition)
-            size += chunk.data.nbytes
+        batch = chunk.data
+        if chunk.app_metadata is not None:
+            content = _content(chunk.app_metadata.to_pybytes())
+            if isinstance(content, Part):
+                if content.order != rows:
+                    raise DescriptionError(f"rows in a file come as row {content.order}; it is row {rows}'s turn")
+                batch = _part(content, mapped, schema)
+                parts.append(content)
+            else:
+                promised = content
+        if batch is not None:
+            _check(batch, partition)
+            size, rows = size + batch.nbytes, rows + batch.num_rows
             if size > _MOST_BYTES:
                 raise StateError(
                     f"batch {command.batch_id} has more than {_MOST_BYTES >> 30} GiB of rows for one partition, all "
                     "of this machine's memory: use more partitions, or smaller micro-batches"
                 )
-            batches.append(chunk.data)
-        if chunk.app_metadata is not None:
-            promised = _row_count(chunk.app_metadata.to_pybytes())
+            batches.append(batch)
     table = pa.Table.from_batches(batches, schema)
     if promised is not None or command.counted:
         if promised is None:
             raise AbandonedError(f"the rows of batch {command.batch_id} end without their number")
-        if promised != table.num_rows:
-            raise AbandonedError(f"{table.num_rows} rows of batch {command.batch_id} came, {promised} were sent")
-    return table
+        if promised != rows:
+            raise AbandonedError(f"{rows} rows of batch {command.batch_id} came, {promised} were sent")
+    sizes = collections.Counter[str]()
+    for part in parts:
+        sizes[part.block.file] += part.block.size
+    return _Arrived(table, tuple(part for part in parts if sizes[part.block.file] >= _KEPT * command.least_bytes))
+
+
+def _part(part: Part, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        return part.rows(mapped.message(part.block), schema)
+    except (pa.ArrowException, OSError) as error:
+        raise StateError(
+            f"rows of this micro-batch lie in {part.block.file}, and cannot be read there: {error}. Start the query "
+            "again: it reads its sources anew"
+        ) from error
 
 
 def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
@@ -299,22 +339,27 @@ def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
             raise BadInputError(names, name, f"came damaged: {error}") from None
 
 
-def _row_count(content: bytes) -> int:
+def _content(content: bytes) -> int | Part:
     try:
-        return int(json.loads(content)["rows"])
+        data = json.loads(content)
+        return Part.of(data["part"]) if "part" in data else int(data["rows"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DescriptionError('a message beside the rows is {"rows": n}') from error
+        raise DescriptionError('a message beside the rows is {"rows": n} or {"part": ...}') from error
 
 
-def _send(writer: flight.MetadataRecordBatchWriter, answer: Applied) -> None:
+def _send(writer: flight.MetadataRecordBatchWriter, answer: Applied, command: ApplyCommand) -> None:
     writer.begin(answer.changelog.schema)
-    if answer.changelog.num_rows:
+    left = None
+    if command.answers is not None and answer.changelog.get_total_buffer_size() >= command.least_bytes:
+        left = leave(Path(command.answers), answer.changelog, ROWS_PER_MESSAGE)
+    if left is None and answer.changelog.num_rows:
         writer.write_table(answer.changelog, max_chunksize=ROWS_PER_MESSAGE)
     facts = {
         "metrics": answer.metrics,
         "backend": answer.backend,
         "backend_reason": answer.backend_reason,
         "latest": answer.latest,
+        **({} if left is None else {"left": left}),
     }
     writer.write_metadata(json.dumps(facts).encode())
 

@@ -18,6 +18,7 @@ from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, R
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange, ask
 from gpu_ops.state.address import StateAddress
+from gpu_ops.state.blocks import Blocks
 
 
 class Task(ArrowTask):
@@ -32,6 +33,7 @@ class Task(ArrowTask):
         metrics: the names of what is counted, see `gpu_ops.spark.metrics.metrics.metric_names`.
         times: the inputs of which the directory is told the latest event times afterwards, two at most.
         hidden: the column in which metrics are observed, or None.
+        blocks: where the server may leave its answer, if it is on this machine.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class Task(ArrowTask):
         metrics: Sequence[str] = (),
         times: Sequence[str] = (),
         hidden: str | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
-        self.__name__ = name
+        self.__name__, self._blocks = name, blocks
         self._command, self._directory, self._arrivals = dict(command), directory, arrivals
         self.output, self._times = output, times
         self._metrics, self.hidden = tuple(metrics), hidden
@@ -66,6 +69,8 @@ class Task(ArrowTask):
             "batch_id": task.batch_id,
             "partition": partition,
         }
+        if self._blocks is not None and (folder := self._blocks.of(task.run_id, task.batch_id)) is not None:
+            command |= {"answers": str(folder), "least_bytes": self._blocks.least_bytes}
 
         located = LocateRequest(
             join_id=join_id, query_id=task.query_id, run_id=task.run_id, batch_id=task.batch_id,

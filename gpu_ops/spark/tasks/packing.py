@@ -6,7 +6,6 @@ those. Rows that are Arrow's from the start, as those of `gpu_ops.read_files`, n
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -16,8 +15,9 @@ import pyarrow as pa
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
 from gpu_ops.spark.tasks.rows import FirstRows, Slices, Taken
-from gpu_ops.spark.wire.arrivals import INLINE, PACKED, Block, BlockFile, Blocks
+from gpu_ops.spark.wire.arrivals import PACKED
 from gpu_ops.spark.wire.hashes import partition_of
+from gpu_ops.state.blocks import INLINE, Block, BlockFiles, Blocks
 
 _BLOCK_BYTES: Final = 1 << 24
 """Of a message in a file."""
@@ -69,27 +69,27 @@ class Packer(NamedTuple):
                 second (where they are from).
         """
         missing = dict.fromkeys(range(len(self.routes)))
-        with self._file() as file:
-            most_bytes = self.most_bytes if file is None else _BLOCK_BYTES
-            for batches, time, source in parts:
-                count = 0
-                for batch in batches if self.first is None else self.first.of(batches):
-                    for partition, rows in self._cut(batch):
-                        step = max(1, int(rows.num_rows * most_bytes / max(rows.nbytes, 1)))
-                        slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
-                        yield self._messages([partition] * len(slices), (time, source), count, slices, file)
-                        count += len(slices)
-                        missing.pop(partition, None)
+        files = self._files()
+        most_bytes = self.most_bytes if files is None else _BLOCK_BYTES
+        for batches, time, source in parts:
+            count = 0
+            for batch in batches if self.first is None else self.first.of(batches):
+                for partition, rows in self._cut(batch):
+                    step = max(1, int(rows.num_rows * most_bytes / max(rows.nbytes, 1)))
+                    slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
+                    yield self._messages([partition] * len(slices), (time, source), count, slices, files)
+                    count += len(slices)
+                    missing.pop(partition, None)
         if missing:
             nothing = [pa.RecordBatch.from_pylist([], self.schema)] * len(missing)
             yield self._messages(list(missing), (0, ""), 0, nothing, None)
 
-    def _file(self) -> contextlib.AbstractContextManager[BlockFile | None]:
-        """Where this task leaves its messages; no file where nobody would know when it is no longer needed."""
+    def _files(self) -> BlockFiles | None:
+        """Where this task leaves its messages."""
         task = None if self.blocks is None else streaming_task()
-        if self.blocks is None or task is None or not task.run_id.replace("-", "").isalnum():
-            return contextlib.nullcontext()
-        return self.blocks.written(task.run_id, task.batch_id)
+        if self.blocks is None or task is None or (folder := self.blocks.of(task.run_id, task.batch_id)) is None:
+            return None
+        return BlockFiles(folder, self.blocks.least_bytes)
 
     def _messages(
         self,
@@ -97,16 +97,16 @@ class Packer(NamedTuple):
         origin: tuple[int, str],
         count: int,
         rows: Sequence[pa.RecordBatch],
-        file: BlockFile | None,
+        files: BlockFiles | None,
     ) -> pa.RecordBatch:
         time, source = origin
         size, messages, blocks = len(rows), list[bytes](), list[Block]()
-        for part in rows:
+        for partition, part in zip(partitions, rows, strict=True):
             message = part.serialize()
-            block = INLINE if file is None else file.put(message)
+            block = INLINE if files is None else files.put(partition, message, part.num_rows)
             messages.append(b"" if block.file else message.to_pybytes())
             blocks.append(block)
-        files, starts, sizes = zip(*blocks, strict=True)
+        columns = zip(*blocks, strict=True)
         return pa.RecordBatch.from_arrays(
             [
                 pa.array([self.routes[partition] for partition in partitions], pa.int32()),
@@ -116,9 +116,7 @@ class Packer(NamedTuple):
                 pa.array([source] * size, pa.string()),
                 pa.array(range(count, count + size), pa.int64()),
                 pa.array(messages, pa.binary()),
-                pa.array(files, pa.string()),
-                pa.array(starts, pa.int64()),
-                pa.array(sizes, pa.int64()),
+                *(pa.array(values, field.type) for values, field in zip(columns, list(PACKED)[7:], strict=True)),
             ],
             schema=PACKED,
         )
@@ -132,7 +130,8 @@ class Packer(NamedTuple):
             return
         keys = [batch[name] if batch[name].type == kind else batch[name].cast(kind) for name, kind in self.by]
         goes_to = partition_of(keys, batch.num_rows, len(self.routes))
-        order = np.argsort(goes_to, kind="stable")
+        # NumPy sorts numbers of 8 and 16 bits by counting them
+        order = np.argsort(goes_to.astype(np.min_scalar_type(len(self.routes))), kind="stable")
         sizes = np.bincount(goes_to, minlength=len(self.routes))
         sorted_rows, start = batch.take(pa.array(order)), 0
         for partition in np.flatnonzero(sizes):

@@ -169,6 +169,8 @@ class ApplyCommand:
         call: a name of this exchange, to ask after it while it lasts.
         shared_in: a run of the query in which several operators take this micro-batch's changes, so that each asks for
             them: they are computed once.
+        answers: the micro-batch's folder on this machine, in which the answer may be left (`gpu_ops.state.blocks`).
+        least_bytes: of an answer that is left there.
     """
 
     join_id: str
@@ -189,6 +191,8 @@ class ApplyCommand:
     union_order: str | None = None
     call: str | None = None
     shared_in: str | None = None
+    answers: str | None = None
+    least_bytes: int = 0
 
     def to_json(self) -> str:
         """The command as it travels."""

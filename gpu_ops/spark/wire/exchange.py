@@ -18,6 +18,7 @@ from pyarrow import flight
 from gpu_ops import errors
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.wire.connection import Address, translate
+from gpu_ops.state.blocks import Part, taken
 from gpu_ops.state.files import READING
 
 _ATTEMPTS: Final = 6
@@ -88,12 +89,12 @@ class Exchange:
         schema: pa.Schema,
     ) -> None:
         self._locate, self._schema, self._command = locate, schema, dict(command)
-        self._kept: list[pa.RecordBatch] = []
+        self._kept: list[pa.RecordBatch | Part] = []
         self.retries = 0
         self.answer: dict[str, Any] = {}
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Sends the batches as they come, gives the reply's; `answer` has its metrics afterwards.
+    def run(self, batches: Iterable[pa.RecordBatch | Part]) -> Iterator[pa.RecordBatch]:
+        """Sends the batches as they come, or where they lie, gives the reply's; `answer` has its metrics afterwards.
 
         Raises:
             GpuJoinError: the server's refusal.
@@ -123,7 +124,7 @@ class Exchange:
                 return
 
     def _once(
-        self, server: Address, command: Mapping[str, Any], coming: Iterator[pa.RecordBatch]
+        self, server: Address, command: Mapping[str, Any], coming: Iterator[pa.RecordBatch | Part]
     ) -> Iterator[pa.RecordBatch]:
         call = uuid.uuid4().hex
         client = _client(server)  # held for as long as the call lasts
@@ -143,15 +144,19 @@ class Exchange:
         writer: flight.FlightStreamWriter,
         reader: flight.FlightStreamReader,
         watch: Watch,
-        coming: Iterator[pa.RecordBatch],
+        coming: Iterator[pa.RecordBatch | Part],
     ) -> Iterator[pa.RecordBatch]:
+        self.answer = {}
         # Input comes from Spark: its own errors are none of the server's.
         try:
             with _Guard(watch):
                 writer.begin(self._schema)
             for batch in self._all(coming):
                 with _Guard(watch):
-                    writer.write_batch(batch)
+                    if isinstance(batch, Part):
+                        writer.write_metadata(json.dumps({"part": batch}).encode())
+                    else:
+                        writer.write_batch(batch)
         except UnreachableError:
             # A server that refuses stops reading first; its reason comes on the other way.
             with _Guard(watch):
@@ -159,7 +164,7 @@ class Exchange:
             raise
         with _Guard(watch):
             # A stream that breaks off looks like a whole one to the server; the count tells.
-            rows = sum(batch.num_rows for batch in self._kept)
+            rows = sum(x.block.rows if isinstance(x, Part) else x.num_rows for x in self._kept)
             writer.write_metadata(json.dumps({"rows": rows}).encode())
             writer.done_writing()
         while True:
@@ -168,14 +173,20 @@ class Exchange:
                     chunk = reader.read_chunk()
                 except StopIteration:
                     if self.answer:
-                        return
+                        break
                     raise UnreachableError("the reply ended before its last message") from None
             if chunk.app_metadata is not None:
                 self.answer = json.loads(chunk.app_metadata.to_pybytes())
             if chunk.data is not None:
                 yield chunk.data
+        if "left" in self.answer:
+            try:
+                left = taken(self.answer["left"])
+            except (pa.ArrowException, OSError) as error:
+                raise UnreachableError(f"the answer that the server has left is gone: {error}") from error
+            yield from left
 
-    def _all(self, coming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _all(self, coming: Iterator[pa.RecordBatch | Part]) -> Iterator[pa.RecordBatch | Part]:
         """What was sent to a server before, then what comes, which is kept for the next one."""
         yield from tuple(self._kept)
         for batch in coming:

@@ -1,0 +1,266 @@
+"""Rows that lie in files: Arrow messages that a process leaves for others of its machine, and a log's record may keep.
+
+They are mapped into memory where they are read, so nobody copies them. They are in a folder of the application, which
+goes with it (`gpu_ops.state.files.temporary_folder`), and in it in one of each run of a query and micro-batch; the next
+micro-batch removes them. They are on a disk, not in ``/dev/shm``: the page cache takes them twice as fast, as it has
+larger pages, and what is removed within seconds is never written to the disk. Where the log is on that disk, too, a
+record keeps a second name of the file (`gpu_ops.state.durable`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import uuid
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.errors import DescriptionError
+from gpu_ops.state.files import private
+
+_log = logging.getLogger(__name__)
+
+
+LEAST_BYTES: Final = 1 << 16
+"""Of a message in a file: to make one takes as long as Spark takes for that many."""
+
+_BEFORE: Final = 2
+"""Columns of the wire before the lanes: side and order."""
+
+
+class Block(NamedTuple):
+    """Where an Arrow message is.
+
+    Attributes:
+        file: its path; empty where the message is with Spark's rows.
+        start: of the message in it, in bytes.
+        size: in bytes.
+        rows: how many it has.
+        crc: CRC-32 of the message.
+    """
+
+    file: str
+    start: int
+    size: int
+    rows: int
+    crc: int
+
+
+INLINE: Final = Block("", 0, 0, 0, 0)
+
+
+class Blocks(NamedTuple):
+    """The files of an application on one machine.
+
+    Attributes:
+        folder: where they are; a folder of each run of a query, and in it one of each micro-batch.
+        least_bytes: of a message in a file; smaller ones go with Spark's rows, or over the connection.
+    """
+
+    folder: str
+    least_bytes: int
+
+    def of(self, run_id: str, batch_id: int) -> Path | None:
+        """The folder of a micro-batch; None where nobody would know when it is no longer needed."""
+        known = run_id.replace("-", "").isalnum()  # a job group may have any name
+        return Path(self.folder, run_id, str(batch_id)) if known else None
+
+    def forget(self, run_id: str) -> None:
+        """Removes what there is of a run that is over."""
+        if run_id:
+            shutil.rmtree(Path(self.folder, run_id), ignore_errors=True)
+
+
+class BlockFiles:
+    """The files of one task of a micro-batch: one for each partition, made when something is put into it.
+
+    Args:
+        folder: of the micro-batch.
+        least_bytes: of a message that is put into one.
+    """
+
+    def __init__(self, folder: Path, least_bytes: int) -> None:
+        self._folder, self._least_bytes, self._name = folder, least_bytes, uuid.uuid4().hex
+        self._sizes: dict[int, int] = {}
+        self._full = False
+
+    def put(self, partition: int, message: pa.Buffer, rows: int) -> Block:
+        """Appends a message of so many rows; `INLINE` where it is too small, or there is no room."""
+        if message.size < self._least_bytes or self._full:
+            return INLINE
+        path = self._folder / f"{self._name}-{partition}"
+        start = self._sizes.get(partition, 0)
+        try:
+            if not self._sizes:
+                made(self._folder)
+            with open(path, "ab", buffering=0, opener=private) as file:  # as many as there are partitions
+                _write(file, message)
+        except OSError as error:
+            self._full = True  # and what is half written is not looked at
+            _log.warning("rows go through Spark, as they find no room in %s: %s", self._folder, error)
+            return INLINE
+        self._sizes[partition] = start + message.size
+        return Block(str(path), start, message.size, rows, zlib.crc32(message))
+
+
+def _write(file: Any, message: pa.Buffer) -> None:
+    left = memoryview(message)
+    while left.nbytes:
+        left = left[file.write(left) :]
+
+
+def made(folder: Path) -> None:
+    """Makes the folder of a micro-batch, and removes those of earlier ones: those of a run come one after another."""
+    for one in (*reversed(folder.parents[:2]), folder):
+        one.mkdir(mode=0o700, exist_ok=True)
+    for other in folder.parent.iterdir():
+        if int(other.name) < int(folder.name):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def leave(folder: Path, rows: pa.Table, most_rows: int) -> str | None:
+    """Leaves a table for the one who asked for it; gives the file, or None where there is no room.
+
+    Args:
+        folder: of the micro-batch.
+        rows: the table.
+        most_rows: of a record batch.
+    """
+    path = folder / uuid.uuid4().hex
+    try:
+        made(folder)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
+            writer.write_table(rows, max_chunksize=most_rows)
+    except (OSError, pa.ArrowException) as error:
+        _log.warning("an answer goes over the connection, as it finds no room in %s: %s", folder, error)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+    return str(path)
+
+
+def taken(path: str) -> pa.RecordBatchReader:
+    """What `leave` has left, which has no name any more then."""
+    content = mapped(path)
+    Path(path).unlink()
+    return pa.ipc.open_stream(content)
+
+
+def mapped(path: str) -> pa.Buffer:
+    """A file mapped into memory."""
+    with pa.memory_map(path) as file:
+        return file.read_buffer()
+
+
+class Mapped:
+    """Files mapped into memory, each once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, pa.Buffer] = {}
+
+    def message(self, block: Block) -> pa.Buffer:
+        """What was put there."""
+        if block.file not in self._files:
+            self._files[block.file] = mapped(block.file)
+        return self._files[block.file].slice(block.start, block.size)
+
+
+class Part(NamedTuple):
+    """Rows of one input, among those of a micro-batch on the wire, that lie in a file.
+
+    Attributes:
+        number: of the input.
+        lanes: for each column of the message the number of the lane that it goes into.
+        order: the place of its first row among those of the micro-batch.
+        block: where the message is.
+    """
+
+    number: int
+    lanes: tuple[int, ...]
+    order: int
+    block: Block
+
+    @classmethod
+    def of(cls, data: Sequence[Any]) -> Part:
+        """From JSON.
+
+        Raises:
+            DescriptionError: it is none.
+        """
+        try:
+            number, lanes, order, block = data
+            part = cls(int(number), tuple(map(int, lanes)), int(order), Block(*block))
+            numbers = (*part[:1], *part.lanes, part.order, *part.block[1:])
+            fine = isinstance(part.block.file, str) and all(isinstance(x, int) and x >= 0 for x in numbers)
+        except (TypeError, ValueError):
+            fine = False
+        if not fine:
+            raise DescriptionError(f"no rows in a file: {data!r}")
+        return part
+
+    @property
+    def end(self) -> int:
+        """The place after its last row."""
+        return self.order + self.block.rows
+
+    def rows(self, message: pa.Buffer, wire: pa.Schema) -> pa.RecordBatch:
+        """Its rows on the wire.
+
+        Raises:
+            ArrowException: the message is no such rows.
+        """
+        if self.lanes and max(self.lanes) >= len(wire) - _BEFORE:
+            raise pa.ArrowInvalid(f"there is no lane {max(self.lanes)}")
+        schema = pa.schema([wire.field(lane + _BEFORE) for lane in self.lanes])
+        found = pa.ipc.read_record_batch(message, schema)
+        if found.num_rows != self.block.rows:
+            raise pa.ArrowInvalid(f"there are {found.num_rows} rows, not {self.block.rows}")
+        return on_wire(found, self.number, self.lanes, self.order, wire)
+
+
+def on_wire(rows: pa.RecordBatch, number: int, lanes: Sequence[int], order: int, wire: pa.Schema) -> pa.RecordBatch:
+    """Rows of an input as they travel: side, order and lanes.
+
+    Args:
+        rows: their columns.
+        number: of the input.
+        lanes: for each column the number of its lane.
+        order: the place of the first row.
+        wire: the schema.
+    """
+    size = rows.num_rows
+    own = dict(zip(lanes, rows.columns, strict=True))
+    columns = [pa.array(np.full(size, number, np.int8)), pa.array(np.arange(order, order + size))]
+    for lane, field in enumerate(list(wire)[_BEFORE:]):
+        columns.append(own[lane] if lane in own else pa.nulls(size, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=wire)
+
+
+def without(table: pa.Table, parts: Iterable[Part]) -> pa.Table:
+    """The rows of a micro-batch that do not lie in files.
+
+    Args:
+        table: all of its rows, by their places.
+        parts: those in files, by theirs.
+    """
+    pieces, at = [], 0
+    for part in parts:
+        pieces.append(table.slice(at, part.order - at))
+        at = part.end
+    return pa.concat_tables([*pieces, table.slice(at)])
+
+
+def together(table: pa.Table, parts: Iterable[tuple[Part, pa.RecordBatch]]) -> pa.Table:
+    """The inverse of `without`: all rows of a micro-batch, by their places."""
+    pieces, at, arrived = [], 0, 0
+    for part, rows in parts:
+        between = part.order - arrived
+        pieces += [table.slice(at, between), pa.Table.from_batches([rows])]
+        at, arrived = at + between, part.end
+    return pa.concat_tables([*pieces, table.slice(at)])

@@ -1,0 +1,395 @@
+"""Rows that lie in files of one machine: not copied on their way, kept by the log; and where they are gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.spark.server import server as server_module
+from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.wire.command import ApplyCommand
+from gpu_ops.spark.wire.connection import Address
+from gpu_ops.spark.wire.exchange import Exchange
+from gpu_ops.state import blocks
+from gpu_ops.state import files as files_module
+from gpu_ops.state.blocks import BlockFiles, Mapped, Part
+from gpu_ops.state.durable import PartitionLog, Record
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
+from state.support import (
+    TOKEN,
+    WIRE,
+    WIRE_SCHEMA,
+    Server,
+    call_options,
+    expected,
+    make_command,
+    make_join,
+    wire_batches,
+)
+
+LANES = [[lane[:-1].index(None) != number if None in lane[:-1] else True for lane in WIRE.lanes] for number in (0, 1)]
+PLACES = [tuple(place for place, has in enumerate(own) if has) for own in LANES]
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """A micro-batch as the task of a join has it: input by input, rows numbered."""
+    table = table.sort_by([("__side", "ascending"), ("__order", "ascending")])
+    return table.set_column(1, WIRE_SCHEMA.field(1), pa.array(range(table.num_rows)))
+
+
+def left(folder: Path, table: pa.Table, *, inline: tuple[int, ...] = ()) -> list[pa.RecordBatch | Part]:
+    """Its rows in files, a message for each run of rows of one input, some five; but for a few of them."""
+    files, made, at = BlockFiles(folder, 1), list[pa.RecordBatch | Part](), 0
+    sides = table["__side"].to_pylist()
+    while at < table.num_rows:
+        end = next((i for i in range(at, table.num_rows) if sides[i] != sides[at] or i - at == 12), table.num_rows)
+        (rows,) = table.slice(at, end - at).combine_chunks().to_batches()
+        if len(made) in inline:
+            made.append(rows)
+        else:
+            own = rows.select([place + 2 for place in PLACES[sides[at]]])
+            block = files.put(0, own.serialize(), own.num_rows)
+            made.append(Part(sides[at], PLACES[sides[at]], at, block))
+        at = end
+    return made
+
+
+BATCHES = [in_order(batch) for batch in wire_batches(6)]
+ANSWERS = expected(BATCHES)
+
+
+def record(folder: Path, batch: int = 0, **changes: Any) -> Record:
+    parts = tuple(x for x in left(folder / "run" / str(batch), BATCHES[batch], **changes) if isinstance(x, Part))
+    return Record(BATCHES[batch], 5, WIRE.to_json(), parts=parts)
+
+
+def log(root: Path, **changes: Any) -> PartitionLog:
+    manifest = dataclasses.replace(Manifest(make_join().to_json(), 2, "query-1"), **changes)
+    return PartitionLog(Files.at(str(root / "s")), manifest, 0)
+
+
+def kept(root: Path) -> list[Path]:
+    return sorted((root / "s" / "p" / "0").glob("*.block"))
+
+
+def test_a_row_is_copied_once_into_its_file_and_once_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the task that cut it to the engine: the server's table and the log's record are that file."""
+    seen: list[tuple[pa.Table, Part]] = []
+    applied = PartitionState._apply
+
+    def apply(self: PartitionState, batch_id: int, arrived: Any, *rest: Any) -> Any:
+        table, parts = arrived
+        seen.extend((table, part) for part in parts)
+        return applied(self, batch_id, arrived, *rest)
+
+    monkeypatch.setattr(PartitionState, "_apply", apply)
+    mapped: dict[str, pa.Buffer] = {}
+    own = blocks.mapped
+    monkeypatch.setattr(blocks, "mapped", lambda path: mapped.setdefault(path, own(path)))
+    parts = left(tmp_path / "run" / "0", BATCHES[0])
+    state = str(tmp_path / "s")
+    served = server_module.StateServer(TOKEN)
+    try:
+        address = Address(f"grpc://127.0.0.1:{served.port}", TOKEN)
+        command = {**json.loads(make_command(0, state).to_json()), "counted": True}
+        found = pa.Table.from_batches(Exchange(lambda _: (address, {}), command, WIRE_SCHEMA).run(parts))
+    finally:
+        served.shutdown()
+    assert found.equals(ANSWERS[0])
+    assert len(seen) == len(parts) > 2
+    for table, part in seen:
+        assert isinstance(part, Part)
+        file = mapped[part.block.file]
+        for lane in part.lanes:
+            rows = table.column(lane + 2).slice(part.order, part.block.rows)
+            (chunk,) = rows.chunks  # as it is in the file: what puts chunks together is the second copy
+            for buffer in chunk.buffers():
+                assert buffer is None or file.address <= buffer.address <= file.address + file.size
+    (name,) = {part.block.file for part in parts if isinstance(part, Part)}
+    (link,) = kept(tmp_path)
+    assert os.path.samefile(name, link)
+    (head,) = (tmp_path / "s" / "p" / "0").glob("*.arrow")
+    with pa.ipc.open_stream(str(head)) as reader:
+        assert reader.read_all().num_rows == 0
+
+
+@pytest.mark.parametrize("inline", [(), (0,), (1, 2), (0, 1, 2, 3, 4, 5, 6, 7)])
+def test_a_record_of_files_comes_back(tmp_path: Path, inline: tuple[int, ...]) -> None:
+    stamp, size = log(tmp_path).write_record(0, record(tmp_path, inline=inline))
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    found = log(tmp_path)
+    assert found.read_record(0).table.equals(BATCHES[0])
+    assert found.record_stamp(0) == stamp
+    assert found.stored().records == {0: size}
+    assert size == stamp[0] + sum(path.stat().st_size for path in kept(tmp_path))
+
+
+def test_every_damaged_byte_of_a_file_is_found(tmp_path: Path) -> None:
+    log(tmp_path).write_record(0, record(tmp_path))
+    (path,) = kept(tmp_path)
+    content = path.read_bytes()
+    for position in range(len(content)):
+        path.unlink()
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
+        with pytest.raises(StateError, match=r"\.block is damaged"):
+            log(tmp_path).read_record(0)
+    for length in (0, 1, len(content) - 1):
+        path.unlink()
+        path.write_bytes(content[:length])
+        with pytest.raises(StateError, match=r"\.block is damaged"):
+            log(tmp_path).read_record(0)
+    path.unlink()
+    with pytest.raises(StateError, match=r"\.block is missing"):
+        log(tmp_path).read_record(0)
+
+
+def test_files_of_a_record_are_durable_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def fsync(handle: int) -> None:
+        done.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")).rpartition(".")[2])
+        sync(handle)
+
+    def renamed(source: str, target: str) -> None:
+        done.append("renamed")
+        replace(source, target)
+
+    (tmp_path / "s" / "p" / "0").mkdir(parents=True)
+    monkeypatch.setattr(files_module.os, "fsync", fsync)
+    monkeypatch.setattr(files_module.os, "replace", renamed)
+    log(tmp_path).write_record(0, record(tmp_path))
+    assert done == ["block", "0", "tmp", "renamed", "0"]  # "0" is the folder
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    log(tmp_path).write_record(0, record(tmp_path))
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files_module.os, fails, no_space)
+    with pytest.raises(StateError, match=r"cannot write .*No space left"):
+        log(tmp_path).write_record(0, Record(BATCHES[1], 6, "{}", parts=record(tmp_path, 1).parts))
+    monkeypatch.undo()
+    assert log(tmp_path).read_record(0).table.equals(BATCHES[0])
+
+
+@pytest.mark.parametrize("why", ["another file system", "an earlier folder"])
+def test_where_a_file_cannot_be_kept_its_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    if why == "another file system":
+        monkeypatch.setattr(files_module.os, "link", refused)
+    own = log(tmp_path, format=3 if why == "an earlier folder" else 4)
+    own.write_record(0, record(tmp_path))
+    assert kept(tmp_path) == []
+    assert own.read_record(0).table.equals(BATCHES[0])
+
+
+def test_files_go_with_their_records(tmp_path: Path) -> None:
+    own = log(tmp_path)
+    for batch in range(4):
+        own.write_record(batch, record(tmp_path, batch))
+    own.write_record(1, record(tmp_path, 1))  # of a repetition that Spark has packed anew
+    own.write_snapshot(3, {"left": BATCHES[0]}, 1)
+    assert len(kept(tmp_path)) == 5
+    own.prune(3, own.stored())
+    (last,) = kept(tmp_path)
+    assert last.name.startswith(f"{3:020d}.")
+    assert own.read_record(3).table.equals(BATCHES[3])
+
+
+def test_a_partition_goes_on_from_files(tmp_path: Path) -> None:
+    """Loaded anew before each micro-batch, of which each comes twice."""
+    state = str(tmp_path / "s")
+    for batch, rows in enumerate(BATCHES):
+        for attempt in range(2):
+            parts = tuple(left(tmp_path / f"run{attempt}" / str(batch), rows))
+            partition = PartitionState(make_command(batch, state))
+            answer = partition.apply(batch, rows, WIRE, parts=parts)  # type: ignore[arg-type]
+            partition.close()
+            assert answer.changelog.equals(ANSWERS[batch])
+        for other in (tmp_path / f"run{attempt}" / str(batch) for attempt in range(2)):
+            other.rename(tmp_path / f"{other.parent.name}-{batch}")
+    assert len(kept(tmp_path)) == 2 * len(BATCHES)
+
+
+# --- between processes ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Any:
+    with Server(tmp_path / "log") as running:
+        yield running
+
+
+def exchanged(server: Server, command: ApplyCommand, rows: list[Any], location: str | None = None) -> pa.Table:
+    first = [location] if location is not None else []
+
+    def locate(_: str | None) -> tuple[Address, dict[str, Any]]:
+        return Address(first.pop() if first else server.address, TOKEN), {}
+
+    exchange = Exchange(locate, json.loads(dataclasses.replace(command, counted=True).to_json()), WIRE_SCHEMA)
+    return pa.Table.from_batches(exchange.run(iter(rows)), make_join().output_schema)
+
+
+def test_an_answer_is_left_and_taken(server: Server, tmp_path: Path) -> None:
+    state = str(tmp_path / "s")
+    for batch, rows in enumerate(BATCHES):
+        folder = tmp_path / "run" / str(batch)
+        command = make_command(batch, state, answers=str(folder))
+        parts = left(folder, rows, inline=(1,))
+        for _ in range(2):  # the second is an attempt that Spark makes as the first is slow
+            assert exchanged(server, command, parts).equals(ANSWERS[batch])
+        assert not [path for path in folder.iterdir() if "-" not in path.name], "nobody has taken the answer"
+        assert [path.name for path in folder.parent.iterdir()] == [str(batch)], "an earlier micro-batch is there still"
+
+
+def test_a_small_answer_comes_over_the_connection(server: Server, tmp_path: Path) -> None:
+    command = make_command(0, answers=str(tmp_path / "run" / "0"), least_bytes=1 << 20)
+    assert exchanged(server, command, BATCHES[0].to_batches()).equals(ANSWERS[0])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_small_file_is_not_kept(server: Server, tmp_path: Path) -> None:
+    for batch, least in enumerate((1 << 20, 1)):
+        command = make_command(batch, str(tmp_path / "s"), answers=str(tmp_path / "run" / "0"), least_bytes=least)
+        assert exchanged(server, command, left(tmp_path / "run" / "0", BATCHES[batch])).equals(ANSWERS[batch])
+        assert len(kept(tmp_path)) == batch
+
+
+def test_an_answer_for_which_there_is_no_room_comes_over_the_connection(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    command = make_command(0, answers=str(tmp_path / "run" / "0"))
+    assert exchanged(server, command, BATCHES[0].to_batches()).equals(ANSWERS[0])
+    assert "an answer goes over the connection" in server.said()
+
+
+def test_an_answer_that_is_gone_is_asked_for_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, own = [True], blocks.taken
+
+    def taken(path: str) -> Any:
+        if gone.pop() if gone else False:
+            Path(path).unlink()
+        return own(path)
+
+    monkeypatch.setattr("gpu_ops.spark.wire.exchange.taken", taken)
+    folder = tmp_path / "run" / "0"
+    command = make_command(0, str(tmp_path / "s"), answers=str(folder))
+    assert exchanged(server, command, left(folder, BATCHES[0])).equals(ANSWERS[0])
+
+
+def test_a_killed_server_s_rows_are_there_for_the_next(tmp_path: Path) -> None:
+    state = str(tmp_path / "s")
+    with Server(tmp_path / "a") as first, Server(tmp_path / "b") as second:
+        for batch, rows in enumerate(BATCHES):
+            folder = tmp_path / "run" / str(batch)
+            command, parts = make_command(batch, state, answers=str(folder)), left(folder, rows, inline=(2,))
+            if batch == 3:
+                exchanged(first, command, parts)  # nobody has heard of it
+                first.process.kill()
+                first.process.wait(20)
+            used, failed = (first, None) if batch < 3 else (second, first.address if batch == 3 else None)
+            assert exchanged(used, command, parts, failed).equals(ANSWERS[batch])
+
+
+def test_rows_that_are_gone_are_an_error_that_says_so(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "0"
+    parts = left(folder, BATCHES[0])
+    folder.rename(tmp_path / "gone")
+    with pytest.raises(
+        StateError, match=r"rows of this micro-batch lie in .*cannot be read there.*Start the query again"
+    ):
+        exchanged(server, make_command(0, str(tmp_path / "s")), parts)
+    (tmp_path / "gone").rename(folder)
+    assert exchanged(server, make_command(0, str(tmp_path / "s")), parts).equals(ANSWERS[0])
+
+
+def test_what_a_killed_application_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    program = """
+import sys, time
+from pathlib import Path
+from gpu_ops.state import files
+made = files.temporary_folder(Path(sys.argv[1]))
+(made / "run" / "3").mkdir(parents=True)
+(made / "run" / "3" / "x-0").touch()
+print(made, flush=True)
+time.sleep(60)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner.stdout:
+        made = Path(owner.stdout.readline().strip())
+    second = files_module.temporary_folder(tmp_path)
+    assert (made / "run" / "3" / "x-0").exists(), "its owner lives"
+    owner.kill()
+    owner.wait(20)
+    third = files_module.temporary_folder(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([second, third])
+    for own in (second, third):
+        files_module.remove_temporary(own)
+
+
+def damaged(part: Part, **changes: Any) -> list[Any]:
+    return json.loads(json.dumps(part._replace(**changes)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({"order": 1}, "DescriptionError"),
+        ({"order": -1}, "DescriptionError"),
+        ({"number": "x"}, "DescriptionError"),
+        ({"block": ["f"]}, "DescriptionError"),
+        ({"block": None}, "DescriptionError"),
+        ({"lanes": (0, 1, 2, 99)}, "StateError"),
+        ({"number": 7}, "BadInputError"),
+    ],
+)
+def test_damaged_places(server: Server, tmp_path: Path, wrong: dict[str, Any], kind: str) -> None:
+    part = left(tmp_path / "run" / "0", BATCHES[0])[0]
+    assert isinstance(part, Part)
+    descriptor = flight.FlightDescriptor.for_command(make_command(0).to_json().encode())
+    writer, reader = server.client.do_exchange(descriptor, call_options())
+    writer.begin(WIRE_SCHEMA)
+    writer.write_metadata(json.dumps({"part": damaged(part, **wrong)}).encode())
+    writer.done_writing()
+    with pytest.raises(flight.FlightServerError) as caught:
+        reader.read_all()
+    content, _ = json.JSONDecoder().raw_decode(str(caught.value))
+    assert content["type"] == kind, content
+
+
+def test_no_place() -> None:
+    for wrong in (None, [], 3, {"a": 1}, "abcd", [0, [], 0, ["f", 0, 0, 0, True, 5]]):
+        with pytest.raises(DescriptionError, match="no rows in a file"):
+            Part.of(wrong)  # type: ignore[arg-type]
+
+
+def test_a_message_is_mapped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, own = list[str](), blocks.mapped
+    monkeypatch.setattr(blocks, "mapped", lambda path: (opened.append(path), own(path))[1])
+    mapped = Mapped()
+    for part in left(tmp_path / "run" / "0", BATCHES[0]):
+        assert isinstance(part, Part)
+        part.rows(mapped.message(part.block), WIRE_SCHEMA)
+    assert len(opened) == 1
