@@ -240,7 +240,7 @@ def widens_literal(expr: Expr) -> bool:
     """Whether it is the CAST of an integer that reads the same without it."""
     if expr.kind != "Cast" or expr.args[0].kind != "Literal":
         return False
-    return expr.args[0].tree.fields["dataType"] in _TYPES and expr.tree.fields["dataType"] in (*_TYPES, "double")
+    return str(expr.args[0].tree.fields["dataType"]) in _TYPES and expr.tree.fields["dataType"] in (*_TYPES, "double")
 
 
 # --- text ------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def _text(expr: Expr, call: Callable[[Column], str]) -> str:
         case "In":
             return f"{args[0]} IN ({', '.join(args[1:])})"
         case "Cast":
-            kind_ = fields["dataType"]
+            kind_ = fields["dataType"] if isinstance(fields["dataType"], str) else fields["dataType"]["type"]
             return f"CAST({args[0]} AS {_TYPES.get(kind_, str(kind_).upper())})"
         case "CaseWhen":
             pairs = " ".join(f"WHEN {a} THEN {b}" for a, b in zip(args[::2], args[1::2], strict=False))

@@ -57,6 +57,12 @@ def test_types_of_the_parts_are_made_one():
     both = f"(SELECT o.id AS x {JOINED} UNION ALL SELECT paid FROM payments)"
     made = planned(f"SELECT x, count(*) AS n FROM {both} GROUP BY x")
     assert [str(kind) for kind in made.joins[-1].description.inputs[0].schema.types] == ["double"]
+    both = "(SELECT uid, tags AS v FROM users UNION ALL SELECT uid, CAST(NULL AS ARRAY<STRING>) FROM payments)"
+    (join,) = planned(f"SELECT b.uid, b.v FROM {both} b JOIN orders o ON o.uid = b.uid").joins
+    assert "list<" in str(join.description.inputs[0].schema.types)
+    assert "ARRAY" in show(
+        planned(f"SELECT o.id, CAST(b.v AS ARRAY<BINARY>) AS v FROM {both} b JOIN orders o USING (uid)")
+    )
 
 
 @pytest.mark.parametrize(
