@@ -152,7 +152,7 @@ def _together(column: pa.ChunkedArray) -> pa.Array | None:
     if places is None:
         np.concatenate([_values(chunk, width) for chunk in chunks], out=block.writable(0, rows * width))
         return pa.Array.from_buffers(kind, rows, buffers, column.null_count)
-    ends, text, at, end = block.writable(0, first).view(places), block.writable(first, letters), 1, 0
+    ends, text, at, end = block.writable(0, first).view(offsets[0].dtype), block.writable(first, letters), 1, 0
     ends[0] = 0
     for chunk, own in zip(chunks, offsets, strict=True):
         low, high = int(own[0]), int(own[-1])
