@@ -24,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 _BLOCK: Final = 16
 _STEP: Final = 2 << 20
 """Bytes that are copied at a time."""
+_KEPT: Final = 32 << 20
+"""Bytes of rows read that are kept for whoever asks for the same ones next: keys are compared, then rows come out."""
 _VARIABLE: Final = frozenset({pa.string(), pa.large_string(), pa.binary(), pa.large_binary()})
 _BINARY: Final = pa.large_binary()
 
@@ -60,6 +62,7 @@ class RowsOnDisk:
         self._row = np.dtype(fields)
         self._file = disk.file()
         self._bases, self._beyond = growing(np.int64), growing(np.uint16)
+        self._last: tuple[Ints, tuple[npt.NDArray[np.uint8], Ints, Ints]] | None = None
         self.with_nulls: set[str] = set()
         self.length = 0
 
@@ -128,7 +131,7 @@ class RowsOnDisk:
         self._file.truncate(int(begin[0]))
         if self._texts:
             self._bases.length, self._beyond.length = -(-length // _BLOCK), length
-        self.length = length
+        self.length, self._last = length, None
 
     def _ends(self, slots: Ints) -> tuple[Ints, Ints]:
         """Where rows begin, and where the next ones do."""
@@ -170,6 +173,17 @@ class RowsOnDisk:
         where[order] = np.arange(slots.size)
         return np.concatenate(parts), np.column_stack((at, at + length)), where
 
+    def _read_again(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
+        """As `_read`, without the disk where all were among those read last."""
+        if self._last is not None:
+            known, (data, places, where) = self._last
+            at = np.minimum(np.searchsorted(known, slots), known.size - 1)
+            if bool((known[at] == slots).all()):
+                return data, places, where[at]
+        found = self._read(slots)
+        self._last = (slots, found) if found[0].size <= _KEPT else None
+        return found
+
     def take(self, slots: Ints, names: Sequence[str]) -> dict[str, pa.Array]:
         """Rows by number, none of them -1; text with large offsets.
 
@@ -180,7 +194,7 @@ class RowsOnDisk:
         back: Ints | slice = slice(None)
         if not bool((slots[1:] > slots[:-1]).all()):
             slots, back = np.unique(slots, return_inverse=True)  # each page is read once, and in order
-        data, places, where = self._read(slots)
+        data, places, where = self._read_again(slots)
         at, width = where[back], self._row.itemsize
         windows: Any = np.ndarray((data.size - width + 1,), f"V{width}", data, strides=(1,))
         raw = windows[places[:, 0]]
