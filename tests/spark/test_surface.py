@@ -265,7 +265,7 @@ def test_memory_only_is_warned_about(left: Source, right: Source) -> None:
 
 
 def test_refusals(spark: Any, left: Source, right: Source) -> None:
-    with pytest.raises(gpu_ops.DescriptionError, match=r"unique_key names 'nope'; did you mean 'op'. There are op, k, a"):
+    with pytest.raises(gpu_ops.DescriptionError, match=r"names 'nope'; did you mean 'op'. There are op, k, a"):
         stream(left.df, unique_key="nope")
     with pytest.raises(gpu_ops.DescriptionError, match="row kinds are strings, column 'k' is bigint"):
         gpu_ops.join(stream(left.df, row_kind="k"), right.df, on="op")
