@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.state.files import seen_to_move
+
 STATUS_COLUMN: Final = "__status"
 PIECE_BYTES: Final = 64 << 20
 """Pieces are taken along by later ones up to this size."""
@@ -274,6 +276,7 @@ class StoredTable:
                 numbers = {column: part.column(column).to_numpy() for column in part.column_names}
                 kept = numbers[STATUS_COLUMN] != 0
                 first += rows
+                seen_to_move()
                 piece = Piece(name, rows, table.nbytes).keeping(kept)
                 if piece.bits is not None:
                     table, numbers = _of(table, kept), {column: values[kept] for column, values in numbers.items()}
