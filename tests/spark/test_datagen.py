@@ -233,8 +233,8 @@ def test_the_screen_is_the_folded_changelog(spark: Any) -> None:
     assert "4 rows; 4 changes (4 +I)" in first
     assert first.index("9.50") < first.index("null") < first.index("1,234.00")
     second = take(1, ("-U", 1, [1], 9.5), ("+U", 1, [1], 8.0), ("-D", 2, [2], None), ("+I", 3, [], 0.5))
-    assert take(1, ("+I", 7, [], 0.5)) == second.replace(second, take(1, ("+I", 7, [], 0.5)))  # repeated: not again
-    assert "4 rows; 8 changes (5 +I, 1 -U, 1 +U, 1 -D)" in second
+    again = take(1, ("+I", 7, [], 0.5))  # repeated: not taken again
+    assert all("4 rows; 8 changes (5 +I, 1 -U, 1 +U, 1 -D)" in drawn for drawn in (second, again))
     assert "9.50" not in second
     assert second.count("[2]") == 1
     many = take(2, *(("+I", n, [], 0.5) for n in range(100, 1100)))
