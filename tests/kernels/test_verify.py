@@ -262,7 +262,7 @@ def test_the_sanitizer_is_found_and_run(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("said", "wanted"), [((), ".venv/bin/python"), (("PYTHON=other",), "other")])
 def test_make_takes_the_environment_that_it_made(tmp_path: Path, said: tuple[str, ...], wanted: str) -> None:
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    command = ["make", "-n", "-f", str(ROOT / "Makefile"), "gpu-verify", *said]
+    command = ["make", "--no-print-directory", "-n", "-f", str(ROOT / "Makefile"), "gpu-verify", *said]
 
     def line() -> str:
         return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split()[0]
