@@ -202,7 +202,8 @@ def test_explain_says_what_was_found(
         servers.close()
     assert line == (
         "  backend     gpu (1 GPU: Card 0, 16.0 GiB); 1 state server on this machine, 1 running; probe auto: "
-        "cuDF's hash join, or a search of the index where that is more than 5 ms quicker; WARNING: one computes on the CPU: ImportError: made up"
+        "cuDF's hash join, or a search of the index where that is more than 5 ms quicker; "
+        "WARNING: one computes on the CPU: ImportError: made up"
     )
 
 
