@@ -81,13 +81,13 @@ def compare(con: duckdb.DuckDBPyConnection, name: str, expected: str, files: lis
         expected: the query.
         files: Parquet files with a row kind and at least the query's columns.
     """
-    con.sql(f"CREATE OR REPLACE TEMP TABLE expected AS SELECT *, 1 AS n FROM ({expected})")
+    con.sql(f"CREATE OR REPLACE TEMP TABLE expected AS SELECT *, 1 AS __times FROM ({expected})")
     columns = ", ".join(con.table("expected").columns[:-1])
     con.sql(f"CREATE OR REPLACE TEMP TABLE changed AS SELECT row_kind, {columns} FROM read_parquet({files})")
     con.sql(
         "CREATE OR REPLACE TEMP TABLE folded AS "
-        f"SELECT {columns}, sum(CASE WHEN row_kind IN ('+I', '+U') THEN 1 ELSE -1 END) AS n "
-        "FROM changed GROUP BY ALL HAVING n <> 0"
+        f"SELECT {columns}, sum(CASE WHEN row_kind IN ('+I', '+U') THEN 1 ELSE -1 END) AS __times "
+        "FROM changed GROUP BY ALL HAVING __times <> 0"
     )
     difference = con.sql("(FROM expected EXCEPT ALL FROM folded) UNION ALL (FROM folded EXCEPT ALL FROM expected)")
     rows = difference.fetchall()
