@@ -298,6 +298,19 @@ def test_many_queries_are_sparks_own(spark, sql, history, emit, multi_way):
     against_spark(spark, sql, history, emit, multi_way)
 
 
+def share_taken(spark, queries, *, examples):
+    """Compares so many queries with Spark; the share of them that are not refused."""
+    taken = []
+
+    @given(*queries)
+    @settings(max_examples=examples)
+    def look(sql, history, emit, multi_way):
+        taken.append(against_spark(spark, sql, history, emit, multi_way))
+
+    look()
+    return sum(taken) / len(taken)
+
+
 ASKING = asking(), *RANDOM[1:]
 
 
@@ -311,15 +324,7 @@ def test_sub_queries_are_sparks_own(spark, sql, history, emit, multi_way):
 @pytest.mark.slow
 @pytest.mark.spark
 def test_many_sub_queries_are_sparks_own(spark):
-    taken = []
-
-    @given(*ASKING)
-    @settings(max_examples=1500)
-    def look(sql, history, emit, multi_way):
-        taken.append(against_spark(spark, sql, history, emit, multi_way))
-
-    look()
-    assert sum(taken) > 0.8 * len(taken)
+    assert share_taken(spark, ASKING, examples=1500) > 0.8
 
 
 @st.composite
@@ -392,15 +397,7 @@ def test_unions_are_sparks_own(spark, sql, history, emit, multi_way):
 @pytest.mark.slow
 @pytest.mark.spark
 def test_many_unions_are_sparks_own(spark):
-    taken = []
-
-    @given(*UNITING)
-    @settings(max_examples=1000)
-    def look(sql, history, emit, multi_way):
-        taken.append(against_spark(spark, sql, history, emit, multi_way))
-
-    look()
-    assert sum(taken) > 0.7 * len(taken)
+    assert share_taken(spark, UNITING, examples=1000) > 0.7
 
 
 @pytest.mark.parametrize("multi_way", ["auto", "never"])
