@@ -12,6 +12,7 @@ A row of a piece has a slot of the table, in the same order, until a compaction 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -56,7 +57,7 @@ class Piece:
         """Which rows have a slot; None for all."""
         return None if self.bits is None else np.unpackbits(self.bits, count=self.rows).view(bool)
 
-    @property
+    @functools.cached_property
     def slots(self) -> int:
         """How many have one."""
         kept = self.kept

@@ -177,7 +177,7 @@ def _cooled_store(store: Store, disk: Disk | None, committed: int, wanted: int) 
     return store.cool(wanted, disk, min(committed, len(store)))
 
 
-class _Rest(NamedTuple):
+class _Compaction(NamedTuple):
     """A compaction that is under way.
 
     Attributes:
@@ -185,7 +185,7 @@ class _Rest(NamedTuple):
         stays: of these slots, part by part, which do.
     """
 
-    store: Store | None
+    store: Store
     stays: list[Array]
 
 
@@ -229,7 +229,7 @@ class StateTable:
         self.queues: dict[str, TimeQueue] = {}
         self.attached: list[StateTable] = []
         self.pieces: tuple[Piece, ...] = ()
-        self._rest: _Rest | None = None
+        self._compaction: _Compaction | None = None
         self.live = 0
         self._journal: Journal | None = None
 
@@ -246,8 +246,7 @@ class StateTable:
 
     def _stores(self) -> list[Store]:
         """The rows, and those of a compaction that is under way."""
-        rest = None if self._rest is None else self._rest.store
-        return [self.store] if rest is None else [rest, self.store]
+        return [self.store] if self._compaction is None else [self._compaction.store, self.store]
 
     @property
     def disk_bytes(self) -> int:
@@ -369,7 +368,7 @@ class StateTable:
         self._journal = None
         # so that each dead row costs once
         tiny = self.kernels.tiny_segments
-        if self._rest is not None or self._dead() > max(self.live, 4 if tiny else _FEW):
+        if self._compaction is not None or self._dead() > max(self.live, 4 if tiny else _FEW):
             with postponed(self.kernels, "dropping dead rows"):
                 self.compact(_SLOTS_A_CHANGE * changes + (4 if tiny else _FEW))
 
@@ -416,15 +415,16 @@ class StateTable:
             most: slots to be looked at now, at most; None for all.
         """
         xp, status = self.kernels.xp, self.status.values
-        begun = _Rest(None, []) if self._rest is None or most is None else self._rest
-        first = sum(part.size for part in begun.stays)
+        begun = None if most is None else self._compaction
+        before = [] if begun is None else begun.stays
+        first = sum(part.size for part in before)
         last = status.size if most is None or self.kernels.host is not None else min(first + most, status.size)
         stays = status[first:last] != DEAD
-        self._rest = None  # what fails half-way begins again
-        store = self.store.retained(xp.flatnonzero(stays) + first, begun.store)
-        stay = [*begun.stays, stays]
+        self._compaction = None  # what fails half-way begins again
+        store = self.store.retained(xp.flatnonzero(stays) + first, None if begun is None else begun.store)
+        stay = [*before, stays]
         if last < status.size:
-            self._rest = _Rest(store, stay)
+            self._compaction = _Compaction(store, stay)
             return
         alive = xp.concatenate(stay)
         slots, new_slots = xp.flatnonzero(alive), xp.full(status.size, -1, np.int64)
@@ -468,12 +468,10 @@ class StateTable:
 
     def snapshot(self) -> pa.Table:
         """The rows that are not dead, with the numbers beside them."""
-        there = self.kernels.asnumpy(self.status.values) != DEAD
-        rows = stored_rows(
-            self.kernels, self.store, self.source.schema, self.kernels.xp.flatnonzero(self.status.values)
-        )
-        numbers = {name: values[there] for name, values in self._numbers().items()}
-        return put_behind(rows, {name: pa.array(values.astype(np.int64)) for name, values in numbers.items()})
+        slots = self.kernels.xp.flatnonzero(self.status.values)
+        rows = stored_rows(self.kernels, self.store, self.source.schema, slots)
+        there, numbers = self.kernels.asnumpy(slots), self._numbers(self._stored())
+        return put_behind(rows, {name: values[there].astype(np.int64) for name, values in numbers.items()})
 
     def take(self) -> Taken:
         """What a snapshot of the committed rows is made of; see `gpu_ops.state.pieces.Pieced`."""
@@ -483,16 +481,15 @@ class StateTable:
         )
         if len(fresh):
             self.pieces = (*self.pieces, Piece(None, len(fresh), fresh.nbytes))
-        status = np.array(self.kernels.asnumpy(self.status.values))
-        return Taken(self.pieces, fresh, {**self._numbers(), STATUS_COLUMN: status})
+        return Taken(self.pieces, fresh, self._numbers({STATUS_COLUMN: self.status, **self._stored()}))
 
     def _stored(self) -> dict[str, Growing]:
         """The columns that a snapshot has behind the rows, by name."""
         return self.beside
 
-    def _numbers(self) -> Numbers:
-        """The same as a snapshot has them, of all slots; later changes leave them alone."""
-        return {name: np.array(self.kernels.asnumpy(column.values)) for name, column in self._stored().items()}
+    def _numbers(self, columns: Mapping[str, Growing]) -> Numbers:
+        """Columns as a snapshot has them, of all slots; later changes leave them alone."""
+        return {name: np.array(self.kernels.asnumpy(column.values)) for name, column in columns.items()}
 
     def _restore(
         self,

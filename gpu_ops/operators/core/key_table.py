@@ -229,8 +229,8 @@ class KeyTable(StateTable):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def _numbers(self) -> Numbers:
-        found = super()._numbers()
+    def _numbers(self, columns: Mapping[str, Growing]) -> Numbers:
+        found = super()._numbers(columns)
         return found | {name: changed(found[name]) for name, changed in self.as_stored.items()}
 
     def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:

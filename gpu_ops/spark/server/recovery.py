@@ -362,7 +362,7 @@ class _Snapshot:
         for name, (_, taken) in self._taken.items():
             self._written[name], sizes = self._log.write_pieces(self.version, name, taken, self._most)
             self.sizes |= sizes
-        held, tables = self._held, {name: self._written.get(name, self._whole.get(name)) for name in self._held.tables}
+        held, tables = self._held, self._whole | self._written
         self.size = self._log.write_snapshot(self.version, tables, held.clock_ms, held.times, backlog=held.backlog)
 
     def settle(self) -> set[str]:
