@@ -107,6 +107,25 @@ def test_a_process_that_ends_removes_its_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_programs_folders_go_with_its_state_server(number: int, tmp_path: Path) -> None:
+    code = (
+        "import time; from gpu_ops.spark.driver.process import Launcher; from gpu_ops.state import files;"
+        "files.temporary_folder(); Launcher('t' * 32).start('cpu', 'cpu-0');"
+        "print('listens', flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listens\n"
+        assert len(list(tmp_path.iterdir())) == 2
+        process.send_signal(number)
+    until = time.monotonic() + 20
+    while list(tmp_path.iterdir()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_command_is_gone_with_its_errors(number: int, status: int, tmp_path: Path) -> None:
     """It is told to end with SIGTERM alone, and what its children say of that is not shown."""

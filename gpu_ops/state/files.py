@@ -415,7 +415,7 @@ def temporary_folder(parent: Path | None = None) -> Path:
         parent: below this folder instead.
     """
     parent = parent or Path(tempfile.gettempdir())
-    _sweep(parent)
+    remove_left(parent)
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     lock = (made / _LOCK).open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -437,8 +437,8 @@ def remove_temporary(made: Path) -> None:
         lock.close()
 
 
-def _sweep(parent: Path) -> None:
-    """Removes what processes have left that are gone."""
+def remove_left(parent: Path) -> None:
+    """Removes the folders of `temporary_folder` whose processes were killed."""
     for left in parent.glob(f"{PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), left.open("rb") as lock:  # somebody else's, or gone meanwhile
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,6 +19,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,7 @@ from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionSta
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.spark.wire.connection import Action, FlightServer
+from gpu_ops.state import files
 from gpu_ops.state.blocks import Mapped, Part, leave
 from gpu_ops.state.files import READING, Activity
 from gpu_ops.values import check_array
@@ -409,6 +411,7 @@ def main(arguments: list[str] | None = None) -> int:
     _wait(server, parent)
     # Calls in progress are not waited for long: what they did durably stays, the rest is repeated.
     server.end()
+    files.remove_left(Path(tempfile.gettempdir()))  # a killed application's
     logging.shutdown()
     sys.stderr.flush()
     os._exit(0)
