@@ -7,7 +7,7 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,16 +15,15 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from rich import box
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
-from rich.text import Text
 
 import gpu_ops
 from gpu_ops.backends import Backend, gpu_available
 from gpu_ops.demo import tpch
 from gpu_ops.errors import BackendError
+from gpu_ops.jobs.screen import Screen, arrow_rows, screen
 from gpu_ops.memory import size_text
 from gpu_ops.spark import session
 from gpu_ops.spark.api.session import FIRST_COMPILER
@@ -52,8 +51,6 @@ _SETTINGS: Final = {
 ORDERS: Final = pa.schema([(tpch.ROW_KIND, pa.string()), ("order_id", pa.int32()), ("movie_id", pa.int32())])
 PRICES: Final = pa.schema([(tpch.ROW_KIND, pa.string()), ("order_id", pa.int32()), ("set_price", pa.int32())])
 _Row = tuple[str, int, int]
-_SHOWN: Final = 12
-"""Rows of the view, or changes of a micro-batch, at most."""
 
 
 def chosen_backend(console: Console, backend: Backend) -> None:
@@ -213,9 +210,8 @@ class _Tpch:
         with self.console.status("DuckDB folds the changelog, and joins the folded inputs itself"):
             return tpch.check(
                 [unquote(urlparse(uri).path) for uri in uris],
-                *([str(path) for path in sorted(c.folder.glob("*.parquet"))] for c in self.inputs),
-                how="LEFT",
-                condition="ON o_orderkey = l_orderkey",
+                {changes.table: changes.files for changes in self.inputs},
+                "FROM orders LEFT JOIN lineitem ON o_orderkey = l_orderkey",
                 pad="l_orderkey",
             )
 
@@ -316,8 +312,8 @@ def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: C
     for number, step in enumerate(STEPS):
         console.print(_step_table(number, step, changelogs[number]))
     changelog = pa.concat_tables(changelogs[batch] for batch in sorted(changelogs))
-    left, right = (pa.concat_tables(tables) for tables in inputs.values())
-    return tpch.check(changelog, left, right, how="LEFT", condition="USING (order_id)", pad="set_price")
+    rows = {name: pa.concat_tables(tables) for name, tables in inputs.items()}
+    return tpch.check(changelog, rows, "FROM orders LEFT JOIN prices USING (order_id)", pad="set_price")
 
 
 def _tables(schema: pa.Schema, steps: Sequence[Sequence[_Row]]) -> list[pa.Table]:
@@ -381,17 +377,34 @@ def run_query(
             )
         console.rule(f"TPC-H {name.upper()}: {one.title}", align="left")
         console.print(one.text.strip(), markup=False)
-        arriving = [
-            sum(inputs[t].counts[n] for t in one.columns if n < len(inputs[t].counts)) for n in range(MICRO_BATCHES)
-        ]
-        drawn = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
-        with demo_session(console) as spark, drawn as live:
-            screen = _Screen(console, one, arriving, live)
+        arriving = list(accumulate(map(sum, zip_longest(*(inputs[t].counts for t in one.columns), fillvalue=0))))
+        changelogs: list[pa.Table] = []
+        with demo_session(console) as spark, screen(console, one.title) as shown:
             changes = tpch.changelog(spark, one, inputs, state=str(folder / "state"), backend=backend, name=name)
-            writer = changes.writeStream.foreachBatch(screen.take)
+            writer = changes.writeStream.foreachBatch(showing(shown, arriving, changelogs))
             writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
             writer.start().awaitTermination()
-        return _check(console, tpch.Answers(one, inputs), screen.changes)
+        return _check(console, tpch.Answers(one, inputs), changelogs)
+
+
+def showing(shown: Screen, arriving: Sequence[int], changelogs: list[pa.Table]) -> Callable[[DataFrame, int], None]:
+    """A function for ``foreachBatch`` that shows a view.
+
+    Args:
+        shown: where.
+        arriving: changes of the inputs up to each micro-batch.
+        changelogs: gets that of each micro-batch; one that comes again replaces what it was.
+    """
+    began = time.perf_counter()
+
+    def take(rows: DataFrame, batch: int) -> None:
+        changelogs[batch:] = [arrow_rows(rows)]
+        shown.add(changelogs[batch], batch)
+        rate = arriving[batch] / (time.perf_counter() - began)
+        what = f"micro-batch {batch + 1} of {len(arriving)}: {arriving[batch]:,} changes in"
+        shown.report(f"{what}, {sum(map(len, changelogs)):,} out, {rate:,.0f} a second")
+
+    return take
 
 
 def _check(console: Console, answers: tpch.Answers, changes: list[pa.Table]) -> bool:
@@ -409,55 +422,3 @@ def _check(console: Console, answers: tpch.Answers, changes: list[pa.Table]) -> 
         "inputs"
     )
     return True
-
-
-class _Screen:
-    """Shows a view.
-
-    Args:
-        console: where.
-        one: the query.
-        arriving: changes of the inputs in each micro-batch.
-        live: the part of a terminal that is drawn anew; None where there is no terminal.
-    """
-
-    def __init__(self, console: Console, one: tpch.Query, arriving: list[int], live: Live | None) -> None:
-        self.console, self.query, self.arriving, self.live = console, one, arriving, live
-        self.changes: list[pa.Table] = []
-        self.before: set[tuple[str, ...]] = set()
-        self.began = time.perf_counter()
-
-    def take(self, rows: DataFrame, batch: int) -> None:
-        """One micro-batch of the changelog; one that comes again replaces what it was."""
-        self.changes[batch:] = [rows.toArrow()]
-        number = len(self.changes)
-        there = _rows(tpch.view(self.query, pa.concat_tables(self.changes)))
-        total = sum(self.arriving[:number])
-        said = (
-            f"micro-batch {number} of {len(self.arriving)}: {total:,} changes in, "
-            f"{sum(part.num_rows for part in self.changes):,} out, {len(there):,} rows in the view, "
-            f"{total / (time.perf_counter() - self.began):,.0f} changes/s"
-        )
-        if self.live is None:
-            self.console.print(said, markup=False)
-            for row in _rows(self.changes[-1])[:_SHOWN]:
-                self.console.print(f"  {' '.join(row)}", markup=False, soft_wrap=True)
-        else:
-            self.live.update(Group(self._table(there), Text(said)), refresh=True)
-        self.before = set(there)
-
-    def _table(self, there: list[tuple[str, ...]]) -> Table:
-        shown = Table(box=box.SIMPLE_HEAD)
-        for name in self.changes[0].schema.names[1:]:
-            shown.add_column(name)
-        for row in there[:_SHOWN]:
-            shown.add_row(*row, style=None if row in self.before else "green")
-        if len(there) > _SHOWN:
-            shown.add_row(f"and {len(there) - _SHOWN:,} more")
-        return shown
-
-
-def _rows(table: pa.Table) -> list[tuple[str, ...]]:
-    """Rows as text."""
-    columns = [["null" if value is None else str(value) for value in column.to_pylist()] for column in table.columns]
-    return list(zip(*columns, strict=True))

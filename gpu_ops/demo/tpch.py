@@ -89,12 +89,6 @@ SELECT * EXCLUDE ({kind}), sum(CASE WHEN {kind} IN ('+I', '+U') THEN 1 ELSE -1 E
 FROM {name}_changes GROUP BY ALL HAVING {name}_n <> 0
 """
 
-_EXPECTED: Final = """
-CREATE TEMP TABLE expected AS
-SELECT * EXCLUDE (left_n, right_n), left_n * coalesce(right_n, 1) AS n
-FROM left_now {how} JOIN right_now {condition}
-"""
-
 _DIFFERENT: Final = """
 SELECT * EXCLUDE (n), sum(n)::BIGINT AS surplus FROM (
     SELECT * EXCLUDE (changelog_n), changelog_n AS n FROM changelog_now
@@ -147,6 +141,11 @@ class Changes:
     def total(self) -> int:
         """Changes in all files."""
         return sum(self.counts)
+
+    @property
+    def files(self) -> list[str]:
+        """The files, in order."""
+        return [str(path) for path in sorted(self.folder.glob("*.parquet"))]
 
 
 def generate(folder: Path, *, scale: float, files: int, limit: int | None = None) -> tuple[Changes, Changes]:
@@ -373,29 +372,22 @@ class Check:
         return not (self.missing or self.surplus)
 
 
-def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str, pad: str) -> Check:
-    """Compares a changelog with DuckDB's join of the folded inputs.
+def check(changelog: Rows, inputs: Mapping[str, Rows], query: str, pad: str) -> Check:
+    """Compares a changelog with DuckDB's answer to a query over the folded inputs.
 
     Args:
-        changelog: the join's output; its row kinds in ``row_kind``.
-        left: changes of the left input; their row kinds in `ROW_KIND`.
-        right: changes of the right input, likewise.
-        how: the join type, SQL.
-        condition: ``"USING (k)"`` or ``"ON l_k = r_k"``.
-        pad: a column of the join that is null in unmatched rows only.
+        changelog: the query's output; its row kinds in ``row_kind``.
+        inputs: changes by table, their row kinds in `ROW_KIND`; or rows without any.
+        query: a left join.
+        pad: a column of it that is null in unmatched rows only.
 
     Returns:
         Equal or not, and the numbers.
     """
     with duckdb.connect() as db:
-        for name, rows in (("left", left), ("right", right), ("changelog", changelog)):
-            if isinstance(rows, pa.Table):
-                db.register(f"{name}_changes", rows)
-            else:
-                db.read_parquet(list(rows)).create_view(f"{name}_changes")
-            fold(db, name, ROW_KIND_COLUMN if name == "changelog" else ROW_KIND)
-        db.execute(_EXPECTED.format(how=how, condition=condition))
-        db.execute(f"CREATE TEMP TABLE different AS {_DIFFERENT}")
+        _fold_inputs(db, inputs)
+        _register(db, "changelog", changelog)
+        sample = difference(db, query)[:5]
         return Check(
             rows=_number(db, "SELECT sum(changelog_n) FROM changelog_now"),
             expected=_number(db, "SELECT sum(n) FROM expected"),
@@ -403,8 +395,26 @@ def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str,
             changes=dict(db.execute("SELECT row_kind, count(*) FROM changelog_changes GROUP BY 1").fetchall()),
             missing=_number(db, "SELECT -sum(surplus) FROM different WHERE surplus < 0"),
             surplus=_number(db, "SELECT sum(surplus) FROM different WHERE surplus > 0"),
-            sample=tuple(str(row) for row in db.execute("SELECT * FROM different LIMIT 5").fetchall()),
+            sample=tuple(sample),
         )
+
+
+def _register(db: duckdb.DuckDBPyConnection, name: str, rows: Rows) -> None:
+    if isinstance(rows, pa.Table):
+        db.register(f"{name}_changes", rows)
+    else:
+        db.read_parquet(list(rows)).create_view(f"{name}_changes")
+
+
+def _fold_inputs(db: duckdb.DuckDBPyConnection, inputs: Mapping[str, Rows]) -> None:
+    """Makes a view of each table: its rows that are there."""
+    for table, rows in inputs.items():
+        _register(db, table, rows)
+        changes = db.table(f"{table}_changes")
+        if ROW_KIND in changes.columns:
+            fold(db, table, ROW_KIND)
+            changes = db.table(f"{table}_now").project(f"* EXCLUDE ({table}_n)")
+        changes.create_view(table)
 
 
 def fold(db: duckdb.DuckDBPyConnection, name: str, kind: str) -> None:
@@ -412,16 +422,17 @@ def fold(db: duckdb.DuckDBPyConnection, name: str, kind: str) -> None:
     db.execute(_FOLD.format(name=name, kind=kind))
 
 
-def difference(db: duckdb.DuckDBPyConnection, expected: str) -> list[str]:
-    """In what ``changelog_changes`` differ from a query, as text.
+def difference(db: duckdb.DuckDBPyConnection, query: str) -> list[str]:
+    """In what ``changelog_changes`` differ from the answer to a query, as text.
 
     Args:
         db: has a table or view of that name.
-        expected: gives rows, and in ``n`` how often each.
+        query: it.
     """
     fold(db, "changelog", ROW_KIND_COLUMN)
-    db.execute(f"CREATE TEMP TABLE expected AS {expected}")
-    return [str(row) for row in db.execute(_DIFFERENT).fetchall()]
+    db.execute(f"CREATE TEMP TABLE expected AS SELECT *, 1 AS n FROM ({query})")  # noqa: S608 (our text)
+    db.execute(f"CREATE TEMP TABLE different AS {_DIFFERENT}")
+    return [str(row) for row in db.execute("SELECT * FROM different").fetchall()]
 
 
 def _number(db: duckdb.DuckDBPyConnection, sql: str) -> int:
@@ -437,14 +448,12 @@ class Query:
         name: as TPC-H counts them.
         title: what it asks.
         text: one SELECT; gpu_ops, Flink and DuckDB take it as it is.
-        order: by what TPC-H orders the result.
         columns: that it reads, by table; unique keys are among them.
     """
 
     name: str
     title: str
     text: str
-    order: str
     columns: Mapping[str, tuple[str, ...]]
 
 
@@ -459,7 +468,7 @@ def query(name: str) -> Query:
         if table in words
     }
     title = comment.removeprefix("-- ").split(". ", maxsplit=1)[0]
-    return Query(name, title, select, text.rsplit("ORDER BY ", maxsplit=1)[1].splitlines()[0], columns)
+    return Query(name, title, select, columns)
 
 
 def columns_of(queries: Sequence[Query]) -> dict[str, tuple[str, ...]]:
@@ -491,14 +500,6 @@ def changelog(spark: SparkSession, one: Query, inputs: Mapping[str, Changes], **
     return gpu_ops.sql(one.text, tables=tables, **options)
 
 
-def view(one: Query, changes: pa.Table) -> pa.Table:
-    """The rows that a changelog folds to, in the query's order."""
-    with duckdb.connect() as db:
-        db.register("changelog_changes", changes)
-        fold(db, "changelog", ROW_KIND_COLUMN)
-        return db.table("changelog_now").project("* EXCLUDE (changelog_n)").order(one.order).to_arrow_table()
-
-
 class Answers:
     """What DuckDB answers after each micro-batch.
 
@@ -509,23 +510,20 @@ class Answers:
 
     def __init__(self, one: Query, inputs: Mapping[str, Changes]) -> None:
         self.query = one
-        self.files = {table: sorted(inputs[table].folder.glob("*.parquet")) for table in one.columns}
+        self.files = {table: inputs[table].files for table in one.columns}
 
     def after(self, micro_batches: int) -> pa.Table:
         """The query over the folded first files of each input."""
         with duckdb.connect() as db:
-            for table, files in self.files.items():
-                db.read_parquet([str(path) for path in files[:micro_batches]]).create_view(f"{table}_changes")
-                if ROW_KIND in db.table(f"{table}_changes").columns:
-                    fold(db, table, ROW_KIND)
-                    db.table(f"{table}_now").project(f"* EXCLUDE ({table}_n)").create_view(table)
-                else:
-                    db.table(f"{table}_changes").create_view(table)
+            self._fold(db, micro_batches)
             return db.sql(self.query.text).to_arrow_table()
 
     def differences(self, changes: pa.Table, micro_batches: int) -> list[str]:
         """In what a folded changelog differs after so many micro-batches, as text; nothing where it is right."""
         with duckdb.connect() as db:
+            self._fold(db, micro_batches)
             db.register("changelog_changes", changes)
-            db.register("answer", self.after(micro_batches))
-            return difference(db, "SELECT *, 1 AS n FROM answer")
+            return difference(db, self.query.text)
+
+    def _fold(self, db: duckdb.DuckDBPyConnection, micro_batches: int) -> None:
+        _fold_inputs(db, {table: files[:micro_batches] for table, files in self.files.items()})

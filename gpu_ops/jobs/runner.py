@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import signal
 import threading
@@ -133,10 +134,7 @@ def _run(changes: DataFrame, job: Job, console: Console, watch: _Watch, *, once:
     """Runs a job's query; reports each micro-batch, and adds it up."""
     last_join, shown = join_written(changes), watch.shown
     query = start(changes, job, once=once, last_join=last_join, screen=None if shown is None else shown.take)
-
-    def printed(batch: Batch) -> None:
-        console.print(batch.line, markup=False, soft_wrap=True)
-
+    printed = functools.partial(console.print, markup=False, soft_wrap=True)
     _follow(query, last_join, watch, printed if shown is None else shown.report)
 
 
@@ -169,7 +167,7 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
 
 
 def _follow(
-    query: StreamingQuery, last_join: str | None, watch: _Watch, report: Callable[[Batch], None] | None = None
+    query: StreamingQuery, last_join: str | None, watch: _Watch, report: Callable[[str], None] | None = None
 ) -> None:
     """Adds up the micro-batches of a query until it ends, by itself or with its inputs."""
     try:
@@ -178,7 +176,7 @@ def _follow(
             if batch is not None:
                 watch.found.add(batch)
                 if report is not None:
-                    report(batch)
+                    report(batch.line)
             if watch.ends and have_ended(progress):
                 break
     except StreamingQueryException as error:

@@ -56,7 +56,10 @@ class Screen:
 
     def take(self, changes: DataFrame, number: int) -> None:
         """One micro-batch of the changelog, for ``foreachBatch``; a repeated one is not counted twice."""
-        arrived = _arrow(changes)
+        self.add(arrow_rows(changes), number)
+
+    def add(self, arrived: pa.Table, number: int) -> None:
+        """The same, of Arrow's rows."""
         if number <= self.number or not arrived.num_rows:
             return
         self.number = number
@@ -86,13 +89,13 @@ class Screen:
             if arrived.num_rows > _MOST:
                 self.console.print(f"  and {arrived.num_rows - _MOST:,} changes more", markup=False)
 
-    def report(self, batch: Batch) -> None:
+    def report(self, line: str) -> None:
         """What a micro-batch was."""
-        self.line = batch.line
+        self.line = line
         if self.live is not None:
             self.live.update(self.drawn(), refresh=True)
         else:
-            self.console.print(batch.line, markup=False, soft_wrap=True)
+            self.console.print(line, markup=False, soft_wrap=True)
 
     def drawn(self) -> Group:
         """The result as it is, those rows that changed last, in the order of their columns."""
@@ -133,7 +136,7 @@ def screen(console: Console, title: str) -> Iterator[Screen]:
         yield shown
 
 
-def _arrow(changes: DataFrame) -> pa.Table:
+def arrow_rows(changes: DataFrame) -> pa.Table:
     """Its rows; Spark 3.5 has no public name for that."""
     if hasattr(changes, "toArrow"):
         return changes.toArrow()

@@ -150,6 +150,8 @@ def _load(spark: SparkSession, source: Source) -> DataFrame:
 
 
 def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
+    schema: st.StructType | str = schema_text(source)
+    named = [name.lower() for name, _ in source.columns or ()]
     if source.columns is None:
         # a stream wants its columns beforehand: those of the files that are there
         try:
@@ -160,20 +162,13 @@ def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
             schema = st.StructType()
         if not schema.fields:
             raise file.error("there are no files yet to take the columns from: name them", source.at)
-        return _stream_of_files(spark, source, file, schema)
-    named = {name.lower() for name, _ in source.columns}
-    if source.connector == "csv" and source.row_kind is not None and source.row_kind.lower() not in named:
+    elif source.connector == "csv" and source.row_kind is not None and source.row_kind.lower() not in named:
         raise file.error(
             f"CSV goes by position: name {source.row_kind!r} among the columns, where it stands", source.at
         )
-    return _stream_of_files(spark, source, file, schema_text(source))
-
-
-def _stream_of_files(spark: SparkSession, source: Source, file: Text, schema: st.StructType | str) -> DataFrame:
     if source.reader == "arrow":
-        path, options = source.options["path"], {**source.options}
-        del options["path"]
-        return read_files(spark, path, cast("FormatName", source.connector), schema, **options)
+        options = {name: value for name, value in source.options.items() if name != "path"}
+        return read_files(spark, source.options["path"], cast("FormatName", source.connector), schema, **options)
     return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
 
 

@@ -22,6 +22,7 @@ from gpu_ops.messages.encodings import (
     PLACEHOLDER,
     Encodings,
     How,
+    Look,
     Lost,
     MisfitError,
     decoded,
@@ -33,6 +34,7 @@ from gpu_ops.messages.encodings import (
     written,
 )  # fmt: skip
 from gpu_ops.messages.json_texts import Group, balanced, groups, is_wrapper, look, objects, read_texts, rows_of
+from gpu_ops.values import Mask
 
 MessageFormatName = Literal["json", "debezium-json", "avro", "debezium-avro"]
 MESSAGE_FORMATS: Final[tuple[str, ...]] = get_args(MessageFormatName)
@@ -84,12 +86,6 @@ class _Parsed(NamedTuple):
 
     order: Positions
     columns: list[pa.Array]
-
-    def taken(self, mask: npt.NDArray[np.bool_]) -> _Parsed:
-        """Some of the rows."""
-        if mask.all():
-            return self
-        return _Parsed(self.order[mask], [column.filter(pa.array(mask)) for column in self.columns])
 
 
 _Parse: TypeAlias = Callable[[Group, Set[str]], tuple[list[_Parsed], list[Bad]]]
@@ -145,12 +141,11 @@ class MessageFormat:
                 raise DescriptionError(
                     f"column {field.name!r} is {field.type}; a message of format {self.name} has none"
                 )
-        if self.row_kind is not None and self.row_kind.lower() in map(str.lower, self.schema.names):
-            raise DescriptionError(f"the row-kind column {self.row_kind!r} is among the columns; name another")
-        if self.unavailable is not None and self.unavailable.lower() in map(
-            str.lower, [*self.schema.names, self.row_kind or ""]
-        ):
-            raise DescriptionError(f"unavailable={self.unavailable!r} is among the columns; name another")
+        there = {name.lower() for name in self.schema.names}
+        for what, own in (("the row-kind column ", self.row_kind), ("unavailable=", self.unavailable)):
+            if own is not None and own.lower() in there:
+                raise DescriptionError(f"{what}{own!r} is among the columns; name another")
+            there |= {(own or "").lower()}
         text_of(self.unavailable_value)
         if self.is_avro:
             avro.checked(self.registry, self.avro_schema)
@@ -249,10 +244,7 @@ class MessageFormat:
         rows = [schema.message]
         if self.is_debezium:
             rows = [one.fields[name] for one in schema.look(schema.message) for name in _SIDES if name in one.fields]
-        try:
-            return encodings_of(rows, schema.look, wanted, {}, json=False)
-        except MisfitError as error:
-            return str(error)
+        return self._encodings(rows, schema.look, wanted)
 
     def _of_connect(self, schema: Any, wanted: pa.StructType) -> Encodings | str | None:
         """The same of Kafka Connect's; None where a message with such a member is no wrapper."""
@@ -264,8 +256,11 @@ class MessageFormat:
                 return None
         if schema is not None and not isinstance(schema, dict):
             return "has members schema and payload, and is no wrapper: its schema is none, or it has one of them twice"
+        return self._encodings(rows, look, wanted)
+
+    def _encodings(self, rows: Sequence[Any], look: Look, wanted: pa.StructType) -> Encodings | str:
         try:
-            return encodings_of(rows, look, wanted, dict(self.encoded), json=True)
+            return encodings_of(rows, look, wanted, dict(self.encoded), json=not self.is_avro)
         except MisfitError as error:
             return str(error)
 
@@ -324,9 +319,8 @@ class MessageFormat:
         if self.key:
             no_row = "has a payload of null; what deletes a row is a message without a value"
             bad += [Bad(int(place), no_row) for place in np.setdiff1d(group.at, at)]
-        good = _without(at.size, lacking)
-        kinds = [_kinds(np.full(at.size, _UPSERTED))] if self.key else []
-        return [_Parsed(2 * at, [*kinds, *columns, *self._told(lost, at.size)]).taken(good)], bad
+        kinds = np.full(at.size, _UPSERTED) if self.key else None
+        return [self._parsed(2 * at, kinds, columns, lost, _without(at.size, lacking))], bad
 
     def _changes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
         """What messages say that are Debezium's envelopes."""
@@ -358,12 +352,10 @@ class MessageFormat:
         if self.unavailable is None:
             found |= {int(old[place]): problem for place, problem in self._unsaid(gone_lost).items()}
         good = _without(at.size, found)
-        told = [_kinds(kinds), *columns, *self._told(lost, new.size)]
-        parsed = [_Parsed(2 * at[new] + 1, told).taken(good[new])]
+        parsed = [self._parsed(2 * at[new] + 1, kinds, columns, lost, good[new])]
         if old.size:
             kinds = np.where(code[old] == _UPDATE, _OLD, _DELETED)
-            told = [_kinds(kinds), *gone, *self._told(gone_lost, old.size)]
-            parsed.append(_Parsed(2 * at[old], told).taken(good[old]))
+            parsed.append(self._parsed(2 * at[old], kinds, gone, gone_lost, good[old]))
         return parsed, [Bad(int(at[place]), problem) for place, problem in found.items()]
 
     def _deletes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
@@ -381,8 +373,8 @@ class MessageFormat:
         bad = [Bad(int(at[place]), problem) for place, problem in problems.items()]
         bad += [Bad(int(place), "deletes a row, and its key is null") for place in np.setdiff1d(group.at, at)]
         columns = [given.get(field.name, pa.nulls(at.size, field.type)) for field in self.schema]
-        told = [_kinds(np.full(at.size, _DELETED)), *columns, *self._told({}, at.size)]
-        return [_Parsed(2 * at, told).taken(_without(at.size, problems))], bad
+        kinds = np.full(at.size, _DELETED)
+        return [self._parsed(2 * at, kinds, columns, {}, _without(at.size, problems))], bad
 
     def _written(self, names: Sequence[str], how: How, path: str, numbers: Set[str]) -> pa.DataType:
         """A row as Arrow reads it from JSON, or as it makes it of what is read from Avro."""
@@ -424,16 +416,29 @@ class MessageFormat:
             for place in np.flatnonzero(missing)
         }
 
-    def _told(self, lost: Mapping[str, Lost], size: int) -> list[pa.Array]:
-        """The column that says which columns are not there, if it is wanted; null where all are."""
-        if self.unavailable is None:
-            return []
-        missing = np.stack([np.zeros(size, bool), *lost.values()], axis=1)
-        _, which = np.nonzero(missing)
-        counts = missing.sum(axis=1)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
-        names = pa.array(["", *lost]).take(pa.array(which))
-        return [pa.ListArray.from_arrays(offsets, names, mask=pa.array(counts == 0))]
+    def _parsed(
+        self, order: Positions, kinds: Positions | None, columns: list[pa.Array], lost: Mapping[str, Lost], good: Mask
+    ) -> _Parsed:
+        """Rows with their row kinds if there are any, and the names of columns that are not there if these are wanted.
+
+        Args:
+            order: of n rows, see `_Parsed`.
+            kinds: n codes of `_KINDS`.
+            columns: of n values.
+            lost: by column, which of its n values are not there.
+            good: which of the n rows there are.
+        """
+        made = [] if kinds is None else [pa.array(_KINDS).take(pa.array(kinds))]
+        made += columns
+        if self.unavailable is not None:
+            missing = np.stack([np.zeros(order.size, bool), *lost.values()], axis=1)
+            counts = missing.sum(axis=1)
+            offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+            names = pa.array(["", *lost]).take(pa.array(np.nonzero(missing)[1]))
+            made.append(pa.ListArray.from_arrays(offsets, names, mask=pa.array(counts == 0)))
+        if not good.all():
+            order, made = order[good], [column.filter(pa.array(good)) for column in made]
+        return _Parsed(order, made)
 
     def _lacking(self, columns: Sequence[pa.Array], lost: Mapping[str, Lost]) -> dict[int, str]:
         """Rows that have null where there may be none, and what is wrong with them."""
@@ -497,11 +502,7 @@ def _path(group: Group) -> str:
     return "" if group.whole is None else "/payload/[]"
 
 
-def _kinds(codes: Positions) -> pa.Array:
-    return pa.array(_KINDS).take(pa.array(codes))
-
-
-def _without(size: int, places: Mapping[int, str]) -> npt.NDArray[np.bool_]:
+def _without(size: int, places: Mapping[int, str]) -> Mask:
     """All of n places but some."""
     good = np.ones(size, bool)
     good[list(places)] = False
