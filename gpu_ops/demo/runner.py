@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -28,10 +30,6 @@ from gpu_ops.memory import size_text
 from gpu_ops.spark import session
 from gpu_ops.spark.api.session import FIRST_COMPILER
 from gpu_ops.spark.metrics.progress import JoinProgress, followed, join_progress
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
 DEFAULT_SCALE: Final = 0.1
 MICRO_BATCHES: Final = 12

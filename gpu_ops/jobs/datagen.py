@@ -18,8 +18,9 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Set
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from sqlglot import exp
 
@@ -27,9 +28,6 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.settings import SOURCES, Option, value_of
 from gpu_ops.jobs.text import Setting, TableText, Text, Word
 from gpu_ops.query.errors import closest
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 T = exp.DataType.Type
 _BITS: Final = {T.TINYINT: 8, T.SMALLINT: 16, T.INT: 32, T.BIGINT: 64}

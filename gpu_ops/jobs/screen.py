@@ -7,10 +7,11 @@ import dataclasses
 import datetime as dt
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,10 +23,6 @@ from gpu_ops.jobs.tables import KINDS, OBSERVED
 from gpu_ops.memory import size_text
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.metrics.progress import JoinProgress, join_progress, observed_metrics
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 _MOST: Final = 20
 """Rows of the result, or changes of a micro-batch, at most."""
@@ -68,12 +65,10 @@ class Screen:
             self.kinds[one["values"]] = self.kinds.get(one["values"], 0) + one["counts"]
         self._names = arrived.column_names[1:]
         columns = [_plain(column) for column in arrived.columns[1:]]
-        signs = pc.if_else(
-            pc.is_in(kinds, pa.array(["+I", "+U"])), 1, pc.if_else(pc.is_in(kinds, pa.array(["-U", "-D"])), -1, 0)
-        )
+        added, gone = (pc.is_in(kinds, pa.array(both)).cast(pa.int64()) for both in (["+I", "+U"], ["-U", "-D"]))
         keys = [str(n) for n in range(len(columns))]
         changed = pa.chunked_array([pa.array([number] * arrived.num_rows, pa.int64())])
-        rows = pa.Table.from_arrays([*columns, signs.cast(pa.int64()), changed], [*keys, _COPIES, _CHANGED])
+        rows = pa.Table.from_arrays([*columns, pc.subtract(added, gone), changed], [*keys, _COPIES, _CHANGED])
         if self._rows is not None:
             rows = pa.concat_tables([self._rows, rows])
         found = rows.group_by(keys).aggregate([(_COPIES, "sum"), (_CHANGED, "max")])
@@ -148,9 +143,8 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Nested values as text, as Arrow does not group by such."""
     if not pa.types.is_nested(column.type):
         return column
-    return pa.chunked_array(
-        [pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.string())]
-    )
+    texts = [None if value is None else str(value) for value in column.to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
+from pyspark.sql.streaming import StreamingQuery
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
@@ -32,11 +34,6 @@ from gpu_ops.spark.sinks.files import FilesFormat, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.kafka import MessageSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
-
 
 _FILES: Final = ("parquet", "json", "csv")
 _CHANGE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"

@@ -332,17 +332,11 @@ class MessageFormat:
                 self._columns(row.filter(row.is_valid()), how)
         code = pc.index_in(op, pa.array(_OPS)).fill_null(-1).to_numpy()
         has_old, has_new = (row.is_valid().to_numpy(zero_copy_only=False) for row in (before, after))
-        problems = {
-            f"has no row in {member!r}, which its op needs": wrong
-            for member, wrong in (
-                ("before", (code == _DELETE) & ~has_old),
-                ("after", np.isin(code, (_CREATE, _READ, _UPDATE)) & ~has_new),
-            )
-        }
-        found: dict[int, str] = {int(n): _unknown(op[int(n)].as_py()) for n in np.flatnonzero(code < 0)}
-        for problem, wrong in problems.items():
-            found |= {int(place): problem for place in np.flatnonzero(wrong)}
-        new = np.flatnonzero(np.isin(code, (_CREATE, _READ, _UPDATE)) & has_new)
+        adds = np.isin(code, (_CREATE, _READ, _UPDATE))
+        found = {n: _unknown(op[n].as_py()) for n in np.flatnonzero(code < 0).tolist()}
+        for member, wrong in (("before", (code == _DELETE) & ~has_old), ("after", adds & ~has_new)):
+            found |= _at(wrong, f"has no row in {member!r}, which its op needs")
+        new = np.flatnonzero(adds & has_new)
         columns, lost = self._columns(after.take(pa.array(new)), how)
         lacking = self._lacking(columns, lost)
         found |= {int(new[place]): problem for place, problem in lacking.items()}
@@ -365,11 +359,9 @@ class MessageFormat:
         columns, lost = self._columns(row, how)
         given = dict(zip(self.key, columns, strict=True))
         null = "deletes a row, and its key has no {!r}, or null: key= names what keys have"
-        problems = self._unsaid(lost) | {
-            int(place): null.format(name)
-            for name, column in given.items()
-            for place in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-        }
+        problems = self._unsaid(lost)
+        for name, column in given.items():
+            problems |= _at(column.is_null().to_numpy(zero_copy_only=False), null.format(name))
         bad = [Bad(int(at[place]), problem) for place, problem in problems.items()]
         bad += [Bad(int(place), "deletes a row, and its key is null") for place in np.setdiff1d(group.at, at)]
         columns = [given.get(field.name, pa.nulls(at.size, field.type)) for field in self.schema]
@@ -408,13 +400,14 @@ class MessageFormat:
 
     def _unsaid(self, lost: Mapping[str, Lost]) -> dict[int, str]:
         """Rows without a value of theirs, and what is wrong with them."""
-        return {
-            int(place): f"column {name!r} is not in the message, which has {self._placeholder} for a large value "
-            "that did not change: set REPLICA IDENTITY FULL at its source, or read it with unavailable= and give "
-            "latest() that"
-            for name, missing in lost.items()
-            for place in np.flatnonzero(missing)
-        }
+        why = (
+            f"is not in the message, which has {self._placeholder} for a large value that did not change: set REPLICA "
+            "IDENTITY FULL at its source, or read it with unavailable= and give latest() that"
+        )
+        found: dict[int, str] = {}
+        for name, missing in lost.items():
+            found |= _at(missing, f"column {name!r} {why}")
+        return found
 
     def _parsed(
         self, order: Positions, kinds: Positions | None, columns: list[pa.Array], lost: Mapping[str, Lost], good: Mask
@@ -448,7 +441,7 @@ class MessageFormat:
             nulls = column.is_null().to_numpy(zero_copy_only=False)
             if name in lost and name not in self.key:
                 nulls = nulls & ~lost[name]
-            found |= {int(place): f"column {name!r} is null or missing" for place in np.flatnonzero(nulls)}
+            found |= _at(nulls, f"column {name!r} is null or missing")
         return found | (self._unsaid(lost) if self.unavailable is None else {})
 
     def _in_order(self, parsed: Sequence[_Parsed], bad: list[Bad]) -> Rows:
@@ -500,6 +493,11 @@ def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.A
 
 def _path(group: Group) -> str:
     return "" if group.whole is None else "/payload/[]"
+
+
+def _at(mask: Mask, problem: str) -> dict[int, str]:
+    """A problem for each place that is true."""
+    return dict.fromkeys(np.flatnonzero(mask).tolist(), problem)
 
 
 def _without(size: int, places: Mapping[int, str]) -> Mask:
