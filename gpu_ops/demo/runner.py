@@ -46,6 +46,7 @@ _SETTINGS: Final = {
     "spark.driver.extraJavaOptions": FIRST_COMPILER,
 }
 
+SMALL: Final = "SELECT order_id, movie_id, set_price FROM orders LEFT JOIN prices USING (order_id)"
 ORDERS: Final = pa.schema([(tpch.ROW_KIND, pa.string()), ("order_id", pa.int32()), ("movie_id", pa.int32())])
 PRICES: Final = pa.schema([(tpch.ROW_KIND, pa.string()), ("order_id", pa.int32()), ("set_price", pa.int32())])
 _Row = tuple[str, int, int]
@@ -179,25 +180,9 @@ class _Tpch:
         self.seconds = before + time.perf_counter() - began
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
-        left, right = (
-            gpu_ops.stream(
-                tpch.read_changes(spark, changes.folder),
-                unique_key=changes.unique_key,
-                row_kind=tpch.ROW_KIND,
-                updates="retract",
-                name=changes.table,
-            )
-            for changes in self.inputs
-        )
-        changelog = gpu_ops.join(
-            left,
-            right,
-            on=[("o_orderkey", "l_orderkey")],
-            how="left",
-            state=str(self.folder / "state"),
-            backend=self.backend,
-            name="orders_lineitem",
-        )
+        state, inputs = str(self.folder / "state"), {changes.table: changes for changes in self.inputs}
+        query = tpch.query(tpch.JOIN)
+        changelog = tpch.changelog(spark, query, inputs, state=state, backend=self.backend, name=query.name)
         writer = changelog.writeStream.format("parquet").option("path", str(self.folder / "changelog"))
         return writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(availableNow=True).start()
 
@@ -209,7 +194,7 @@ class _Tpch:
             return tpch.check(
                 [unquote(urlparse(uri).path) for uri in uris],
                 {changes.table: changes.files for changes in self.inputs},
-                "FROM orders LEFT JOIN lineitem ON o_orderkey = l_orderkey",
+                tpch.query(tpch.JOIN).text,
                 pad="l_orderkey",
             )
 
@@ -290,11 +275,10 @@ def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: C
     for name, tables in inputs.items():
         tpch.write_files(tables, folder / name)
     orders, prices = (tpch.read_changes(spark, folder / name) for name in inputs)
-    changes = gpu_ops.join(
-        gpu_ops.stream(orders, row_kind=tpch.ROW_KIND, name="orders"),
-        gpu_ops.stream(prices, row_kind=tpch.ROW_KIND, name="prices"),
-        on="order_id",
-        how="left",
+    changes = gpu_ops.sql(
+        SMALL,
+        orders=gpu_ops.stream(orders, row_kind=tpch.ROW_KIND),
+        prices=gpu_ops.stream(prices, row_kind=tpch.ROW_KIND),
         emit="per_event",
         state=str(folder / "state"),
         backend=backend,
@@ -311,7 +295,7 @@ def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: C
         console.print(_step_table(number, step, changelogs[number]))
     changelog = pa.concat_tables(changelogs[batch] for batch in sorted(changelogs))
     rows = {name: pa.concat_tables(tables) for name, tables in inputs.items()}
-    return tpch.check(changelog, rows, "FROM orders LEFT JOIN prices USING (order_id)", pad="set_price")
+    return tpch.check(changelog, rows, SMALL, pad="set_price")
 
 
 def _tables(schema: pa.Schema, steps: Sequence[Sequence[_Row]]) -> list[pa.Table]:

@@ -38,21 +38,6 @@ if TYPE_CHECKING:
 UPDATED, DELETED = 0.13, 0.07
 """Shares of the rows that are updated once, and that are deleted."""
 
-_COLUMNS: Final = {
-    "orders": ["o_orderkey", "o_custkey", "o_orderstatus", "o_totalprice", "o_orderdate", "o_orderpriority"],
-    "lineitem": [
-        "l_orderkey",
-        "l_linenumber",
-        "l_partkey",
-        "l_quantity",
-        "l_extendedprice",
-        "l_discount",
-        "l_shipdate",
-        "l_shipmode",
-    ],
-}
-"""That the demonstration's join reads, by table."""
-
 KEYS: Final = {
     "orders": ("o_orderkey",),
     "lineitem": ("l_orderkey", "l_linenumber"),
@@ -98,6 +83,9 @@ SELECT * EXCLUDE (n), sum(n)::BIGINT AS surplus FROM (
 """
 
 NAMES: Final = ("q3", "q4", "q5", "q10", "q12", "q13", "q18")
+JOIN: Final = "orders_lineitem"
+"""The demonstration's own query, a left join."""
+
 _READ: Final = {  # by the queries, by table
     "customer": "c_custkey c_name c_address c_nationkey c_phone c_acctbal c_mktsegment c_comment",
     "orders": "o_orderkey o_custkey o_orderstatus o_totalprice o_orderdate o_orderpriority o_shippriority o_comment",
@@ -149,8 +137,8 @@ class Changes:
 
 
 def generate(folder: Path, *, scale: float, files: int, limit: int | None = None) -> tuple[Changes, Changes]:
-    """Orders and lineitems as streams of changes; see `streams`."""
-    made = streams(folder, _COLUMNS, scale=scale, files=files, limit=limit)
+    """Orders and lineitems as streams of changes, as far as `JOIN` reads them; see `streams`."""
+    made = streams(folder, columns_of([query(JOIN)]), scale=scale, files=files, limit=limit)
     return made["orders"], made["lineitem"]
 
 
@@ -193,13 +181,13 @@ def streams(
     }
 
 
-def tpch_tables(folder: Path, scale: float, columns: Mapping[str, Sequence[str]] = _COLUMNS) -> dict[str, pa.Table]:
+def tpch_tables(folder: Path, scale: float, columns: Mapping[str, Sequence[str]]) -> dict[str, pa.Table]:
     """Tables of TPC-H, fresh from the generator.
 
     Args:
         folder: where the generator writes.
         scale: TPC-H scale factor.
-        columns: of each table; by default those of orders and lineitem that the demonstration reads.
+        columns: of each table.
 
     Raises:
         DataError: there is no generator, or it failed.
@@ -458,7 +446,7 @@ class Query:
 
 
 def query(name: str) -> Query:
-    """A query by its name, one of `NAMES`."""
+    """A query by its name, one of `NAMES` or `JOIN`."""
     text = (Path(__file__).parent / "queries" / f"{name}.sql").read_text()
     comment, select = text.split("\n", maxsplit=1)
     words = set(re.findall(r"\w+", select))

@@ -269,30 +269,17 @@ class MessageFormat:
     ) -> None:
         """Adds what messages say that are read alike; where they cannot be read together, what their halves say."""
         size = group.at.size
-        if not size:
-            return
-        try:
-            rows, wrong = parse(group, numbers)
-        except _REFUSED as error:
-            problem = str(error)
-        else:
-            parsed += rows
-            bad += wrong
+        problem = _add(group, parse, parsed, bad, numbers) if size else None
+        if problem is None:
             return
         # Spark and others write NaN and infinities as texts, and Kafka Connect decimals as numbers if it is told to
         number = _WRONG_NUMBER.search(problem)
-        told = number is not None and number.group(1) not in numbers
-        if number is not None and told and (size == 1 or number.group(2) == "string to number"):
-            try:
-                rows, wrong = parse(group, numbers | {number.group(1)})
-            except _REFUSED as error:
-                if size == 1 and _WRONG_NUMBER.search(str(error)):
-                    self._read(group, parse, parsed, bad, numbers | {number.group(1)})
-                    return
-                problem = str(error)
-            else:
-                parsed += rows
-                bad += wrong
+        if number is not None and number.group(1) not in numbers:
+            more = numbers | {number.group(1)}
+            if size == 1:
+                self._read(group, parse, parsed, bad, more)
+                return
+            if number.group(2) == "string to number" and _add(group, parse, parsed, bad, more) is None:
                 return
         if size > 1:
             for part in (group.part(0, size // 2), group.part(size // 2, size)):
@@ -455,6 +442,17 @@ class MessageFormat:
             sequence = np.argsort(order, kind="stable")
             order, rows = order[sequence], rows.take(pa.array(sequence))
         return Rows(rows, order // 2, bad)
+
+
+def _add(group: Group, parse: _Parse, parsed: list[_Parsed], bad: list[Bad], numbers: Set[str]) -> str | None:
+    """Adds what messages say; or why they cannot be read together."""
+    try:
+        rows, wrong = parse(group, numbers)
+    except _REFUSED as error:
+        return str(error)
+    parsed += rows
+    bad += wrong
+    return None
 
 
 def _blocks(
