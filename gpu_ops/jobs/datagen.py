@@ -26,7 +26,7 @@ from sqlglot import exp
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.settings import SOURCES, Option, value_of
-from gpu_ops.jobs.text import Setting, TableText, Text, Word
+from gpu_ops.jobs.sql_file import Setting, TableText, Text, Word
 from gpu_ops.query.errors import closest
 
 T = exp.DataType.Type

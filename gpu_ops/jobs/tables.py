@@ -21,7 +21,7 @@ from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs import datagen
 from gpu_ops.jobs.job import Job, Sink, Source
 from gpu_ops.jobs.settings import FORMATS
-from gpu_ops.jobs.text import Text
+from gpu_ops.jobs.sql_file import Text
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
