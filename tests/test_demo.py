@@ -237,9 +237,9 @@ def test_the_demo_runs_to_the_end(tmp_path):
         pytest.skip(str(error))
     keep = tmp_path / "kept"
     code = (
-        "from pathlib import Path; from rich.console import Console; from gpu_ops.demo.runner import run\n"
+        "from pathlib import Path; from rich.console import Console; from gpu_ops.demo.runner import Options, run\n"
         "console = Console(width=120, highlight=False)\n"
-        f"raise SystemExit(not run(console, rows=2000, keep=Path({str(keep)!r}), micro_batches=4))"
+        f"raise SystemExit(not run(console, Options(rows=2000, keep=Path({str(keep)!r})), micro_batches=4))"
     )
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(

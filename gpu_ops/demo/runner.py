@@ -52,52 +52,53 @@ PRICES: Final = pa.schema([(tpch.ROW_KIND, pa.string()), ("order_id", pa.int32()
 _Row = tuple[str, int, int]
 
 
-def chosen_backend(console: Console, backend: Backend) -> None:
-    """Says which backend it will be, and why.
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a demonstration is told.
 
-    Raises:
-        BackendError: no GPU where one was asked for.
-    """
-    found, why = gpu_available() if backend != "cpu" else (False, "asked for")
-    if backend == "gpu" and not found:
-        raise BackendError(f"no GPU answers: {why}")
-    reason = why if found or backend == "cpu" else f"no GPU answers: {why}"
-    console.print(f"backend [bold]{'gpu' if found else 'cpu'}[/] ({reason})")
-
-
-@contextlib.contextmanager
-def working_folder(keep: Path | None) -> Iterator[Path]:
-    """A folder for all that is written: this one, or a temporary one."""
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="gpu-join-demo-") as root:
-        yield Path(root)
-
-
-def scale_for(scale: float | None, rows: int | None) -> float:
-    """TPC-H's scale factor: the one given, or what so many changes need."""
-    return scale or (DEFAULT_SCALE if rows is None else math.ceil(rows / 9_000) / 1_000)
-
-
-def run(
-    console: Console,
-    *,
-    scale: float | None = None,
-    rows: int | None = None,
-    backend: Backend = "auto",
-    keep: Path | None = None,
-    micro_batches: int = MICRO_BATCHES,
-) -> bool:
-    """Shows both joins and checks them.
-
-    Args:
-        console: where to print.
+    Attributes:
         scale: TPC-H scale factor; by default what ``rows`` needs, or 0.1.
         rows: about how many changes to stream, or None for all that the scale factor makes.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         keep: an empty folder for everything that is written; by default a temporary one.
+    """
+
+    scale: float | None = None
+    rows: int | None = None
+    backend: Backend = "auto"
+    keep: Path | None = None
+
+    @property
+    def factor(self) -> float:
+        """TPC-H's scale factor: the one given, or what so many changes need."""
+        return self.scale or (DEFAULT_SCALE if self.rows is None else math.ceil(self.rows / 9_000) / 1_000)
+
+    @contextlib.contextmanager
+    def begun(self, console: Console) -> Iterator[Path]:
+        """Says which backend it will be, and why; gives the folder for all that is written.
+
+        Raises:
+            BackendError: no GPU where one was asked for.
+        """
+        found, why = gpu_available() if self.backend != "cpu" else (False, "asked for")
+        reason = why if found or self.backend == "cpu" else f"no GPU answers: {why}"
+        if self.backend == "gpu" and not found:
+            raise BackendError(reason)
+        console.print(f"backend [bold]{'gpu' if found else 'cpu'}[/] ({reason})")
+        if self.keep is not None:
+            self.keep.mkdir(parents=True, exist_ok=True)
+            yield self.keep.resolve()
+            return
+        with tempfile.TemporaryDirectory(prefix="gpu-join-demo-") as root:
+            yield Path(root)
+
+
+def run(console: Console, options: Options, *, micro_batches: int = MICRO_BATCHES) -> bool:
+    """Shows both joins and checks them.
+
+    Args:
+        console: where to print.
+        options: see there.
         micro_batches: into how many the changes are cut; at least 2.
 
     Returns:
@@ -107,15 +108,14 @@ def run(
         BackendError: no GPU where one was asked for, or no Java.
         DataError: the data cannot be made.
     """
-    chosen_backend(console, backend)
-    with working_folder(keep) as folder:
+    with options.begun(console) as folder:
         with demo_session(console) as spark:
             console.rule("orders LEFT JOIN prices, event by event as Flink emits it", align="left")
-            small = run_small(spark, folder / "orders_prices", backend=backend, console=console)
+            small = run_small(spark, folder / "orders_prices", backend=options.backend, console=console)
             _verdict(console, small)
             console.rule("TPC-H: orders LEFT JOIN lineitem, with updates and deletes", align="left")
-            inputs = _generate(console, folder / "tpch", scale_for(scale, rows), rows, micro_batches)
-            large = _Tpch(console, inputs, folder / "tpch", backend)
+            inputs = _generate(console, folder / "tpch", options, micro_batches)
+            large = _Tpch(console, inputs, folder / "tpch", options.backend)
             large.stream(spark, until=micro_batches // 2)
         console.print(
             f"stopped after micro-batch {large.done}, Spark and the state servers as well; "
@@ -124,24 +124,24 @@ def run(
         with demo_session(console) as spark:
             large.stream(spark)
             result = large.check(spark)
-        large.summarise(result, kept=keep is not None)
+        large.summarise(result, kept=options.keep is not None)
         _verdict(console, result)
     return small.equal and result.equal
 
 
 def _generate(
-    console: Console, folder: Path, scale: float, rows: int | None, micro_batches: int
+    console: Console, folder: Path, options: Options, micro_batches: int
 ) -> tuple[tpch.Changes, tpch.Changes]:
     began = time.perf_counter()
     with console.status("TPC-H's tables become streams of changes"):
-        inputs = tpch.generate(folder, scale=scale, files=micro_batches, limit=rows)
+        inputs = tpch.generate(folder, scale=options.factor, files=micro_batches, limit=options.rows)
     for changes in inputs:
         console.print(
             f"{changes.table}: {changes.total:,} changes: {changes.inserts:,} inserts, "
             f"{changes.updates:,} updates (-U and +U), {changes.deletes:,} deletes"
         )
     seconds = time.perf_counter() - began
-    console.print(f"scale factor {scale:g}, {micro_batches} micro-batches, made in {seconds:.1f} s")
+    console.print(f"scale factor {options.factor:g}, {micro_batches} micro-batches, made in {seconds:.1f} s")
     return inputs
 
 
@@ -324,24 +324,13 @@ def _kind(kind: str) -> str:
     return f"[{'green' if kind.startswith('+') else 'red'}]{kind}[/]"
 
 
-def run_query(
-    console: Console,
-    name: str,
-    *,
-    scale: float | None = None,
-    rows: int | None = None,
-    backend: Backend = "auto",
-    keep: Path | None = None,
-) -> bool:
+def run_query(console: Console, name: str, options: Options) -> bool:
     """Streams changes of TPC-H's tables through a query, shows its result, and checks it after every micro-batch.
 
     Args:
         console: where to show it: a table that changes on a terminal, else some lines for each micro-batch.
         name: of the query, one of `tpch.NAMES`.
-        scale: as in `run`, like those that follow.
-        rows: likewise.
-        backend: likewise.
-        keep: likewise.
+        options: see there.
 
     Returns:
         Whether the view was right after every micro-batch.
@@ -351,18 +340,17 @@ def run_query(
         DataError: the data cannot be made.
     """
     one = tpch.query(name)
-    chosen_backend(console, backend)
-    with working_folder(keep) as folder:
+    with options.begun(console) as folder:
         with console.status("TPC-H's tables become streams of changes"):
-            inputs = tpch.streams(
-                folder, tpch.columns_of([one]), scale=scale_for(scale, rows), files=MICRO_BATCHES, limit=rows
-            )
+            columns = tpch.columns_of([one])
+            inputs = tpch.streams(folder, columns, scale=options.factor, files=MICRO_BATCHES, limit=options.rows)
         console.rule(f"TPC-H {name.upper()}: {one.title}", align="left")
         console.print(one.text.strip(), markup=False)
         arriving = list(accumulate(map(sum, zip_longest(*(inputs[t].counts for t in one.columns), fillvalue=0))))
         changelogs: list[pa.Table] = []
         with demo_session(console) as spark, screen(console, one.title) as shown:
-            changes = tpch.changelog(spark, one, inputs, state=str(folder / "state"), backend=backend, name=name)
+            state = str(folder / "state")
+            changes = tpch.changelog(spark, one, inputs, state=state, backend=options.backend, name=name)
             writer = changes.writeStream.foreachBatch(showing(shown, arriving, changelogs))
             writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
             writer.start().awaitTermination()

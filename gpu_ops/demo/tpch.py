@@ -2,7 +2,7 @@
 
 The tables come from ``tpchgen-cli`` (the PyPI package). Every row is inserted, some are later updated
 (``-U`` and ``+U``), some deleted; a lineitem may come before its order, an order before its customer. What happens
-to a row, and when, follows from a hash of its key, so neither a seed nor the order of the rows plays a part. Nations
+to a row, and when, follows from the place of its key among the others, so the order of the rows plays no part. Nations
 and regions stay as they are.
 
 Is a changelog right? DuckDB folds it, joins the folded inputs itself or answers the query over them, and compares.
@@ -59,7 +59,6 @@ _UPDATED_COLUMNS: Final = {
 # Of the whole span: how much earlier than its order a lineitem may come, and how much it is spread.
 _EARLY, _SPREAD = 0.02, 0.12
 
-Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 ROW_KIND: Final = "op"
 """The row-kind column of the inputs."""
@@ -220,10 +219,8 @@ def change_stream(name: str, rows: pa.Table, last: int) -> pa.Table:
     """
     n = rows.num_rows
     key, *rest = (_numpy(rows[column]) for column in KEYS[name])
-    identity: Any = np.uint64(list(KEYS).index(name))
-    for part in (key, *rest):
-        identity = _mix(identity ^ part.astype(np.uint64))
-    chance = [_uniform(identity, draw) for draw in range(5)]
+    chance = np.empty((5, n))  # numbers in [0, 1), in the order of the keys
+    chance[:, np.lexsort((*rest, key))] = np.random.default_rng(list(KEYS).index(name)).random((n, 5)).T
 
     inserted = key / (last + 1) * (1.0 - _SPREAD) + (_EARLY if name == "orders" else _SPREAD * chance[0])
     updated = inserted + (1.0 - inserted) * chance[1]
@@ -309,22 +306,6 @@ def _plain(table: pa.Table) -> pa.Table:
         text = not (pa.types.is_integer(field.type) or pa.types.is_decimal(field.type) or pa.types.is_date(field.type))
         fields.append(pa.field(field.name, pa.string() if text else field.type, field.nullable))
     return table.cast(pa.schema(fields)).combine_chunks()
-
-
-def _mix(values: Any) -> Any:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014) over n uint64."""
-    with np.errstate(over="ignore"):
-        values = values + np.uint64(0x9E3779B97F4A7C15)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return values ^ (values >> np.uint64(31))
-
-
-def _uniform(identity: npt.NDArray[np.uint64], draw: int) -> Floats:
-    """Numbers in [0, 1), another set for each ``draw``."""
-    bits = _mix(identity ^ _mix(np.full(1, draw, np.uint64)))
-    result: Floats = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return result
 
 
 def _numpy(column: pa.ChunkedArray) -> Integers:
