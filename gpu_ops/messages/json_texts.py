@@ -281,13 +281,9 @@ def _parted(values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, npt
     schemas = [None if found is None else found["schema"] for found in before]
     heads_fit = np.array([one is not None for one in schemas])
     cut &= heads_fit[heads.indices.to_numpy(zero_copy_only=False)]
-    rest = pc.list_slice(parts, 1, 2).flatten() if cut.all() else None
-    if rest is None:
-        rest = pa.array([part[1] if ok else None for part, ok in zip(parts.to_pylist(), cut, strict=True)], pa.binary())
-    payloads = pc.binary_replace_slice(rest, -1, 1 << 30, b"]}")
-    payloads = pc.binary_join_element_wise(
-        pa.scalar(b"{" + _PAYLOAD + b"[", pa.binary()), payloads, pa.scalar(b"", pa.binary())
-    )
+    rest = pc.binary_join(pc.list_slice(parts, 1, 2), b"")  # of what is not cut nothing
+    begin, nothing = (pa.scalar(text, pa.binary()) for text in (b"{" + _PAYLOAD + b"[", b""))
+    payloads = pc.binary_join_element_wise(begin, pc.binary_replace_slice(rest, -1, 1 << 30, b"]}"), nothing)
     known = pa.array(schemas, pa.binary()).take(heads.indices)
     plain = np.zeros(len(values), bool)
     if not cut.all():
