@@ -87,11 +87,9 @@ def demo(
     from gpu_ops.demo.tpch import DataError  # noqa: PLC0415
 
     console = Console(highlight=False)
+    options = runner.Options(scale, rows, backend, keep)
     try:
-        if query is not None:
-            right = runner.run_query(console, query, scale=scale, rows=rows, backend=backend, keep=keep)
-        else:
-            right = runner.run(console, scale=scale, rows=rows, backend=backend, keep=keep)
+        right = runner.run(console, options) if query is None else runner.run_query(console, query, options)
     except DataError as error:
         _fail(str(error))
     if not right:

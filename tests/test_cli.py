@@ -275,12 +275,12 @@ def test_bench_outside_a_checkout(tmp_path, command, monkeypatch):
 @pytest.mark.parametrize("right", [True, False])
 def test_demo_exit_status(command, monkeypatch, tmp_path, right):
     runner = pytest.importorskip("gpu_ops.demo.runner")
-    asked = {}
-    monkeypatch.setattr(runner, "run", lambda console, **options: asked.update(options) or right)
+    asked = []
+    monkeypatch.setattr(runner, "run", lambda console, options: asked.append(options) or right)
     keep = tmp_path / "new"
     status, _, _ = command("demo", "--scale", "0.5", "--rows", "5000", "--backend", "cpu", "--keep", str(keep))
     assert status == (0 if right else 1)
-    assert asked == {"scale": 0.5, "rows": 5000, "backend": "cpu", "keep": keep}
+    assert asked == [runner.Options(scale=0.5, rows=5000, backend="cpu", keep=keep)]
 
 
 def test_demo_keeps_what_is_there(command, tmp_path):

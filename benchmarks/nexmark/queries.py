@@ -97,4 +97,4 @@ def compared(query: Query, data: Path, changelog: list[Path]) -> tuple[int, int,
         db.read_parquet([str(path) for path in changelog]).create_view("changelog_changes")
         db.execute(f"CREATE TEMP TABLE answer AS {query.text}")
         changes, rows = (len(db.table(name)) for name in ("changelog_changes", "answer"))
-        return changes, rows, difference(db, "SELECT *, 1 AS n FROM answer")
+        return changes, rows, difference(db, "FROM answer")

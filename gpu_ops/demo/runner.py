@@ -7,32 +7,29 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 from rich import box
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
-from rich.text import Text
 
 import gpu_ops
 from gpu_ops.backends import Backend, gpu_available
 from gpu_ops.demo import tpch
 from gpu_ops.errors import BackendError
+from gpu_ops.jobs.screen import Screen, arrow_rows, screen
 from gpu_ops.memory import size_text
 from gpu_ops.spark import session
 from gpu_ops.spark.api.session import FIRST_COMPILER
 from gpu_ops.spark.metrics.progress import JoinProgress, followed, join_progress
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
 DEFAULT_SCALE: Final = 0.1
 MICRO_BATCHES: Final = 12
@@ -49,59 +46,59 @@ _SETTINGS: Final = {
     "spark.driver.extraJavaOptions": FIRST_COMPILER,
 }
 
+SMALL: Final = "SELECT order_id, movie_id, set_price FROM orders LEFT JOIN prices USING (order_id)"
 ORDERS: Final = pa.schema([(tpch.ROW_KIND, pa.string()), ("order_id", pa.int32()), ("movie_id", pa.int32())])
 PRICES: Final = pa.schema([(tpch.ROW_KIND, pa.string()), ("order_id", pa.int32()), ("set_price", pa.int32())])
 _Row = tuple[str, int, int]
-_SHOWN: Final = 12
-"""Rows of the view, or changes of a micro-batch, at most."""
 
 
-def chosen_backend(console: Console, backend: Backend) -> None:
-    """Says which backend it will be, and why.
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a demonstration is told.
 
-    Raises:
-        BackendError: no GPU where one was asked for.
-    """
-    found, why = gpu_available() if backend != "cpu" else (False, "asked for")
-    if backend == "gpu" and not found:
-        raise BackendError(f"no GPU answers: {why}")
-    reason = why if found or backend == "cpu" else f"no GPU answers: {why}"
-    console.print(f"backend [bold]{'gpu' if found else 'cpu'}[/] ({reason})")
-
-
-@contextlib.contextmanager
-def working_folder(keep: Path | None) -> Iterator[Path]:
-    """A folder for all that is written: this one, or a temporary one."""
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="gpu-join-demo-") as root:
-        yield Path(root)
-
-
-def scale_for(scale: float | None, rows: int | None) -> float:
-    """TPC-H's scale factor: the one given, or what so many changes need."""
-    return scale or (DEFAULT_SCALE if rows is None else math.ceil(rows / 9_000) / 1_000)
-
-
-def run(
-    console: Console,
-    *,
-    scale: float | None = None,
-    rows: int | None = None,
-    backend: Backend = "auto",
-    keep: Path | None = None,
-    micro_batches: int = MICRO_BATCHES,
-) -> bool:
-    """Shows both joins and checks them.
-
-    Args:
-        console: where to print.
+    Attributes:
         scale: TPC-H scale factor; by default what ``rows`` needs, or 0.1.
         rows: about how many changes to stream, or None for all that the scale factor makes.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         keep: an empty folder for everything that is written; by default a temporary one.
+    """
+
+    scale: float | None = None
+    rows: int | None = None
+    backend: Backend = "auto"
+    keep: Path | None = None
+
+    @property
+    def factor(self) -> float:
+        """TPC-H's scale factor: the one given, or what so many changes need."""
+        return self.scale or (DEFAULT_SCALE if self.rows is None else math.ceil(self.rows / 9_000) / 1_000)
+
+    @contextlib.contextmanager
+    def begun(self, console: Console) -> Iterator[Path]:
+        """Says which backend it will be, and why; gives the folder for all that is written.
+
+        Raises:
+            BackendError: no GPU where one was asked for.
+        """
+        found, why = gpu_available() if self.backend != "cpu" else (False, "asked for")
+        reason = why if found or self.backend == "cpu" else f"no GPU answers: {why}"
+        if self.backend == "gpu" and not found:
+            raise BackendError(reason)
+        console.print(f"backend [bold]{'gpu' if found else 'cpu'}[/] ({reason})")
+        if self.keep is not None:
+            self.keep.mkdir(parents=True, exist_ok=True)
+            yield self.keep.resolve()
+            return
+        with tempfile.TemporaryDirectory(prefix="gpu-join-demo-") as root:
+            yield Path(root)
+
+
+def run(console: Console, options: Options, *, micro_batches: int = MICRO_BATCHES) -> bool:
+    """Shows both joins and checks them.
+
+    Args:
+        console: where to print.
+        options: see there.
         micro_batches: into how many the changes are cut; at least 2.
 
     Returns:
@@ -111,15 +108,14 @@ def run(
         BackendError: no GPU where one was asked for, or no Java.
         DataError: the data cannot be made.
     """
-    chosen_backend(console, backend)
-    with working_folder(keep) as folder:
+    with options.begun(console) as folder:
         with demo_session(console) as spark:
             console.rule("orders LEFT JOIN prices, event by event as Flink emits it", align="left")
-            small = run_small(spark, folder / "orders_prices", backend=backend, console=console)
+            small = run_small(spark, folder / "orders_prices", backend=options.backend, console=console)
             _verdict(console, small)
             console.rule("TPC-H: orders LEFT JOIN lineitem, with updates and deletes", align="left")
-            inputs = _generate(console, folder / "tpch", scale_for(scale, rows), rows, micro_batches)
-            large = _Tpch(console, inputs, folder / "tpch", backend)
+            inputs = _generate(console, folder / "tpch", options, micro_batches)
+            large = _Tpch(console, inputs, folder / "tpch", options.backend)
             large.stream(spark, until=micro_batches // 2)
         console.print(
             f"stopped after micro-batch {large.done}, Spark and the state servers as well; "
@@ -128,24 +124,24 @@ def run(
         with demo_session(console) as spark:
             large.stream(spark)
             result = large.check(spark)
-        large.summarise(result, kept=keep is not None)
+        large.summarise(result, kept=options.keep is not None)
         _verdict(console, result)
     return small.equal and result.equal
 
 
 def _generate(
-    console: Console, folder: Path, scale: float, rows: int | None, micro_batches: int
+    console: Console, folder: Path, options: Options, micro_batches: int
 ) -> tuple[tpch.Changes, tpch.Changes]:
     began = time.perf_counter()
     with console.status("TPC-H's tables become streams of changes"):
-        inputs = tpch.generate(folder, scale=scale, files=micro_batches, limit=rows)
+        inputs = tpch.generate(folder, scale=options.factor, files=micro_batches, limit=options.rows)
     for changes in inputs:
         console.print(
             f"{changes.table}: {changes.total:,} changes: {changes.inserts:,} inserts, "
             f"{changes.updates:,} updates (-U and +U), {changes.deletes:,} deletes"
         )
     seconds = time.perf_counter() - began
-    console.print(f"scale factor {scale:g}, {micro_batches} micro-batches, made in {seconds:.1f} s")
+    console.print(f"scale factor {options.factor:g}, {micro_batches} micro-batches, made in {seconds:.1f} s")
     return inputs
 
 
@@ -184,25 +180,9 @@ class _Tpch:
         self.seconds = before + time.perf_counter() - began
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
-        left, right = (
-            gpu_ops.stream(
-                tpch.read_changes(spark, changes.folder),
-                unique_key=changes.unique_key,
-                row_kind=tpch.ROW_KIND,
-                updates="retract",
-                name=changes.table,
-            )
-            for changes in self.inputs
-        )
-        changelog = gpu_ops.join(
-            left,
-            right,
-            on=[("o_orderkey", "l_orderkey")],
-            how="left",
-            state=str(self.folder / "state"),
-            backend=self.backend,
-            name="orders_lineitem",
-        )
+        state, inputs = str(self.folder / "state"), {changes.table: changes for changes in self.inputs}
+        query = tpch.query(tpch.JOIN)
+        changelog = tpch.changelog(spark, query, inputs, state=state, backend=self.backend, name=query.name)
         writer = changelog.writeStream.format("parquet").option("path", str(self.folder / "changelog"))
         return writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(availableNow=True).start()
 
@@ -213,9 +193,8 @@ class _Tpch:
         with self.console.status("DuckDB folds the changelog, and joins the folded inputs itself"):
             return tpch.check(
                 [unquote(urlparse(uri).path) for uri in uris],
-                *([str(path) for path in sorted(c.folder.glob("*.parquet"))] for c in self.inputs),
-                how="LEFT",
-                condition="ON o_orderkey = l_orderkey",
+                {changes.table: changes.files for changes in self.inputs},
+                tpch.query(tpch.JOIN).text,
                 pad="l_orderkey",
             )
 
@@ -296,11 +275,10 @@ def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: C
     for name, tables in inputs.items():
         tpch.write_files(tables, folder / name)
     orders, prices = (tpch.read_changes(spark, folder / name) for name in inputs)
-    changes = gpu_ops.join(
-        gpu_ops.stream(orders, row_kind=tpch.ROW_KIND, name="orders"),
-        gpu_ops.stream(prices, row_kind=tpch.ROW_KIND, name="prices"),
-        on="order_id",
-        how="left",
+    changes = gpu_ops.sql(
+        SMALL,
+        orders=gpu_ops.stream(orders, row_kind=tpch.ROW_KIND),
+        prices=gpu_ops.stream(prices, row_kind=tpch.ROW_KIND),
         emit="per_event",
         state=str(folder / "state"),
         backend=backend,
@@ -316,8 +294,8 @@ def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: C
     for number, step in enumerate(STEPS):
         console.print(_step_table(number, step, changelogs[number]))
     changelog = pa.concat_tables(changelogs[batch] for batch in sorted(changelogs))
-    left, right = (pa.concat_tables(tables) for tables in inputs.values())
-    return tpch.check(changelog, left, right, how="LEFT", condition="USING (order_id)", pad="set_price")
+    rows = {name: pa.concat_tables(tables) for name, tables in inputs.items()}
+    return tpch.check(changelog, rows, SMALL, pad="set_price")
 
 
 def _tables(schema: pa.Schema, steps: Sequence[Sequence[_Row]]) -> list[pa.Table]:
@@ -346,24 +324,13 @@ def _kind(kind: str) -> str:
     return f"[{'green' if kind.startswith('+') else 'red'}]{kind}[/]"
 
 
-def run_query(
-    console: Console,
-    name: str,
-    *,
-    scale: float | None = None,
-    rows: int | None = None,
-    backend: Backend = "auto",
-    keep: Path | None = None,
-) -> bool:
+def run_query(console: Console, name: str, options: Options) -> bool:
     """Streams changes of TPC-H's tables through a query, shows its result, and checks it after every micro-batch.
 
     Args:
         console: where to show it: a table that changes on a terminal, else some lines for each micro-batch.
         name: of the query, one of `tpch.NAMES`.
-        scale: as in `run`, like those that follow.
-        rows: likewise.
-        backend: likewise.
-        keep: likewise.
+        options: see there.
 
     Returns:
         Whether the view was right after every micro-batch.
@@ -373,25 +340,41 @@ def run_query(
         DataError: the data cannot be made.
     """
     one = tpch.query(name)
-    chosen_backend(console, backend)
-    with working_folder(keep) as folder:
+    with options.begun(console) as folder:
         with console.status("TPC-H's tables become streams of changes"):
-            inputs = tpch.streams(
-                folder, tpch.columns_of([one]), scale=scale_for(scale, rows), files=MICRO_BATCHES, limit=rows
-            )
+            columns = tpch.columns_of([one])
+            inputs = tpch.streams(folder, columns, scale=options.factor, files=MICRO_BATCHES, limit=options.rows)
         console.rule(f"TPC-H {name.upper()}: {one.title}", align="left")
         console.print(one.text.strip(), markup=False)
-        arriving = [
-            sum(inputs[t].counts[n] for t in one.columns if n < len(inputs[t].counts)) for n in range(MICRO_BATCHES)
-        ]
-        drawn = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
-        with demo_session(console) as spark, drawn as live:
-            screen = _Screen(console, one, arriving, live)
-            changes = tpch.changelog(spark, one, inputs, state=str(folder / "state"), backend=backend, name=name)
-            writer = changes.writeStream.foreachBatch(screen.take)
+        arriving = list(accumulate(map(sum, zip_longest(*(inputs[t].counts for t in one.columns), fillvalue=0))))
+        changelogs: list[pa.Table] = []
+        with demo_session(console) as spark, screen(console, one.title) as shown:
+            state = str(folder / "state")
+            changes = tpch.changelog(spark, one, inputs, state=state, backend=options.backend, name=name)
+            writer = changes.writeStream.foreachBatch(showing(shown, arriving, changelogs))
             writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
             writer.start().awaitTermination()
-        return _check(console, tpch.Answers(one, inputs), screen.changes)
+        return _check(console, tpch.Answers(one, inputs), changelogs)
+
+
+def showing(shown: Screen, arriving: Sequence[int], changelogs: list[pa.Table]) -> Callable[[DataFrame, int], None]:
+    """A function for ``foreachBatch`` that shows a view.
+
+    Args:
+        shown: where.
+        arriving: changes of the inputs up to each micro-batch.
+        changelogs: gets that of each micro-batch; one that comes again replaces what it was.
+    """
+    began = time.perf_counter()
+
+    def take(rows: DataFrame, batch: int) -> None:
+        changelogs[batch:] = [arrow_rows(rows)]
+        shown.add(changelogs[batch], batch)
+        rate = arriving[batch] / (time.perf_counter() - began)
+        what = f"micro-batch {batch + 1} of {len(arriving)}: {arriving[batch]:,} changes in"
+        shown.report(f"{what}, {sum(map(len, changelogs)):,} out, {rate:,.0f} a second")
+
+    return take
 
 
 def _check(console: Console, answers: tpch.Answers, changes: list[pa.Table]) -> bool:
@@ -409,55 +392,3 @@ def _check(console: Console, answers: tpch.Answers, changes: list[pa.Table]) -> 
         "inputs"
     )
     return True
-
-
-class _Screen:
-    """Shows a view.
-
-    Args:
-        console: where.
-        one: the query.
-        arriving: changes of the inputs in each micro-batch.
-        live: the part of a terminal that is drawn anew; None where there is no terminal.
-    """
-
-    def __init__(self, console: Console, one: tpch.Query, arriving: list[int], live: Live | None) -> None:
-        self.console, self.query, self.arriving, self.live = console, one, arriving, live
-        self.changes: list[pa.Table] = []
-        self.before: set[tuple[str, ...]] = set()
-        self.began = time.perf_counter()
-
-    def take(self, rows: DataFrame, batch: int) -> None:
-        """One micro-batch of the changelog; one that comes again replaces what it was."""
-        self.changes[batch:] = [rows.toArrow()]
-        number = len(self.changes)
-        there = _rows(tpch.view(self.query, pa.concat_tables(self.changes)))
-        total = sum(self.arriving[:number])
-        said = (
-            f"micro-batch {number} of {len(self.arriving)}: {total:,} changes in, "
-            f"{sum(part.num_rows for part in self.changes):,} out, {len(there):,} rows in the view, "
-            f"{total / (time.perf_counter() - self.began):,.0f} changes/s"
-        )
-        if self.live is None:
-            self.console.print(said, markup=False)
-            for row in _rows(self.changes[-1])[:_SHOWN]:
-                self.console.print(f"  {' '.join(row)}", markup=False, soft_wrap=True)
-        else:
-            self.live.update(Group(self._table(there), Text(said)), refresh=True)
-        self.before = set(there)
-
-    def _table(self, there: list[tuple[str, ...]]) -> Table:
-        shown = Table(box=box.SIMPLE_HEAD)
-        for name in self.changes[0].schema.names[1:]:
-            shown.add_column(name)
-        for row in there[:_SHOWN]:
-            shown.add_row(*row, style=None if row in self.before else "green")
-        if len(there) > _SHOWN:
-            shown.add_row(f"and {len(there) - _SHOWN:,} more")
-        return shown
-
-
-def _rows(table: pa.Table) -> list[tuple[str, ...]]:
-    """Rows as text."""
-    columns = [["null" if value is None else str(value) for value in column.to_pylist()] for column in table.columns]
-    return list(zip(*columns, strict=True))

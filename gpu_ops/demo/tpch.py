@@ -2,7 +2,7 @@
 
 The tables come from ``tpchgen-cli`` (the PyPI package). Every row is inserted, some are later updated
 (``-U`` and ``+U``), some deleted; a lineitem may come before its order, an order before its customer. What happens
-to a row, and when, follows from a hash of its key, so neither a seed nor the order of the rows plays a part. Nations
+to a row, and when, follows from the place of its key among the others, so the order of the rows plays no part. Nations
 and regions stay as they are.
 
 Is a changelog right? DuckDB folds it, joins the folded inputs itself or answers the query over them, and compares.
@@ -38,21 +38,6 @@ if TYPE_CHECKING:
 UPDATED, DELETED = 0.13, 0.07
 """Shares of the rows that are updated once, and that are deleted."""
 
-_COLUMNS: Final = {
-    "orders": ["o_orderkey", "o_custkey", "o_orderstatus", "o_totalprice", "o_orderdate", "o_orderpriority"],
-    "lineitem": [
-        "l_orderkey",
-        "l_linenumber",
-        "l_partkey",
-        "l_quantity",
-        "l_extendedprice",
-        "l_discount",
-        "l_shipdate",
-        "l_shipmode",
-    ],
-}
-"""That the demonstration's join reads, by table."""
-
 KEYS: Final = {
     "orders": ("o_orderkey",),
     "lineitem": ("l_orderkey", "l_linenumber"),
@@ -74,7 +59,6 @@ _UPDATED_COLUMNS: Final = {
 # Of the whole span: how much earlier than its order a lineitem may come, and how much it is spread.
 _EARLY, _SPREAD = 0.02, 0.12
 
-Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 ROW_KIND: Final = "op"
 """The row-kind column of the inputs."""
@@ -89,12 +73,6 @@ SELECT * EXCLUDE ({kind}), sum(CASE WHEN {kind} IN ('+I', '+U') THEN 1 ELSE -1 E
 FROM {name}_changes GROUP BY ALL HAVING {name}_n <> 0
 """
 
-_EXPECTED: Final = """
-CREATE TEMP TABLE expected AS
-SELECT * EXCLUDE (left_n, right_n), left_n * coalesce(right_n, 1) AS n
-FROM left_now {how} JOIN right_now {condition}
-"""
-
 _DIFFERENT: Final = """
 SELECT * EXCLUDE (n), sum(n)::BIGINT AS surplus FROM (
     SELECT * EXCLUDE (changelog_n), changelog_n AS n FROM changelog_now
@@ -104,6 +82,9 @@ SELECT * EXCLUDE (n), sum(n)::BIGINT AS surplus FROM (
 """
 
 NAMES: Final = ("q3", "q4", "q5", "q10", "q12", "q13", "q18")
+JOIN: Final = "orders_lineitem"
+"""The demonstration's own query, a left join."""
+
 _READ: Final = {  # by the queries, by table
     "customer": "c_custkey c_name c_address c_nationkey c_phone c_acctbal c_mktsegment c_comment",
     "orders": "o_orderkey o_custkey o_orderstatus o_totalprice o_orderdate o_orderpriority o_shippriority o_comment",
@@ -148,10 +129,15 @@ class Changes:
         """Changes in all files."""
         return sum(self.counts)
 
+    @property
+    def files(self) -> list[str]:
+        """The files, in order."""
+        return [str(path) for path in sorted(self.folder.glob("*.parquet"))]
+
 
 def generate(folder: Path, *, scale: float, files: int, limit: int | None = None) -> tuple[Changes, Changes]:
-    """Orders and lineitems as streams of changes; see `streams`."""
-    made = streams(folder, _COLUMNS, scale=scale, files=files, limit=limit)
+    """Orders and lineitems as streams of changes, as far as `JOIN` reads them; see `streams`."""
+    made = streams(folder, columns_of([query(JOIN)]), scale=scale, files=files, limit=limit)
     return made["orders"], made["lineitem"]
 
 
@@ -194,13 +180,13 @@ def streams(
     }
 
 
-def tpch_tables(folder: Path, scale: float, columns: Mapping[str, Sequence[str]] = _COLUMNS) -> dict[str, pa.Table]:
+def tpch_tables(folder: Path, scale: float, columns: Mapping[str, Sequence[str]]) -> dict[str, pa.Table]:
     """Tables of TPC-H, fresh from the generator.
 
     Args:
         folder: where the generator writes.
         scale: TPC-H scale factor.
-        columns: of each table; by default those of orders and lineitem that the demonstration reads.
+        columns: of each table.
 
     Raises:
         DataError: there is no generator, or it failed.
@@ -233,10 +219,8 @@ def change_stream(name: str, rows: pa.Table, last: int) -> pa.Table:
     """
     n = rows.num_rows
     key, *rest = (_numpy(rows[column]) for column in KEYS[name])
-    identity: Any = np.uint64(list(KEYS).index(name))
-    for part in (key, *rest):
-        identity = _mix(identity ^ part.astype(np.uint64))
-    chance = [_uniform(identity, draw) for draw in range(5)]
+    chance = np.empty((5, n))  # numbers in [0, 1), in the order of the keys
+    chance[:, np.lexsort((*rest, key))] = np.random.default_rng(list(KEYS).index(name)).random((n, 5)).T
 
     inserted = key / (last + 1) * (1.0 - _SPREAD) + (_EARLY if name == "orders" else _SPREAD * chance[0])
     updated = inserted + (1.0 - inserted) * chance[1]
@@ -324,22 +308,6 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields)).combine_chunks()
 
 
-def _mix(values: Any) -> Any:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014) over n uint64."""
-    with np.errstate(over="ignore"):
-        values = values + np.uint64(0x9E3779B97F4A7C15)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return values ^ (values >> np.uint64(31))
-
-
-def _uniform(identity: npt.NDArray[np.uint64], draw: int) -> Floats:
-    """Numbers in [0, 1), another set for each ``draw``."""
-    bits = _mix(identity ^ _mix(np.full(1, draw, np.uint64)))
-    result: Floats = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return result
-
-
 def _numpy(column: pa.ChunkedArray) -> Integers:
     values: Integers = column.to_numpy()
     return values
@@ -373,29 +341,22 @@ class Check:
         return not (self.missing or self.surplus)
 
 
-def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str, pad: str) -> Check:
-    """Compares a changelog with DuckDB's join of the folded inputs.
+def check(changelog: Rows, inputs: Mapping[str, Rows], query: str, pad: str) -> Check:
+    """Compares a changelog with DuckDB's answer to a query over the folded inputs.
 
     Args:
-        changelog: the join's output; its row kinds in ``row_kind``.
-        left: changes of the left input; their row kinds in `ROW_KIND`.
-        right: changes of the right input, likewise.
-        how: the join type, SQL.
-        condition: ``"USING (k)"`` or ``"ON l_k = r_k"``.
-        pad: a column of the join that is null in unmatched rows only.
+        changelog: the query's output; its row kinds in ``row_kind``.
+        inputs: changes by table, their row kinds in `ROW_KIND`; or rows without any.
+        query: a left join.
+        pad: a column of it that is null in unmatched rows only.
 
     Returns:
         Equal or not, and the numbers.
     """
     with duckdb.connect() as db:
-        for name, rows in (("left", left), ("right", right), ("changelog", changelog)):
-            if isinstance(rows, pa.Table):
-                db.register(f"{name}_changes", rows)
-            else:
-                db.read_parquet(list(rows)).create_view(f"{name}_changes")
-            fold(db, name, ROW_KIND_COLUMN if name == "changelog" else ROW_KIND)
-        db.execute(_EXPECTED.format(how=how, condition=condition))
-        db.execute(f"CREATE TEMP TABLE different AS {_DIFFERENT}")
+        _fold_inputs(db, inputs)
+        _register(db, "changelog", changelog)
+        sample = difference(db, query)[:5]
         return Check(
             rows=_number(db, "SELECT sum(changelog_n) FROM changelog_now"),
             expected=_number(db, "SELECT sum(n) FROM expected"),
@@ -403,8 +364,26 @@ def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str,
             changes=dict(db.execute("SELECT row_kind, count(*) FROM changelog_changes GROUP BY 1").fetchall()),
             missing=_number(db, "SELECT -sum(surplus) FROM different WHERE surplus < 0"),
             surplus=_number(db, "SELECT sum(surplus) FROM different WHERE surplus > 0"),
-            sample=tuple(str(row) for row in db.execute("SELECT * FROM different LIMIT 5").fetchall()),
+            sample=tuple(sample),
         )
+
+
+def _register(db: duckdb.DuckDBPyConnection, name: str, rows: Rows) -> None:
+    if isinstance(rows, pa.Table):
+        db.register(f"{name}_changes", rows)
+    else:
+        db.read_parquet(list(rows)).create_view(f"{name}_changes")
+
+
+def _fold_inputs(db: duckdb.DuckDBPyConnection, inputs: Mapping[str, Rows]) -> None:
+    """Makes a view of each table: its rows that are there."""
+    for table, rows in inputs.items():
+        _register(db, table, rows)
+        changes = db.table(f"{table}_changes")
+        if ROW_KIND in changes.columns:
+            fold(db, table, ROW_KIND)
+            changes = db.table(f"{table}_now").project(f"* EXCLUDE ({table}_n)")
+        changes.create_view(table)
 
 
 def fold(db: duckdb.DuckDBPyConnection, name: str, kind: str) -> None:
@@ -412,16 +391,17 @@ def fold(db: duckdb.DuckDBPyConnection, name: str, kind: str) -> None:
     db.execute(_FOLD.format(name=name, kind=kind))
 
 
-def difference(db: duckdb.DuckDBPyConnection, expected: str) -> list[str]:
-    """In what ``changelog_changes`` differ from a query, as text.
+def difference(db: duckdb.DuckDBPyConnection, query: str) -> list[str]:
+    """In what ``changelog_changes`` differ from the answer to a query, as text.
 
     Args:
         db: has a table or view of that name.
-        expected: gives rows, and in ``n`` how often each.
+        query: it.
     """
     fold(db, "changelog", ROW_KIND_COLUMN)
-    db.execute(f"CREATE TEMP TABLE expected AS {expected}")
-    return [str(row) for row in db.execute(_DIFFERENT).fetchall()]
+    db.execute(f"CREATE TEMP TABLE expected AS SELECT *, 1 AS n FROM ({query})")  # noqa: S608 (our text)
+    db.execute(f"CREATE TEMP TABLE different AS {_DIFFERENT}")
+    return [str(row) for row in db.execute("SELECT * FROM different").fetchall()]
 
 
 def _number(db: duckdb.DuckDBPyConnection, sql: str) -> int:
@@ -437,19 +417,17 @@ class Query:
         name: as TPC-H counts them.
         title: what it asks.
         text: one SELECT; gpu_ops, Flink and DuckDB take it as it is.
-        order: by what TPC-H orders the result.
         columns: that it reads, by table; unique keys are among them.
     """
 
     name: str
     title: str
     text: str
-    order: str
     columns: Mapping[str, tuple[str, ...]]
 
 
 def query(name: str) -> Query:
-    """A query by its name, one of `NAMES`."""
+    """A query by its name, one of `NAMES` or `JOIN`."""
     text = (Path(__file__).parent / "queries" / f"{name}.sql").read_text()
     comment, select = text.split("\n", maxsplit=1)
     words = set(re.findall(r"\w+", select))
@@ -459,7 +437,7 @@ def query(name: str) -> Query:
         if table in words
     }
     title = comment.removeprefix("-- ").split(". ", maxsplit=1)[0]
-    return Query(name, title, select, text.rsplit("ORDER BY ", maxsplit=1)[1].splitlines()[0], columns)
+    return Query(name, title, select, columns)
 
 
 def columns_of(queries: Sequence[Query]) -> dict[str, tuple[str, ...]]:
@@ -491,14 +469,6 @@ def changelog(spark: SparkSession, one: Query, inputs: Mapping[str, Changes], **
     return gpu_ops.sql(one.text, tables=tables, **options)
 
 
-def view(one: Query, changes: pa.Table) -> pa.Table:
-    """The rows that a changelog folds to, in the query's order."""
-    with duckdb.connect() as db:
-        db.register("changelog_changes", changes)
-        fold(db, "changelog", ROW_KIND_COLUMN)
-        return db.table("changelog_now").project("* EXCLUDE (changelog_n)").order(one.order).to_arrow_table()
-
-
 class Answers:
     """What DuckDB answers after each micro-batch.
 
@@ -509,23 +479,20 @@ class Answers:
 
     def __init__(self, one: Query, inputs: Mapping[str, Changes]) -> None:
         self.query = one
-        self.files = {table: sorted(inputs[table].folder.glob("*.parquet")) for table in one.columns}
+        self.files = {table: inputs[table].files for table in one.columns}
 
     def after(self, micro_batches: int) -> pa.Table:
         """The query over the folded first files of each input."""
         with duckdb.connect() as db:
-            for table, files in self.files.items():
-                db.read_parquet([str(path) for path in files[:micro_batches]]).create_view(f"{table}_changes")
-                if ROW_KIND in db.table(f"{table}_changes").columns:
-                    fold(db, table, ROW_KIND)
-                    db.table(f"{table}_now").project(f"* EXCLUDE ({table}_n)").create_view(table)
-                else:
-                    db.table(f"{table}_changes").create_view(table)
+            self._fold(db, micro_batches)
             return db.sql(self.query.text).to_arrow_table()
 
     def differences(self, changes: pa.Table, micro_batches: int) -> list[str]:
         """In what a folded changelog differs after so many micro-batches, as text; nothing where it is right."""
         with duckdb.connect() as db:
+            self._fold(db, micro_batches)
             db.register("changelog_changes", changes)
-            db.register("answer", self.after(micro_batches))
-            return difference(db, "SELECT *, 1 AS n FROM answer")
+            return difference(db, self.query.text)
+
+    def _fold(self, db: duckdb.DuckDBPyConnection, micro_batches: int) -> None:
+        _fold_inputs(db, {table: files[:micro_batches] for table, files in self.files.items()})

@@ -18,18 +18,16 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Set
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from sqlglot import exp
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.settings import SOURCES, Option, value_of
-from gpu_ops.jobs.text import Setting, TableText, Text, Word
+from gpu_ops.jobs.sql_file import Setting, TableText, Text, Word
 from gpu_ops.query.errors import closest
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 T = exp.DataType.Type
 _BITS: Final = {T.TINYINT: 8, T.SMALLINT: 16, T.INT: 32, T.BIGINT: 64}
@@ -246,8 +244,8 @@ def _field(file: Text, name: Word, kind: exp.DataType, options: Given, *, of_row
         text, read = setting.value.text, known[option]
         with file.errors_at(setting.value.at):
             checked[option] = _number(what, text, kind, option) if read is None else value_of(what, read, text)
-    below = list(zip(_PARTS.get(kind.this, ()), kind.expressions, strict=False))
-    below = [(part.name, part.kind) for part in kind.expressions] if kind.this in _ROWS else below
+    named = [(part.name, part.kind) for part in kind.expressions] if kind.this in _ROWS else []
+    below = [*named, *zip(_PARTS.get(kind.this, ()), kind.expressions, strict=False)]
     parts = {part: _field(file, Word(f"{path}.{part}", name.at), its, options) for part, its in below}
     field = Field(path, kind, checked, parts, of_row)
     for option, setting in given.items():
@@ -467,13 +465,11 @@ def _instant(made: Generated, field: Field, number: Column, share: Column) -> Co
 # What has come of it
 
 
-def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[int, int, int, int] | None]:
-    """Of each source: how many rows it has, or 0; where a micro-batch of them begins and ends; how many are counted."""
+def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[int, int, int, int]]:
+    """Of each generated table: its rows, or 0; where a micro-batch begins and ends; how many rows Spark counts."""
     for source in progress["sources"]:
         found = re.match(r"RatePerMicroBatchStream\[.*startTimestamp=(\d+)", source["description"])
-        if found is None:
-            yield None
-        else:
+        if found is not None:
             start, end = (_offset(source[name]) for name in ("startOffset", "endOffset"))
             yield int(found[1]), start, end, int(source["numInputRows"])
 
@@ -485,15 +481,14 @@ def _offset(found: Any) -> int:
 
 def beyond_end(progress: Mapping[str, Any]) -> int:
     """Of the rows that Spark counts in a micro-batch, how many are none, as their tables have ended."""
-    more = 0
-    for found in _progress(progress):
-        if found is not None and found[0] and found[2] > found[1]:
-            end, first, last, counted = found
-            more += counted - counted * (min(last, end) - min(first, end)) // (last - first)
-    return more
+    return sum(
+        counted - counted * (min(last, end) - min(first, end)) // (last - first)
+        for end, first, last, counted in _progress(progress)
+        if end and last > first
+    )
 
 
 def have_ended(progress: Mapping[str, Any]) -> bool:
     """Whether the generated tables among the sources of a micro-batch had all ended before it."""
-    found = [one for one in _progress(progress) if one is not None]
+    found = list(_progress(progress))
     return bool(found) and all(0 < end <= start for end, start, *_ in found)

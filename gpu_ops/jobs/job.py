@@ -17,8 +17,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs import datagen
 from gpu_ops.jobs.datagen import Generated
 from gpu_ops.jobs.settings import DURATION, JOB, OF_SOURCE, of_job, of_table, value_of
-from gpu_ops.jobs.sql_file import read_sql
-from gpu_ops.jobs.text import JobText, QueryText, TableText, Text, Word
+from gpu_ops.jobs.sql_file import JobText, QueryText, TableText, Text, Word, read_sql
 from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormatName
 from gpu_ops.state.address import StateAddress

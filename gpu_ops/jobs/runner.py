@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import signal
 import threading
@@ -11,10 +12,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 from rich.console import Console
 
 import gpu_ops
@@ -37,10 +39,6 @@ from gpu_ops.spark.sinks.changes import View
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, LATEST, Manifest
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
 
 
 class JobFailedError(GpuJoinError, RuntimeError):
@@ -125,18 +123,15 @@ def _shown(job: Job) -> Job:
     """A job whose result is looked at: it has no sink that would miss it, and so no state that would go on from it."""
     if job.emit == "at_end" and not job.is_bounded:
         raise job.file.error("emit = 'at_end' has no result while it runs, so --show has nothing to show", job.query.at)
-    sink = dataclasses.replace(job.sink, connector="blackhole", options={}, table="", primary_key=None, format="json")
-    return dataclasses.replace(job, sink=dataclasses.replace(sink, writer="spark"), state=None, checkpoint=None)
+    sink = Sink("blackhole", job.sink.columns, {}, job.sink.at, job.sink.row_kind)
+    return dataclasses.replace(job, sink=sink, state=None, checkpoint=None)
 
 
 def _run(changes: DataFrame, job: Job, console: Console, watch: _Watch, *, once: bool) -> None:
     """Runs a job's query; reports each micro-batch, and adds it up."""
     last_join, shown = join_written(changes), watch.shown
     query = start(changes, job, once=once, last_join=last_join, screen=None if shown is None else shown.take)
-
-    def printed(batch: Batch) -> None:
-        console.print(batch.line, markup=False, soft_wrap=True)
-
+    printed = functools.partial(console.print, markup=False, soft_wrap=True)
     _follow(query, last_join, watch, printed if shown is None else shown.report)
 
 
@@ -169,7 +164,7 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
 
 
 def _follow(
-    query: StreamingQuery, last_join: str | None, watch: _Watch, report: Callable[[Batch], None] | None = None
+    query: StreamingQuery, last_join: str | None, watch: _Watch, report: Callable[[str], None] | None = None
 ) -> None:
     """Adds up the micro-batches of a query until it ends, by itself or with its inputs."""
     try:
@@ -178,7 +173,7 @@ def _follow(
             if batch is not None:
                 watch.found.add(batch)
                 if report is not None:
-                    report(batch)
+                    report(batch.line)
             if watch.ends and have_ended(progress):
                 break
     except StreamingQueryException as error:
@@ -207,18 +202,13 @@ def check_folders(job: Job) -> None:
             f"--{missing}; they belong together",
             job.sink.at,
         )
-    if job.state is None and job.emit == "at_end" and not job.is_bounded:
-        raise job.file.error(
-            "emit = 'at_end' keeps the input until it ends: set state and checkpoint, a folder each, in the job or as "
-            "--state and --checkpoint",
-            job.query.at,
-        )
-    if job.state is None and job.sink.connector not in UNRESUMED:
-        raise job.file.error(
-            f"{job.sink.connector} keeps what it is given, so the job has to remember where it stopped: set state and "
-            "checkpoint, a folder each, in the job or as --state and --checkpoint",
-            job.sink.at,
-        )
+    if job.state is None:
+        advice = "set state and checkpoint, a folder each, in the job or as --state and --checkpoint"
+        if job.emit == "at_end" and not job.is_bounded:
+            raise job.file.error(f"emit = 'at_end' keeps the input until it ends: {advice}", job.query.at)
+        if job.sink.connector not in UNRESUMED:
+            why = f"{job.sink.connector} keeps what it is given, so the job has to remember where it stopped"
+            raise job.file.error(f"{why}: {advice}", job.sink.at)
 
 
 def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = False, show: bool = False) -> DataFrame:
@@ -269,9 +259,8 @@ def _session(job: Job, console: Console) -> Iterator[SparkSession]:
         # Not the active one: PySpark takes that from whoever made a DataFrame last, a micro-batch's own session too.
         yield SparkSession.builder.getOrCreate()
         return
-    settings: dict[str, str] = {}
-    if "delta" in ("" if job.sink.by_tasks else job.sink.connector, *(source.connector for source in job.sources)):
-        settings |= DELTA_SETTINGS
+    by_spark = ["" if job.sink.by_tasks else job.sink.connector, *(source.connector for source in job.sources)]
+    settings = DELTA_SETTINGS if "delta" in by_spark else {}
     with console.status("Spark starts"):
         spark = session(f"gpu-join {job.name}", master=job.master or "local[*]", config={**settings, **job.spark})
     try:

@@ -7,10 +7,11 @@ import dataclasses
 import datetime as dt
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,10 +23,6 @@ from gpu_ops.jobs.tables import KINDS, OBSERVED
 from gpu_ops.memory import size_text
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.metrics.progress import JoinProgress, join_progress, observed_metrics
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 _MOST: Final = 20
 """Rows of the result, or changes of a micro-batch, at most."""
@@ -56,7 +53,10 @@ class Screen:
 
     def take(self, changes: DataFrame, number: int) -> None:
         """One micro-batch of the changelog, for ``foreachBatch``; a repeated one is not counted twice."""
-        arrived = _arrow(changes)
+        self.add(arrow_rows(changes), number)
+
+    def add(self, arrived: pa.Table, number: int) -> None:
+        """The same, of Arrow's rows."""
         if number <= self.number or not arrived.num_rows:
             return
         self.number = number
@@ -65,12 +65,10 @@ class Screen:
             self.kinds[one["values"]] = self.kinds.get(one["values"], 0) + one["counts"]
         self._names = arrived.column_names[1:]
         columns = [_plain(column) for column in arrived.columns[1:]]
-        signs = pc.if_else(
-            pc.is_in(kinds, pa.array(["+I", "+U"])), 1, pc.if_else(pc.is_in(kinds, pa.array(["-U", "-D"])), -1, 0)
-        )
+        added, gone = (pc.is_in(kinds, pa.array(both)).cast(pa.int64()) for both in (["+I", "+U"], ["-U", "-D"]))
         keys = [str(n) for n in range(len(columns))]
         changed = pa.chunked_array([pa.array([number] * arrived.num_rows, pa.int64())])
-        rows = pa.Table.from_arrays([*columns, signs.cast(pa.int64()), changed], [*keys, _COPIES, _CHANGED])
+        rows = pa.Table.from_arrays([*columns, pc.subtract(added, gone), changed], [*keys, _COPIES, _CHANGED])
         if self._rows is not None:
             rows = pa.concat_tables([self._rows, rows])
         found = rows.group_by(keys).aggregate([(_COPIES, "sum"), (_CHANGED, "max")])
@@ -86,13 +84,13 @@ class Screen:
             if arrived.num_rows > _MOST:
                 self.console.print(f"  and {arrived.num_rows - _MOST:,} changes more", markup=False)
 
-    def report(self, batch: Batch) -> None:
+    def report(self, line: str) -> None:
         """What a micro-batch was."""
-        self.line = batch.line
+        self.line = line
         if self.live is not None:
             self.live.update(self.drawn(), refresh=True)
         else:
-            self.console.print(batch.line, markup=False, soft_wrap=True)
+            self.console.print(line, markup=False, soft_wrap=True)
 
     def drawn(self) -> Group:
         """The result as it is, those rows that changed last, in the order of their columns."""
@@ -133,7 +131,7 @@ def screen(console: Console, title: str) -> Iterator[Screen]:
         yield shown
 
 
-def _arrow(changes: DataFrame) -> pa.Table:
+def arrow_rows(changes: DataFrame) -> pa.Table:
     """Its rows; Spark 3.5 has no public name for that."""
     if hasattr(changes, "toArrow"):
         return changes.toArrow()
@@ -145,9 +143,8 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Nested values as text, as Arrow does not group by such."""
     if not pa.types.is_nested(column.type):
         return column
-    return pa.chunked_array(
-        [pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.string())]
-    )
+    texts = [None if value is None else str(value) for value in column.to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def _is_number(kind: pa.DataType) -> bool:

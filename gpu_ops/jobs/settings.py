@@ -19,7 +19,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import hints_of
-from gpu_ops.jobs.text import Setting, TableText, Text
+from gpu_ops.jobs.sql_file import Setting, TableText, Text
 from gpu_ops.messages.rows import MESSAGE_FORMATS
 from gpu_ops.query.errors import closest
 from gpu_ops.state.address import StateAddress

@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
+from pyspark.sql.streaming import StreamingQuery
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
@@ -19,7 +21,7 @@ from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs import datagen
 from gpu_ops.jobs.job import Job, Sink, Source
 from gpu_ops.jobs.settings import FORMATS
-from gpu_ops.jobs.text import Text
+from gpu_ops.jobs.sql_file import Text
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
@@ -32,11 +34,6 @@ from gpu_ops.spark.sinks.files import FilesFormat, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.kafka import MessageSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
-
 
 _FILES: Final = ("parquet", "json", "csv")
 _CHANGE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
@@ -150,6 +147,8 @@ def _load(spark: SparkSession, source: Source) -> DataFrame:
 
 
 def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
+    schema: st.StructType | str = schema_text(source)
+    named = [name.lower() for name, _ in source.columns or ()]
     if source.columns is None:
         # a stream wants its columns beforehand: those of the files that are there
         try:
@@ -160,20 +159,13 @@ def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
             schema = st.StructType()
         if not schema.fields:
             raise file.error("there are no files yet to take the columns from: name them", source.at)
-        return _stream_of_files(spark, source, file, schema)
-    named = {name.lower() for name, _ in source.columns}
-    if source.connector == "csv" and source.row_kind is not None and source.row_kind.lower() not in named:
+    elif source.connector == "csv" and source.row_kind is not None and source.row_kind.lower() not in named:
         raise file.error(
             f"CSV goes by position: name {source.row_kind!r} among the columns, where it stands", source.at
         )
-    return _stream_of_files(spark, source, file, schema_text(source))
-
-
-def _stream_of_files(spark: SparkSession, source: Source, file: Text, schema: st.StructType | str) -> DataFrame:
     if source.reader == "arrow":
-        path, options = source.options["path"], {**source.options}
-        del options["path"]
-        return read_files(spark, path, cast("FormatName", source.connector), schema, **options)
+        options = {name: value for name, value in source.options.items() if name != "path"}
+        return read_files(spark, source.options["path"], cast("FormatName", source.connector), schema, **options)
     return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
 
 

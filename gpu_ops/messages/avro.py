@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -298,19 +298,16 @@ def parsed(schema: str, others: tuple[str, ...] = ()) -> Schema:
         NotBuiltError: there is no fastavro.
     """
     fastavro = _package()
-    known: dict[str, Any] = {}
     named: dict[str, Any] = {}
-    inside: dict[str, set[str]] = {}
     try:
         for text in others:
-            _name(fastavro.parse_schema(_without_logical_types(json.loads(text)), known), named, inside, ())
+            fastavro.parse_schema(_without_logical_types(json.loads(text)), named)
         own, field = _without_logical_types(json.loads(schema)), None
         if others and not isinstance(own, dict):  # fastavro takes the types it has parsed to records alone
             field = "value"
             own = {"type": "record", "name": "gpu_ops.Message", "fields": [{"name": field, "type": own}]}
-        found = fastavro.parse_schema(own, known)
-        _name(found, named, inside, ())
-        return Schema(found, named, any(_reaches(inside, name, name, set()) for name in inside), field)
+        found = fastavro.parse_schema(own, named)
+        return Schema(found, named, _nests(found, named, frozenset(), set()), field)
     except Exception as error:  # fastavro's errors have no common class
         raise DescriptionError(f"no schema of Avro: {type(error).__name__}: {error}") from error
 
@@ -333,27 +330,25 @@ def _without_logical_types(schema: Any) -> Any:
     return {_MEANING if x == "logicalType" else x: _without_logical_types(part) for x, part in schema.items()}
 
 
-def _name(schema: Any, named: dict[str, Any], inside: dict[str, set[str]], within: Sequence[str]) -> None:
-    """Notes named types, and which others they hold."""
+def _nests(schema: Any, named: Mapping[str, Any], above: frozenset[str], seen: set[str]) -> bool:
+    """Whether a type that a schema names holds itself.
+
+    Args:
+        schema: it, or a part of it.
+        named: the types by their names.
+        above: the names of those that it stands in.
+        seen: the names of those that were looked at; it gets more.
+    """
     if isinstance(schema, str):
-        for name in within:
-            inside[name].add(schema)
-    elif isinstance(schema, list):
-        for part in schema:
-            _name(part, named, inside, within)
-    elif isinstance(schema, Mapping):
-        if schema["type"] in ("record", "error", "enum", "fixed"):
-            _name(schema["name"], named, inside, within)
-            named[schema["name"]], inside[schema["name"]] = schema, set()
-            within = [schema["name"]]
-        for part in (*(field["type"] for field in schema.get("fields", ())), schema.get("items"), schema.get("values")):
-            _name(part, named, inside, within)
-
-
-def _reaches(inside: Mapping[str, set[str]], start: str, wanted: str, seen: set[str]) -> bool:
-    seen.add(start)
-    parts = inside.get(start, set())
-    return wanted in parts or any(_reaches(inside, part, wanted, seen) for part in parts - seen)
+        known = schema in named and schema not in seen
+        return schema in above or (known and _nests(named[schema], named, above, seen))
+    parts = schema
+    if isinstance(schema, Mapping):
+        if "name" in schema:
+            seen.add(schema["name"])
+            above |= {schema["name"]}
+        parts = [*(field["type"] for field in schema.get("fields", ())), schema.get("items"), schema.get("values")]
+    return any(_nests(part, named, above, seen) for part in parts if part is not None)
 
 
 def checked(registry: Registry | None, local: str | None) -> None:

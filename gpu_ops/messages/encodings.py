@@ -13,7 +13,9 @@ Java makes of its bytes. Geometries have points that nobody has.
 
 from __future__ import annotations
 
+import base64
 import binascii
+import functools
 import hashlib
 import json
 import uuid
@@ -69,14 +71,20 @@ _TEXTS_OF_TIMES: Final = (f"{_DEBEZIUM}ZonedTimestamp", f"{_DEBEZIUM}IsoTimestam
 TIMES: Final = ("ms", "us", "ns")
 """Times as numbers since 1970, in UTC, or in no zone where the type has none."""
 
-ENCODINGS: Final = (*TIMES, "days", "base64", "base64-url-safe", "hex", "text")
+_OF_BYTES: Final[Mapping[str, tuple[str, Callable[[str], bytes]]]] = {
+    "base64": ("^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$", binascii.a2b_base64),
+    "base64-url-safe": ("^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3}=)?$", base64.urlsafe_b64decode),
+    "hex": ("^([0-9a-fA-F]{2})*$", binascii.unhexlify),
+}
+"""How bytes are written as text: its shape, and what reads it."""
+
+ENCODINGS: Final = (*TIMES, "days", *_OF_BYTES, "text")
 """Besides: dates as days since 1970; bytes as base64 or hex; decimals as base64 of their unscaled bytes, ``base64:2``
 with that scale where it is not the declared one; and what is the default, ISO 8601 or a number or text."""
 
 NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 """How the floating-point numbers are written that JSON has none for: as texts."""
 
-_BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _DECIMAL_BYTES: Final = 16
 _DIGITS: Final = 38
 Ways = Callable[[Place], str]
@@ -379,9 +387,7 @@ def _scaled(values: pa.StructArray, kind: pa.DataType) -> pa.Array:
 
 def _uuids(values: pa.BinaryArray) -> pa.StringArray:
     """UUIDs of n times 16 bytes, as RFC 9562 writes them."""
-    texts = to_hex(values)
-    cuts = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
-    return pc.binary_join_element_wise(*(pc.utf8_slice_codeunits(texts, *cut) for cut in cuts), "-")
+    return _each(values, lambda value: str(uuid.UUID(bytes=value)), pa.string())
 
 
 def _bytes_of(values: pa.Array) -> pa.BinaryArray:
@@ -393,87 +399,37 @@ def from_text(texts: pa.StringArray, encoding: str) -> pa.BinaryArray:
 
     Args:
         texts: n of them.
-        encoding: ``hex``, ``base64`` or ``base64-url-safe``; else base64 where that is sure, as a text such as
-            ``deadbeef`` may as well be hex (Debezium's ``binary.handling.mode``).
+        encoding: ``hex``, ``base64`` (RFC 4648, padded) or ``base64-url-safe``; else base64 where that is sure, as a
+            text such as ``deadbeef`` may as well be hex (Debezium's ``binary.handling.mode``).
 
     Raises:
         ArrowInvalid: a text that is none, or may be either.
     """
-    if encoding == "hex":
-        return from_hex(texts)
-    if encoding == "base64-url-safe":
-        wrong = texts.filter(pc.match_substring_regex(texts, "[+/]"))
-        if len(wrong):
-            raise pa.ArrowInvalid(f"no base64-url-safe: {wrong[0]}")
-        texts = pc.replace_substring(pc.replace_substring(texts, "-", "+"), "_", "/")
-    elif encoding != "base64":
+    if encoding not in _OF_BYTES:
         either = texts.filter(pc.match_substring_regex(texts, "^([0-9a-f]{2})+$"))
         if len(either):
             raise pa.ArrowInvalid(f"hex or base64? Say by encoded= which it is: {either[0]}")
-    return from_base64(texts)
-
-
-def from_hex(texts: pa.StringArray) -> pa.BinaryArray:
-    """Bytes of n texts of two digits a byte.
-
-    Raises:
-        ArrowInvalid: a text that is none.
-    """
-    wrong = texts.filter(pc.invert(pc.match_substring_regex(texts, "^([0-9a-fA-F]{2})*$")))
+        encoding = "base64"
+    shape, read = _OF_BYTES[encoding]
+    wrong = texts.filter(pc.invert(pc.match_substring_regex(texts, shape)))
     if len(wrong):
-        raise pa.ArrowInvalid(f"no hex: {wrong[0]}")
-    valid = texts.is_valid()
-    full = texts.filter(valid)
-    return _scattered(np.frombuffer(bytes.fromhex(_data(full).decode()), np.uint8), _lengths(full) // 2, valid)
-
-
-def to_hex(values: pa.BinaryArray) -> pa.StringArray:
-    """Texts of two digits a byte."""
-    valid = values.is_valid()
-    full = values.filter(valid)
-    digits = np.frombuffer(_data(full).hex().encode(), np.uint8)
-    return _scattered(digits, 2 * _lengths(full), valid).view(pa.string())
-
-
-def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
-    lengths: npt.NDArray[np.int64] = pc.binary_length(values).to_numpy().astype(np.int64)
-    return lengths
+        raise pa.ArrowInvalid(f"no {encoding}: {wrong[0]}")
+    return _each(texts, read, pa.binary())
 
 
 def from_base64(texts: pa.StringArray) -> pa.BinaryArray:
-    """Bytes of n texts in base64 (RFC 4648, padded).
-
-    Raises:
-        ArrowInvalid: a text that is no base64.
-    """
-    wrong = texts.filter(pc.invert(pc.match_substring_regex(texts, _BASE64)))
-    if len(wrong):
-        raise pa.ArrowInvalid(f"no base64: {wrong[0]}")
-    valid = texts.is_valid()
-    full = texts.filter(valid)
-    padded = _lengths(full) - _lengths(pc.utf8_rtrim(full, "="))
-    # each is whole groups of four, so one behind the other they are one text: of "/w==", "AAEC" that is "/wAAAAEC",
-    # ff 00 00 00 01 02, in which an A for each = has made a byte too many
-    data = np.frombuffer(binascii.a2b_base64(_data(full).replace(b"=", b"A")), np.uint8)
-    sizes = _lengths(full) // 4 * 3
-    ends = np.cumsum(sizes)
-    beyond = np.concatenate([ends[padded > 0] - 1, ends[padded > 1] - 2])
-    return _scattered(np.delete(data, beyond), sizes - padded, valid)
+    """Bytes of n texts in base64; errors as `from_text`."""
+    return from_text(texts, "base64")
 
 
 def to_base64(values: pa.BinaryArray) -> pa.StringArray:
     """Texts in base64 (RFC 4648, padded) of n values of bytes."""
-    valid = values.is_valid()
-    full = values.filter(valid)
-    sizes = _lengths(full)
-    missing = -sizes % 3
-    zeros = pa.array([b"", b"\0", b"\0\0"], pa.binary()).take(pa.array(missing))
-    whole = _data(pc.binary_join_element_wise(full, zeros, b""))
-    digits = np.frombuffer(bytearray(binascii.b2a_base64(whole, newline=False)), np.uint8)
-    ends = np.cumsum((sizes + missing) // 3 * 4)
-    digits[ends[missing > 0] - 1] = ord("=")
-    digits[ends[missing > 1] - 2] = ord("=")
-    return _scattered(digits, (sizes + missing) // 3 * 4, valid).view(pa.string())
+    return _each(values, functools.partial(binascii.b2a_base64, newline=False), pa.binary()).view(pa.string())
+
+
+def _each(values: pa.Array, change: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
+    """Values changed one by one, null for null: as quick as all at once where they are short, else quicker."""
+    return pa.array([None if value is None else change(value) for value in values.to_pylist()], kind)
 
 
 def unscaled(values: pa.BinaryArray, scale: int) -> pa.Array:
@@ -482,38 +438,20 @@ def unscaled(values: pa.BinaryArray, scale: int) -> pa.Array:
     Raises:
         ArrowInvalid: one of no bytes, or of more than 38 digits.
     """
-    lengths = pc.binary_length(values).fill_null(1).to_numpy()
+    full = pc.fill_null(values, b"\0")
+    lengths = pc.binary_length(full).to_numpy()
     if ((lengths < 1) | (lengths > _DECIMAL_BYTES)).any():
         raise pa.ArrowInvalid("a decimal of no bytes, or of more than 16")
-    full = pc.fill_null(values, b"\0")
-    data = np.frombuffer(_data(full), np.uint8)
-    starts = np.cumsum(lengths) - lengths
-    sign = np.where(data[starts] >= 0x80, 255, 0).astype(np.uint8) if len(full) else np.zeros(0, np.uint8)
-    made = np.repeat(sign[:, None], _DECIMAL_BYTES, axis=1)
-    for place in range(int(lengths.max(initial=0))):
-        rows = np.flatnonzero(lengths > place)
-        made[rows, place] = data[starts[rows] + lengths[rows] - 1 - place]
+    negative = pc.greater_equal(full, b"\x80").to_numpy(zero_copy_only=False)
+    signs = pa.array([sign * count for sign in (b"\0", b"\xff") for count in range(_DECIMAL_BYTES)], pa.binary())
+    signs = signs.take(pa.array(_DECIMAL_BYTES * (1 + negative) - lengths))
+    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(full)], pc.binary_join_element_wise(signs, full, b"")), b"")
+    made = np.frombuffer(whole[0].as_buffer(), np.uint8).reshape(-1, _DECIMAL_BYTES)[:, ::-1]
     mask = pa.array(values.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
     buffers = [mask, pa.py_buffer(np.ascontiguousarray(made))]
     decimals = pa.Array.from_buffers(pa.decimal128(_DIGITS, scale), len(values), buffers)
     decimals.validate(full=True)
     return decimals
-
-
-def _data(values: pa.Array) -> bytes:
-    """The bytes of n texts, one behind the other."""
-    joined = pc.binary_join(pa.ListArray.from_arrays([0, len(values)], values.view(pa.binary())), b"")
-    return bytes(joined[0].as_py())
-
-
-def _scattered(data: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int64], valid: pa.BooleanArray) -> pa.BinaryArray:
-    """Bytes cut into pieces, which are the values of the valid rows, in order."""
-    there = valid.to_numpy(zero_copy_only=False)
-    all_sizes = np.zeros(len(valid), np.int64)
-    all_sizes[there] = sizes
-    offsets = np.concatenate([[0], np.cumsum(all_sizes)]).astype(np.int32)
-    buffers = [pa.array(there).buffers()[1], pa.py_buffer(offsets), pa.py_buffer(data.tobytes())]
-    return pa.Array.from_buffers(pa.binary(), len(valid), buffers)
 
 
 def text_of(placeholder: str) -> str:

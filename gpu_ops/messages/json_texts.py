@@ -252,8 +252,10 @@ def groups(values: pa.BinaryArray, at: Positions, reading: Reading) -> Iterator[
         yield Group(at[plain], values.filter(pa.array(plain)), {})
     texts = schemas.dictionary_encode()
     number = texts.indices.to_numpy(zero_copy_only=False)
-    found = [_known(reading, text) for text in texts.dictionary.to_pylist()]
-    for one in _distinct(found):
+    found = [None if text is None else reading(json.loads(text)) for text in texts.dictionary.to_pylist()]
+    for place, one in enumerate(found):
+        if one in found[:place]:
+            continue
         mine = ~plain & np.isin(number, [n for n, other in enumerate(found) if other == one])
         if isinstance(one, str):
             # what stands behind the payload is not known yet
@@ -274,16 +276,14 @@ def _parted(values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, npt
     first = pc.list_element(parts, 0)
     cut = pc.list_value_length(parts).to_numpy() == 2
     heads = first.dictionary_encode()
-    schemas = [_schema_before(text) for text in heads.dictionary.to_pylist()]
+    # of what stands before a payload, if that is an object with the schema alone, cut where the next member begins
+    before = (_members(text + _PAYLOAD + b"null}") for text in heads.dictionary.to_pylist())
+    schemas = [None if found is None else found["schema"] for found in before]
     heads_fit = np.array([one is not None for one in schemas])
     cut &= heads_fit[heads.indices.to_numpy(zero_copy_only=False)]
-    rest = pc.list_slice(parts, 1, 2).flatten() if cut.all() else None
-    if rest is None:
-        rest = pa.array([part[1] if ok else None for part, ok in zip(parts.to_pylist(), cut, strict=True)], pa.binary())
-    payloads = pc.binary_replace_slice(rest, -1, 1 << 30, b"]}")
-    payloads = pc.binary_join_element_wise(
-        pa.scalar(b"{" + _PAYLOAD + b"[", pa.binary()), payloads, pa.scalar(b"", pa.binary())
-    )
+    rest = pc.binary_join(pc.list_slice(parts, 1, 2), b"")  # of what is not cut nothing
+    begin, nothing = (pa.scalar(text, pa.binary()) for text in (b"{" + _PAYLOAD + b"[", b""))
+    payloads = pc.binary_join_element_wise(begin, pc.binary_replace_slice(rest, -1, 1 << 30, b"]}"), nothing)
     known = pa.array(schemas, pa.binary()).take(heads.indices)
     plain = np.zeros(len(values), bool)
     if not cut.all():
@@ -297,12 +297,6 @@ def _parted(values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, npt
                 known[place], payloads[place] = members["schema"], b'{"payload":[' + members["payload"] + b"]}"
         known, payloads = pa.array(known, pa.binary()), pa.array(payloads, pa.binary())
     return known, payloads, plain
-
-
-def _schema_before(text: bytes) -> bytes | None:
-    """The schema in front of a payload; None if that is no object of it alone, cut where a member begins."""
-    members = _members(text + _PAYLOAD + b"null}")
-    return None if members is None else members["schema"]
 
 
 def balanced(values: pa.BinaryArray) -> bool:
@@ -352,10 +346,6 @@ def _behind(text: str, at: int) -> int:
     return at
 
 
-def _known(reading: Reading, schema: bytes | None) -> Encodings | str | None:
-    return None if schema is None else reading(json.loads(schema))
-
-
 def rows_of(schema: Any, *, envelopes: bool) -> list[Any]:
     """The schemas of the rows that a message of a schema has."""
     if not envelopes:
@@ -381,11 +371,3 @@ def _fields(schema: Any) -> list[Any]:
     found = schema.get("fields") if isinstance(schema, Mapping) else None
     fields = found if isinstance(found, list) else []
     return [field for field in fields if isinstance(field, dict) and isinstance(field.get("field"), str)]
-
-
-def _distinct(found: list[Encodings | str | None]) -> list[Encodings | str | None]:
-    made: list[Encodings | str | None] = []
-    for one in found:
-        if one not in made:
-            made.append(one)
-    return made

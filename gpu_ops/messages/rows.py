@@ -22,6 +22,7 @@ from gpu_ops.messages.encodings import (
     PLACEHOLDER,
     Encodings,
     How,
+    Look,
     Lost,
     MisfitError,
     decoded,
@@ -33,6 +34,7 @@ from gpu_ops.messages.encodings import (
     written,
 )  # fmt: skip
 from gpu_ops.messages.json_texts import Group, balanced, groups, is_wrapper, look, objects, read_texts, rows_of
+from gpu_ops.values import Mask
 
 MessageFormatName = Literal["json", "debezium-json", "avro", "debezium-avro"]
 MESSAGE_FORMATS: Final[tuple[str, ...]] = get_args(MessageFormatName)
@@ -84,12 +86,6 @@ class _Parsed(NamedTuple):
 
     order: Positions
     columns: list[pa.Array]
-
-    def taken(self, mask: npt.NDArray[np.bool_]) -> _Parsed:
-        """Some of the rows."""
-        if mask.all():
-            return self
-        return _Parsed(self.order[mask], [column.filter(pa.array(mask)) for column in self.columns])
 
 
 _Parse: TypeAlias = Callable[[Group, Set[str]], tuple[list[_Parsed], list[Bad]]]
@@ -145,12 +141,11 @@ class MessageFormat:
                 raise DescriptionError(
                     f"column {field.name!r} is {field.type}; a message of format {self.name} has none"
                 )
-        if self.row_kind is not None and self.row_kind.lower() in map(str.lower, self.schema.names):
-            raise DescriptionError(f"the row-kind column {self.row_kind!r} is among the columns; name another")
-        if self.unavailable is not None and self.unavailable.lower() in map(
-            str.lower, [*self.schema.names, self.row_kind or ""]
-        ):
-            raise DescriptionError(f"unavailable={self.unavailable!r} is among the columns; name another")
+        there = {name.lower() for name in self.schema.names}
+        for what, own in (("the row-kind column ", self.row_kind), ("unavailable=", self.unavailable)):
+            if own is not None and own.lower() in there:
+                raise DescriptionError(f"{what}{own!r} is among the columns; name another")
+            there |= {(own or "").lower()}
         text_of(self.unavailable_value)
         if self.is_avro:
             avro.checked(self.registry, self.avro_schema)
@@ -249,10 +244,7 @@ class MessageFormat:
         rows = [schema.message]
         if self.is_debezium:
             rows = [one.fields[name] for one in schema.look(schema.message) for name in _SIDES if name in one.fields]
-        try:
-            return encodings_of(rows, schema.look, wanted, {}, json=False)
-        except MisfitError as error:
-            return str(error)
+        return self._encodings(rows, schema.look, wanted)
 
     def _of_connect(self, schema: Any, wanted: pa.StructType) -> Encodings | str | None:
         """The same of Kafka Connect's; None where a message with such a member is no wrapper."""
@@ -264,8 +256,11 @@ class MessageFormat:
                 return None
         if schema is not None and not isinstance(schema, dict):
             return "has members schema and payload, and is no wrapper: its schema is none, or it has one of them twice"
+        return self._encodings(rows, look, wanted)
+
+    def _encodings(self, rows: Sequence[Any], look: Look, wanted: pa.StructType) -> Encodings | str:
         try:
-            return encodings_of(rows, look, wanted, dict(self.encoded), json=True)
+            return encodings_of(rows, look, wanted, dict(self.encoded), json=not self.is_avro)
         except MisfitError as error:
             return str(error)
 
@@ -274,30 +269,17 @@ class MessageFormat:
     ) -> None:
         """Adds what messages say that are read alike; where they cannot be read together, what their halves say."""
         size = group.at.size
-        if not size:
-            return
-        try:
-            rows, wrong = parse(group, numbers)
-        except _REFUSED as error:
-            problem = str(error)
-        else:
-            parsed += rows
-            bad += wrong
+        problem = _add(group, parse, parsed, bad, numbers) if size else None
+        if problem is None:
             return
         # Spark and others write NaN and infinities as texts, and Kafka Connect decimals as numbers if it is told to
         number = _WRONG_NUMBER.search(problem)
-        told = number is not None and number.group(1) not in numbers
-        if number is not None and told and (size == 1 or number.group(2) == "string to number"):
-            try:
-                rows, wrong = parse(group, numbers | {number.group(1)})
-            except _REFUSED as error:
-                if size == 1 and _WRONG_NUMBER.search(str(error)):
-                    self._read(group, parse, parsed, bad, numbers | {number.group(1)})
-                    return
-                problem = str(error)
-            else:
-                parsed += rows
-                bad += wrong
+        if number is not None and number.group(1) not in numbers:
+            more = numbers | {number.group(1)}
+            if size == 1:
+                self._read(group, parse, parsed, bad, more)
+                return
+            if number.group(2) == "string to number" and _add(group, parse, parsed, bad, more) is None:
                 return
         if size > 1:
             for part in (group.part(0, size // 2), group.part(size // 2, size)):
@@ -324,9 +306,8 @@ class MessageFormat:
         if self.key:
             no_row = "has a payload of null; what deletes a row is a message without a value"
             bad += [Bad(int(place), no_row) for place in np.setdiff1d(group.at, at)]
-        good = _without(at.size, lacking)
-        kinds = [_kinds(np.full(at.size, _UPSERTED))] if self.key else []
-        return [_Parsed(2 * at, [*kinds, *columns, *self._told(lost, at.size)]).taken(good)], bad
+        kinds = np.full(at.size, _UPSERTED) if self.key else None
+        return [self._parsed(2 * at, kinds, columns, lost, _without(at.size, lacking))], bad
 
     def _changes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
         """What messages say that are Debezium's envelopes."""
@@ -338,17 +319,11 @@ class MessageFormat:
                 self._columns(row.filter(row.is_valid()), how)
         code = pc.index_in(op, pa.array(_OPS)).fill_null(-1).to_numpy()
         has_old, has_new = (row.is_valid().to_numpy(zero_copy_only=False) for row in (before, after))
-        problems = {
-            f"has no row in {member!r}, which its op needs": wrong
-            for member, wrong in (
-                ("before", (code == _DELETE) & ~has_old),
-                ("after", np.isin(code, (_CREATE, _READ, _UPDATE)) & ~has_new),
-            )
-        }
-        found: dict[int, str] = {int(n): _unknown(op[int(n)].as_py()) for n in np.flatnonzero(code < 0)}
-        for problem, wrong in problems.items():
-            found |= {int(place): problem for place in np.flatnonzero(wrong)}
-        new = np.flatnonzero(np.isin(code, (_CREATE, _READ, _UPDATE)) & has_new)
+        adds = np.isin(code, (_CREATE, _READ, _UPDATE))
+        found = {n: _unknown(op[n].as_py()) for n in np.flatnonzero(code < 0).tolist()}
+        for member, wrong in (("before", (code == _DELETE) & ~has_old), ("after", adds & ~has_new)):
+            found |= _at(wrong, f"has no row in {member!r}, which its op needs")
+        new = np.flatnonzero(adds & has_new)
         columns, lost = self._columns(after.take(pa.array(new)), how)
         lacking = self._lacking(columns, lost)
         found |= {int(new[place]): problem for place, problem in lacking.items()}
@@ -358,12 +333,10 @@ class MessageFormat:
         if self.unavailable is None:
             found |= {int(old[place]): problem for place, problem in self._unsaid(gone_lost).items()}
         good = _without(at.size, found)
-        told = [_kinds(kinds), *columns, *self._told(lost, new.size)]
-        parsed = [_Parsed(2 * at[new] + 1, told).taken(good[new])]
+        parsed = [self._parsed(2 * at[new] + 1, kinds, columns, lost, good[new])]
         if old.size:
             kinds = np.where(code[old] == _UPDATE, _OLD, _DELETED)
-            told = [_kinds(kinds), *gone, *self._told(gone_lost, old.size)]
-            parsed.append(_Parsed(2 * at[old], told).taken(good[old]))
+            parsed.append(self._parsed(2 * at[old], kinds, gone, gone_lost, good[old]))
         return parsed, [Bad(int(at[place]), problem) for place, problem in found.items()]
 
     def _deletes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
@@ -373,16 +346,14 @@ class MessageFormat:
         columns, lost = self._columns(row, how)
         given = dict(zip(self.key, columns, strict=True))
         null = "deletes a row, and its key has no {!r}, or null: key= names what keys have"
-        problems = self._unsaid(lost) | {
-            int(place): null.format(name)
-            for name, column in given.items()
-            for place in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-        }
+        problems = self._unsaid(lost)
+        for name, column in given.items():
+            problems |= _at(column.is_null().to_numpy(zero_copy_only=False), null.format(name))
         bad = [Bad(int(at[place]), problem) for place, problem in problems.items()]
         bad += [Bad(int(place), "deletes a row, and its key is null") for place in np.setdiff1d(group.at, at)]
         columns = [given.get(field.name, pa.nulls(at.size, field.type)) for field in self.schema]
-        told = [_kinds(np.full(at.size, _DELETED)), *columns, *self._told({}, at.size)]
-        return [_Parsed(2 * at, told).taken(_without(at.size, problems))], bad
+        kinds = np.full(at.size, _DELETED)
+        return [self._parsed(2 * at, kinds, columns, {}, _without(at.size, problems))], bad
 
     def _written(self, names: Sequence[str], how: How, path: str, numbers: Set[str]) -> pa.DataType:
         """A row as Arrow reads it from JSON, or as it makes it of what is read from Avro."""
@@ -416,24 +387,38 @@ class MessageFormat:
 
     def _unsaid(self, lost: Mapping[str, Lost]) -> dict[int, str]:
         """Rows without a value of theirs, and what is wrong with them."""
-        return {
-            int(place): f"column {name!r} is not in the message, which has {self._placeholder} for a large value "
-            "that did not change: set REPLICA IDENTITY FULL at its source, or read it with unavailable= and give "
-            "latest() that"
-            for name, missing in lost.items()
-            for place in np.flatnonzero(missing)
-        }
+        why = (
+            f"is not in the message, which has {self._placeholder} for a large value that did not change: set REPLICA "
+            "IDENTITY FULL at its source, or read it with unavailable= and give latest() that"
+        )
+        found: dict[int, str] = {}
+        for name, missing in lost.items():
+            found |= _at(missing, f"column {name!r} {why}")
+        return found
 
-    def _told(self, lost: Mapping[str, Lost], size: int) -> list[pa.Array]:
-        """The column that says which columns are not there, if it is wanted; null where all are."""
-        if self.unavailable is None:
-            return []
-        missing = np.stack([np.zeros(size, bool), *lost.values()], axis=1)
-        _, which = np.nonzero(missing)
-        counts = missing.sum(axis=1)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
-        names = pa.array(["", *lost]).take(pa.array(which))
-        return [pa.ListArray.from_arrays(offsets, names, mask=pa.array(counts == 0))]
+    def _parsed(
+        self, order: Positions, kinds: Positions | None, columns: list[pa.Array], lost: Mapping[str, Lost], good: Mask
+    ) -> _Parsed:
+        """Rows with their row kinds if there are any, and the names of columns that are not there if these are wanted.
+
+        Args:
+            order: of n rows, see `_Parsed`.
+            kinds: n codes of `_KINDS`.
+            columns: of n values.
+            lost: by column, which of its n values are not there.
+            good: which of the n rows there are.
+        """
+        made = [] if kinds is None else [pa.array(_KINDS).take(pa.array(kinds))]
+        made += columns
+        if self.unavailable is not None:
+            missing = np.stack([np.zeros(order.size, bool), *lost.values()], axis=1)
+            counts = missing.sum(axis=1)
+            offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+            names = pa.array(["", *lost]).take(pa.array(np.nonzero(missing)[1]))
+            made.append(pa.ListArray.from_arrays(offsets, names, mask=pa.array(counts == 0)))
+        if not good.all():
+            order, made = order[good], [column.filter(pa.array(good)) for column in made]
+        return _Parsed(order, made)
 
     def _lacking(self, columns: Sequence[pa.Array], lost: Mapping[str, Lost]) -> dict[int, str]:
         """Rows that have null where there may be none, and what is wrong with them."""
@@ -443,7 +428,7 @@ class MessageFormat:
             nulls = column.is_null().to_numpy(zero_copy_only=False)
             if name in lost and name not in self.key:
                 nulls = nulls & ~lost[name]
-            found |= {int(place): f"column {name!r} is null or missing" for place in np.flatnonzero(nulls)}
+            found |= _at(nulls, f"column {name!r} is null or missing")
         return found | (self._unsaid(lost) if self.unavailable is None else {})
 
     def _in_order(self, parsed: Sequence[_Parsed], bad: list[Bad]) -> Rows:
@@ -457,6 +442,17 @@ class MessageFormat:
             sequence = np.argsort(order, kind="stable")
             order, rows = order[sequence], rows.take(pa.array(sequence))
         return Rows(rows, order // 2, bad)
+
+
+def _add(group: Group, parse: _Parse, parsed: list[_Parsed], bad: list[Bad], numbers: Set[str]) -> str | None:
+    """Adds what messages say; or why they cannot be read together."""
+    try:
+        rows, wrong = parse(group, numbers)
+    except _REFUSED as error:
+        return str(error)
+    parsed += rows
+    bad += wrong
+    return None
 
 
 def _blocks(
@@ -497,11 +493,12 @@ def _path(group: Group) -> str:
     return "" if group.whole is None else "/payload/[]"
 
 
-def _kinds(codes: Positions) -> pa.Array:
-    return pa.array(_KINDS).take(pa.array(codes))
+def _at(mask: Mask, problem: str) -> dict[int, str]:
+    """A problem for each place that is true."""
+    return dict.fromkeys(np.flatnonzero(mask).tolist(), problem)
 
 
-def _without(size: int, places: Mapping[int, str]) -> npt.NDArray[np.bool_]:
+def _without(size: int, places: Mapping[int, str]) -> Mask:
     """All of n places but some."""
     good = np.ones(size, bool)
     good[list(places)] = False

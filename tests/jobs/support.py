@@ -8,8 +8,7 @@ from textwrap import dedent
 import pytest
 
 from gpu_ops.jobs.job import Job, Source, build
-from gpu_ops.jobs.sql_file import read_sql
-from gpu_ops.jobs.text import JobError, Text
+from gpu_ops.jobs.sql_file import JobError, Text, read_sql
 
 ORDERS = "CREATE TABLE orders (id BIGINT, item STRING) WITH ('connector' = 'json', 'path' = 'orders');\n"
 SINK = "CREATE TABLE changes WITH ('connector' = 'console');\n"

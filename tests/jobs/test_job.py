@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.job import amended, load
 from gpu_ops.jobs.runner import check_folders
-from gpu_ops.jobs.text import JobError
+from gpu_ops.jobs.sql_file import JobError
 from gpu_ops.spark.failures import message_in, package
 from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_ops.jobs.sql_file import read_sql
-from gpu_ops.jobs.text import JobError, Text
+from gpu_ops.jobs.sql_file import JobError, Text, read_sql
 from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong
 
 

@@ -20,8 +20,7 @@ from gpu_ops.jobs import runner
 from gpu_ops.jobs.datagen import rows
 from gpu_ops.jobs.job import build, load
 from gpu_ops.jobs.screen import Screen
-from gpu_ops.jobs.sql_file import read_sql
-from gpu_ops.jobs.text import JobError, Text
+from gpu_ops.jobs.sql_file import JobError, Text, read_sql
 from spark.support import fold
 
 pytestmark = pytest.mark.spark

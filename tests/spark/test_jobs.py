@@ -25,9 +25,8 @@ from rich.console import Console
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import Source, build, load
 from gpu_ops.jobs.runner import JobFailedError
-from gpu_ops.jobs.sql_file import read_sql
+from gpu_ops.jobs.sql_file import JobError, Text, read_sql
 from gpu_ops.jobs.tables import decode, open_source, shaped
-from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.sinks.changes import json_messages

@@ -77,4 +77,4 @@ def differences(name: str, data: Path, changes: pa.Table, files: int) -> list[st
     with duckdb.connect() as db:
         db.register("changelog_changes", changes)
         db.register("answer", answer(name, data, files))
-        return difference(db, "SELECT *, 1 AS n FROM answer")
+        return difference(db, "FROM answer")

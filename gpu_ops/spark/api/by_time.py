@@ -16,7 +16,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, Interval, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
-from gpu_ops.descriptions.description import LATER
+from gpu_ops.descriptions.description import LATER, Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import On
 from gpu_ops.descriptions.times import Duration, Late, parse_bound
@@ -147,9 +147,7 @@ def interval_join(
         min_cleanup_ms=parse_bound(min_cleanup),
         timestamp=timestamp,
     )
-    period = heartbeat_ms(heartbeat)
-    if period is not None and emit == "at_end":
-        raise DescriptionError("heartbeat= is for rows that time brings; at the end of input all come at once")
+    period = heartbeat_ms(heartbeat, emit)
     if process is not None and emit == "at_end" and sides[0].df.isStreaming:
         raise DescriptionError(
             "process= is given the output of the query, and with emit='at_end' there is none: apply the function "
@@ -170,34 +168,41 @@ def interval_join(
     return changes if function is None else processed(changes, description, function)
 
 
-def heartbeat_ms(heartbeat: Duration | None) -> int | None:
+def heartbeat_ms(heartbeat: Duration | None, emit: Emit) -> int | None:
     """How often a micro-batch begins at least, milliseconds.
 
+    Args:
+        heartbeat: as the user gave it.
+        emit: of the operator.
+
     Raises:
-        DescriptionError: it is no such duration.
+        DescriptionError: it is no such duration, or has no place here.
     """
     period = None if heartbeat is None else parse_bound(heartbeat)
     if period is not None and period < 1:
         raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond")
+    if period is not None and emit == "at_end":
+        raise DescriptionError("heartbeat= is for rows that time brings; at the end of input all come at once")
     return period
 
 
 def timed(
-    sides: Sequence[Stream], time: EventTimes = None
+    sides: Sequence[Stream], time: str | tuple[str, str] | None = None
 ) -> tuple[tuple[Stream, Stream], tuple[str | None, str | None]]:
     """The inputs with their event times and delays, and the plan ids of the joins their watermarks come from.
 
     Args:
         sides: left and right.
-        time: as in `interval_join`.
+        time: as in `asof_join`.
 
     Raises:
         DescriptionError: an input does not say what its event time is.
     """
-    if time is not None and not (isinstance(time, tuple) and len(time) == 2):
-        raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or 'processing'")
+    both = (time, time) if isinstance(time, str) else time
+    if both is not None and not (isinstance(both, tuple) and len(both) == 2 and all(isinstance(c, str) for c in both)):
+        raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or one name for both")
     (left, from_left), (right, from_right) = (
-        timed_input(side, own) for side, own in zip(sides, time or (None, None), strict=True)
+        timed_input(side, own) for side, own in zip(sides, both or (None, None), strict=True)
     )
     return (left, right), (from_left, from_right)
 
@@ -295,10 +300,7 @@ def asof_join(
     """
     check_options("asof_join", options, AsofJoinOptions)
     sides, emit = settled(two_streams(left, right), options)
-    both = (time, time) if isinstance(time, str) else time
-    if both is not None and not (isinstance(both, tuple) and len(both) == 2 and all(isinstance(c, str) for c in both)):
-        raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or one name for both")
-    sides, upstream = timed(sides, both)
+    sides, upstream = timed(sides, time)
     description, sides, _ = two_sided(
         AsofJoin,
         how,
@@ -356,9 +358,7 @@ def temporal_join(
     """
     check_options("temporal_join", options, TwoSidedOptions)
     sides, emit = settled(two_streams(left, right), {"emit": "at_watermark", **options})
-    period = heartbeat_ms(heartbeat)
-    if period is not None and emit == "at_end":
-        raise DescriptionError(f"heartbeat={heartbeat!r} is for streams")
+    period = heartbeat_ms(heartbeat, emit)
     sides, upstream = timed(sides, time)
     description, sides, _ = two_sided(
         TemporalJoin,

@@ -328,11 +328,9 @@ def _check_state(description: Description, *, static: bool, state: StateAddress 
 
 
 def _check_output(description: Description, df: DataFrame) -> None:
-    if not ignores_case(df.sparkSession):
-        return
+    if description.takes_function or not ignores_case(df.sparkSession):
+        return  # of a function its own columns come out
     names = [c.name.lower() for c in description.output]
-    if description.takes_function:
-        return  # the function's own columns come out
     for column in description.output:
         if names.count(column.name.lower()) > 1:
             raise DescriptionError(

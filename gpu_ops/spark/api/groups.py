@@ -89,7 +89,7 @@ def aggregate(
     there = source.df.columns
     source, measures = _measures(source, aggregates or {}, label)
     upstream: str | None = None
-    period = heartbeat_ms(heartbeat)
+    period = heartbeat_ms(heartbeat, emit)
     if period is not None and emit != "at_watermark":
         raise DescriptionError("heartbeat= goes with emit='at_watermark' only")
     if emit == "at_watermark":
@@ -183,18 +183,16 @@ def flattened(source: Stream, by: Sequence[str]) -> tuple[Stream, tuple[str, ...
     if not names:
         return source, tuple(by), ()
     windows: dict[str, Window] = {}
+    taken = list(df.columns)
     for name in names:
-        taken = [*df.columns, *(part for window in windows.values() for part in window)]
-        start = free_name(f"{name}_start", taken)
-        windows[name] = Window(name, start, free_name(f"{name}_end", [*taken, start]))
+        for part in ("start", "end"):
+            taken.append(free_name(f"{name}_{part}", taken))
+        windows[name] = Window(name, *taken[-2:])
     columns = []
     for name in df.columns:
-        window = windows.get(name)
-        if window is None:
-            columns.append(named_column(name))
-        else:
-            parts = (("start", window.start), ("end", window.end))
-            columns += [named_column(name).getField(part).alias(alias) for part, alias in parts]
+        parts = zip(("start", "end"), windows[name][1:], strict=True) if name in windows else ()
+        found = [named_column(name).getField(part).alias(alias) for part, alias in parts]
+        columns += found or [named_column(name)]
     groups = [part for name in by for part in (windows[name][1:] if name in windows else (name,))]
     return dataclasses.replace(source, df=df.select(columns)), tuple(groups), tuple(windows.values())
 

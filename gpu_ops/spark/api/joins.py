@@ -333,13 +333,11 @@ def multi_join(
     given = tuple(as_stream(each, f"input {number}", f"input_{number}") for number, each in enumerate(inputs, start=1))
     found, emit = settled(given, options)
     streams, names = list(found), [side.label for side in found]
-    hows = spelled(how) if isinstance(how, str) else [spelled(each) for each in how]
-    first = hows if isinstance(hows, str) else next(iter(hows), "")
-    steps = [hows] * len(streams) if isinstance(hows, str) else list(hows)
+    hows = [spelled(how)] * (len(inputs) - 1) if isinstance(how, str) else [spelled(each) for each in how]
     wheres: list[Any] = [*[None] * (len(inputs) - 2), where] if where is None or isinstance(where, str) else list(where)
     for number, condition in enumerate(wheres[: len(streams) - 1], start=1):
         stop = number + 1
-        padded = [first == "right" and number > 1, *(step == "left" for step in steps[: number - 1]), False]
+        padded = [hows[:1] == ["right"] and number > 1, *(step == "left" for step in hows[: number - 1]), False]
         wheres[number - 1], streams[:stop], _ = engine_condition(condition, streams[:stop], padded)
     join = MultiJoin.of(
         [as_input(side) for side in streams],

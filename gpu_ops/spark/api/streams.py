@@ -116,24 +116,22 @@ def stream(
         raise DescriptionError(f"input '{name or 'stream'}': refresh= is for a static DataFrame, this one streams")
     if table is not None and refresh is None:
         raise DescriptionError(f"input '{name or 'stream'}': a function that gives a table takes refresh=")
-    keys: tuple[str, ...] | None = None
-    if isinstance(unique_key, str):
-        keys = (unique_key,)
-    elif unique_key is not None:
-        if not isinstance(unique_key, Sequence):
-            raise DescriptionError(f"unique_key={unique_key!r}; it is a column's name, or several")
-        keys = tuple(unique_key)
-    label = name or "stream"
-    made = Stream(
-        df=df,
-        unique_key=None if keys is None else tuple(resolve(df, k, label, "unique_key") for k in keys),
-        row_kind=None if row_kind is None else resolve(df, row_kind, label, "row_kind"),
-        sequence_by=None if sequence_by is None else resolve(df, sequence_by, label, "sequence_by"),
+    if not (unique_key is None or isinstance(unique_key, Sequence)):
+        raise DescriptionError(f"unique_key={unique_key!r}; it is a column's name, or several")
+    bare = Stream(df=df, name=name or "")
+
+    def own(column: str | None, what: str) -> str | None:
+        return None if column is None else resolve(df, column, bare.label, what)
+
+    made = dataclasses.replace(
+        bare,
+        unique_key=None if unique_key is None else resolve_all(bare, unique_key, "unique_key"),
+        row_kind=own(row_kind, "row_kind"),
+        sequence_by=own(sequence_by, "sequence_by"),
         ttl_ms=None if ttl is None else parse_duration(ttl),
-        name=name or "",
         updates=updates,
         bad_rows=bad_rows,
-        event_time=None if event_time is None else resolve(df, event_time, label, "event_time"),
+        event_time=own(event_time, "event_time"),
         delay_ms=None if delay is None else parse_bound(delay),
         idle_timeout_ms=None if idle_timeout is None else parse_bound(idle_timeout),
         refresh_ms=None if refresh is None else parse_duration(refresh),
@@ -240,56 +238,66 @@ How = Literal[
 
 
 class RunOptions(TypedDict, total=False):
-    """Where an operator runs and keeps its state."""
+    """Where an operator runs and keeps its state.
+
+    Attributes:
+        state: a folder of its own for the state; without it the state lives in memory only.
+        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        partitions: how many; by default what an existing state folder is cut into, or else
+            ``spark.sql.shuffle.partitions``, but not more than the application has cores, or with GPUs two for each.
+        name: of the operator, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on.
+    """
 
     state: Location | None
-    """A folder of its own for the state; without it the state lives in memory only."""
-
     backend: Backend
-    """``"auto"``, ``"cpu"`` or ``"gpu"``."""
-
     partitions: int | None
-    """How many; by default what an existing state folder is cut into, or else ``spark.sql.shuffle.partitions``, but not
-    more than the application has cores, or with GPUs two for each."""
-
     name: str | None
-    """Of the operator, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on."""
 
 
 class KeyOptions(RunOptions, total=False):
-    """Those of an operator with keys."""
+    """Those of an operator with keys.
+
+    Attributes:
+        null_safe: whether null keys match (``IS NOT DISTINCT FROM``), for all keys or one by one.
+    """
 
     null_safe: bool | Sequence[bool]
-    """Whether null keys match (``IS NOT DISTINCT FROM``), for all keys or one by one."""
 
 
 class ChangelogOptions(RunOptions, total=False):
-    """Those of a join without bounds in time."""
+    """Those of a join without bounds in time.
+
+    Attributes:
+        emit: ``"per_batch"`` (net changes), ``"per_event"`` (as Flink emits them), or ``"at_end"``: nothing, until
+            `finish` gives the result.
+        backlog: a run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of a run
+            with another trigger gives the net result, and the join is live from then on.
+    """
 
     emit: Emit
-    """``"per_batch"`` (net changes), ``"per_event"`` (as Flink emits them), or ``"at_end"``: nothing, until `finish`
-    gives the result."""
-
     backlog: bool
-    """A run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of a run with
-    another trigger gives the net result, and the join is live from then on."""
 
 
 class SemiJoinOptions(KeyOptions, ChangelogOptions, total=False):
-    """Those of a semi or anti join."""
+    """Those of a semi or anti join.
+
+    Attributes:
+        where: residual condition, SQL text over both inputs' columns.
+    """
 
     where: str | None
-    """Residual condition, SQL text over both inputs' columns."""
 
 
 class TwoSidedOptions(KeyOptions, total=False):
-    """Those of a join with the columns of both inputs."""
+    """Those of a join with the columns of both inputs.
+
+    Attributes:
+        where: residual condition, SQL text over both inputs' columns.
+        suffixes: for column names that both inputs have.
+    """
 
     where: str | None
-    """Residual condition, SQL text over both inputs' columns."""
-
     suffixes: tuple[str, str] | None
-    """For column names that both inputs have."""
 
 
 class JoinOptions(TwoSidedOptions, ChangelogOptions, total=False):
@@ -297,10 +305,13 @@ class JoinOptions(TwoSidedOptions, ChangelogOptions, total=False):
 
 
 class IntervalJoinOptions(TwoSidedOptions, total=False):
-    """Those that an interval join shares with others."""
+    """Those that an interval join shares with others.
+
+    Attributes:
+        emit: as in `ChangelogOptions`.
+    """
 
     emit: Emit
-    """As in `ChangelogOptions`."""
 
 
 def check_options(function: str, given: Iterable[str], known: type) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence, Set
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -113,26 +113,15 @@ def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.Struct
     return in_place_of(found.node, plan, OfChanges(task, found.taken, maker._replace(schema=schema)), output, spark)
 
 
-class Source(Protocol):
-    """Rows that are Arrow's from the start; as text it is what `explain()` says of it."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Of the rows."""
-
-    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """What is taken of the rows, as they travel; see `gpu_ops.spark.plan.build`."""
-
-
 class Reading(NamedTuple):
     """What is read of a source.
 
     Attributes:
-        source: the files or messages.
+        source: the files or messages, or a join's changes; as text it is what `explain()` says of it.
         taken: of their rows.
     """
 
-    source: Source
+    source: sources.Source | Changes
     taken: Taken
 
     def __str__(self) -> str:
@@ -163,11 +152,6 @@ class Changes:
     def __str__(self) -> str:
         return f"changes of '{self.plan.name}'"
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Of the changes."""
-        return self.task.output
-
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
         """The changes as they travel; see `gpu_ops.spark.plan.build`."""
         return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
@@ -179,7 +163,7 @@ def source_of(df: DataFrame) -> Reading | None:
     if isinstance(found, str):
         return None
     session, plan = df.sparkSession, JoinPlan.of(found.node)
-    source: Source | None
+    source: sources.Source | Changes | None
     if plan is None:
         source = sources.source(found.node, session)
     else:

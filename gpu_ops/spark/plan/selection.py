@@ -17,6 +17,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql import types as st
 
 from gpu_ops.conditions import Expression, nodes_of
 from gpu_ops.conditions.expressions import (
@@ -36,24 +37,16 @@ from gpu_ops.conditions.expressions import (
 )
 from gpu_ops.query.catalyst import ansi_mode, arrow_type_of, id_of, items
 from gpu_ops.query.expressions import STRUCTURES, Expr, Reader
+from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed
 from gpu_ops.spark.plan.column_metadata import hides_metrics
 from gpu_ops.spark.tasks.rows import ROWS, Taken
 
-_TYPES: Final = {
-    "boolean": BOOL,
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
+_ALIKE: Final = (
+    st.BooleanType, st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.FloatType, st.DoubleType,
+    st.StringType, st.BinaryType, st.DateType, st.TimestampType, st.TimestampNTZType,
+)  # fmt: skip
+_TYPES: Final = {kind().simpleString(): arrow_type(kind()) for kind in _ALIKE}
 """By Spark's name the types whose values mean the same to both; text in a collation has another name."""
 
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")

@@ -25,7 +25,7 @@ from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.messages.json_texts import writes
-from gpu_ops.spark.datatypes import arrow_schema, named_column, spark_type
+from gpu_ops.spark.datatypes import arrow_schema, ignores_case, named_column, spark_type, spelling
 from gpu_ops.spark.failures import data_frame, message_in, refuse_connect
 from gpu_ops.spark.plan.changes import made_by_tasks
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
@@ -112,7 +112,7 @@ def net(batch: DataFrame) -> DataFrame:
         raise DescriptionError(f"a view has a column {COUNT!r} of its own: rename the changelog's")
     spelled: dict[str, str] = {}
     for name in names:
-        alike = spelled.setdefault(name if _case_matters(batch) else name.lower(), name)
+        alike = spelled.setdefault(name.lower() if ignores_case(batch.sparkSession) else name, name)
         if alike != name or names.count(name) > 1:
             raise DescriptionError(f"a view has one column of a name; the changelog has {alike!r} and {name!r}")
     kind = f.col(ROW_KIND_COLUMN)
@@ -135,10 +135,6 @@ def _ungrouped(batch: DataFrame, names: Sequence[str]) -> str | None:
         except AnalysisException:
             return f"column {name!r}, which is {batch.schema[name].dataType.simpleString()}"
     return None
-
-
-def _case_matters(batch: DataFrame) -> bool:
-    return bool(batch.sparkSession.conf.get("spark.sql.caseSensitive") == "true")
 
 
 def by_key(rows: DataFrame, key: Sequence[str]) -> DataFrame:
@@ -167,13 +163,18 @@ def key_of(batch: DataFrame, key: str | Sequence[str] | None) -> tuple[str, ...]
     """
     if key is None:
         return known_key(batch)
-    declared = (key,) if isinstance(key, str) else tuple(key)
-    folded = {} if _case_matters(batch) else {x.lower(): x for x in batch.columns}
-    spelled = folded | {x: x for x in batch.columns}
-    for name in declared:
-        if name not in spelled and name.lower() not in folded:
-            raise DescriptionError(f"key={name!r} is no column of the changelog; there are {', '.join(batch.columns)}")
-    return tuple(spelled[name] if name in spelled else folded[name.lower()] for name in declared)
+    return _spelled(batch, key, "no column of the changelog")
+
+
+def _spelled(df: DataFrame, key: str | Sequence[str], what: str) -> tuple[str, ...]:
+    """The columns of a key in their own spelling."""
+    columns = []
+    for name in (key,) if isinstance(key, str) else key:
+        column = spelling(df, name)
+        if column is None:
+            raise DescriptionError(f"key={name!r} is {what}; there are {', '.join(df.columns)}")
+        columns.append(column)
+    return tuple(columns)
 
 
 def query_of(batch: DataFrame) -> str:
@@ -307,18 +308,14 @@ def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers:
     Raises:
         DescriptionError: no such column, or one of a type that JSON has no text of: an interval.
     """
-    spelled = {name.lower(): name for name in data_frame(changes, "what json_messages() takes").columns}
-    names = (key,) if isinstance(key, str) else tuple(key)
-    for name in names:
-        if name.lower() not in spelled:
-            raise DescriptionError(f"key={name!r} is no column; there are {', '.join(changes.columns)}")
+    names = _spelled(data_frame(changes, "what json_messages() takes"), key, "no column")
     schema = arrow_schema(changes.schema, "changes")
     for field in schema:
         if not writes(field.type):
             kind = changes.schema[field.name].dataType.simpleString()
             raise DescriptionError(f"column {field.name!r} is {kind}, which has no JSON text: cast it")
     headers = headers and (changes.isStreaming or query_of(changes) != "none")
-    writer = MessageWriter(schema, tuple(spelled[name.lower()] for name in names), headers)
+    writer = MessageWriter(schema, names, headers)
     return made_by_tasks(changes, writer, "gpu_join_messages", spark_type(pa.struct(list(writer.made))))
 
 

@@ -167,7 +167,7 @@ class DeltaCommit:
         self._table: Any = None
 
     def done(self, query: str, number: int) -> bool:
-        """See `gpu_ops.spark.sinks.files.Commit`."""
+        """Whether the files of a micro-batch are visible already."""
         if self._table is None:
             return False
         self._table.update_incremental()
@@ -175,7 +175,7 @@ class DeltaCommit:
         return version is not None and version >= number
 
     def commit(self, query: str, number: int, files: Sequence[WrittenFile], schema: pa.Schema) -> None:
-        """See `gpu_ops.spark.sinks.files.Commit`.
+        """Makes the files of a micro-batch visible, once.
 
         Raises:
             DescriptionError: the table has other columns.

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -107,7 +107,7 @@ def write_files(
     spark = changes.sparkSession
     place = _place(spark, path)
     log = functools.partial(SparkLog, spark, place) if place.has_folders else functools.partial(ObjectLog, place)
-    commit: Commit = DeltaCommit(place, columns) if format == "delta" else _LogCommit(log, place)
+    commit = DeltaCommit(place, columns) if format == "delta" else _LogCommit(log, place)
     writer = FileWriter(
         place.address,
         "arrow" if format == "arrow" else "parquet",
@@ -122,7 +122,7 @@ def write_files(
     return started(written, checkpoint, name, trigger)
 
 
-def _write(commit: Commit, schema: pa.Schema, batch: DataFrame, number: int) -> None:
+def _write(commit: DeltaCommit | _LogCommit, schema: pa.Schema, batch: DataFrame, number: int) -> None:
     """What ``foreachBatch`` does: runs the micro-batch, and commits its files unless that was done before."""
     query = query_of(batch)
     done = commit.done(query, number)
@@ -130,23 +130,6 @@ def _write(commit: Commit, schema: pa.Schema, batch: DataFrame, number: int) -> 
     if not done:
         commit.commit(query, number, files, schema)
     commit.tidy(number)
-
-
-class Commit(Protocol):
-    """Makes the files of a micro-batch visible, once."""
-
-    def done(self, query: str, number: int) -> bool:
-        """Whether it is visible already.
-
-        Raises:
-            StateError: the folder belongs to another query.
-        """
-
-    def commit(self, query: str, number: int, files: Sequence[WrittenFile], schema: pa.Schema) -> None:
-        """Does it."""
-
-    def tidy(self, number: int) -> None:
-        """Deletes what no reader will ever want, after a micro-batch."""
 
 
 class _LogCommit:
@@ -160,12 +143,16 @@ class _LogCommit:
         files: the output folder.
     """
 
-    def __init__(self, log: Callable[[], FileLog], files: Files) -> None:
+    def __init__(self, log: Callable[[], SparkLog | ObjectLog], files: Files) -> None:
         self._opened, self._files = log, files
-        self._log: FileLog | None = None
+        self._log: SparkLog | ObjectLog | None = None
 
     def done(self, query: str, number: int) -> bool:
-        """See `Commit`."""
+        """Whether the files of a micro-batch are visible already.
+
+        Raises:
+            StateError: the folder belongs to another query.
+        """
         if self._log is not None:
             return self._log.latest() >= number
         self._claim(query)
@@ -199,7 +186,7 @@ class _LogCommit:
         return [x.path for x in everything if x.base_name.startswith(f"part-{number:010d}-")]
 
     def commit(self, query: str, number: int, files: Sequence[WrittenFile], schema: pa.Schema) -> None:
-        """See `Commit`."""
+        """Makes the files of a micro-batch visible, once."""
         assert self._log is not None
         if self._files.has_folders:
             for folder in {file.path.rpartition("/")[0] for file in files}:
@@ -213,7 +200,7 @@ class _LogCommit:
         self._files.filesystem.move(f"{self._files.root}/{file.lies}", f"{self._files.root}/{file.path}")
 
     def tidy(self, number: int) -> None:
-        """See `Commit`."""
+        """Deletes what no reader will ever want, after a micro-batch."""
         self._files.delete_folder(f"{STAGING}/{number}")
 
 
@@ -266,16 +253,6 @@ def _partition_columns(changes: DataFrame, given: str | Sequence[str]) -> tuple[
     return tuple(found)
 
 
-class FileLog(Protocol):
-    """Names the files of micro-batches; one that it does not name is not there."""
-
-    def latest(self) -> int:
-        """The last micro-batch that it has, -1 for none."""
-
-    def add(self, number: int, files: Sequence[WrittenFile]) -> bool:
-        """Makes the files of a micro-batch visible, all at once; False where another has written that micro-batch."""
-
-
 class SparkLog:
     """The log as Spark writes it, through Hadoop.
 
@@ -291,12 +268,12 @@ class SparkLog:
         self._log = self._class("FileStreamSinkLog")(1, spark._jsparkSession, f"{self._location}/{LOG}", none)
 
     def latest(self) -> int:
-        """See `FileLog`."""
+        """The last micro-batch that it has, -1 for none."""
         found = self._log.getLatestBatchId()
         return int(found.get()) if found.isDefined() else -1
 
     def add(self, number: int, files: Sequence[WrittenFile]) -> bool:
-        """See `FileLog`."""
+        """Makes the files of a micro-batch visible, all at once; False where another has written that micro-batch."""
         path = java_class(self._spark, "org.apache.hadoop.fs.Path")
         conf = self._spark._jsparkSession.sessionState().newHadoopConf()
         status = self._class("SinkFileStatus")
@@ -337,11 +314,11 @@ class ObjectLog:
         return {name: int(number) for name, number in names if number.isdecimal()}
 
     def latest(self) -> int:
-        """See `FileLog`."""
+        """See `SparkLog`."""
         return self._last
 
     def add(self, number: int, files: Sequence[WrittenFile]) -> bool:
-        """See `FileLog`."""
+        """See `SparkLog`."""
         whole = _has_all(number)
         lines = [*(self._since(number) if whole else ()), *map(self._line, files)]
         if not self._log.create(_entry(number), "\n".join(["v1", *lines]).encode()):
