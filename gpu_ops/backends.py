@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import os
+import stat
 import sys
-from typing import Literal, get_args
+import tempfile
+from pathlib import Path
+from typing import Final, Literal, get_args
 
 from gpu_ops.errors import BackendError, DescriptionError
 from gpu_ops.kernels import Kernels, Probe
+from gpu_ops.state.files import temporary_folder
 
 Backend = Literal["auto", "cpu", "gpu"]
 
@@ -25,6 +30,8 @@ def gpu_available() -> tuple[bool, str]:
     for module in ("cupy", "pylibcudf", "rmm"):
         if importlib.util.find_spec(module) is None:
             return False, f"{module} is not installed"
+    for name, folder in kernel_caches().items():
+        os.environ.setdefault(name, folder)
     try:
         from gpu_ops.cudf_backend.device import describe_device  # noqa: PLC0415 - needs cupy
     except OSError as error:
@@ -32,6 +39,36 @@ def gpu_available() -> tuple[bool, str]:
     except Exception as error:
         return False, f"{type(error).__name__}: {error}"
     return describe_device()
+
+
+_CACHES: Final = ("CUPY_CACHE_DIR", "LIBCUDF_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH")
+"""Where cupy, libcudf and CUDA's driver keep the kernels that they compile; by default in the home folder."""
+
+
+def kernel_caches() -> dict[str, str]:
+    """Variables for the folders of compiled kernels, where there is no home to keep them in.
+
+    cupy cannot even be imported where it cannot make its folder: YARN's home is ``/home`` or ``/`` by default, and a
+    user without an entry in ``/etc/passwd`` has none. A folder of the user's is used again by the next process, as
+    compiling takes more than a minute; one of this process's own where that name is something else's.
+    """
+    home = Path(os.path.expanduser("~/.cupy/kernel_cache"))  # as cupy does it
+    if home.is_absolute() and _made(home):
+        return {}
+    found = Path(tempfile.gettempdir()) / f"gpu-join-kernels-{os.getuid()}"
+    there = found.lstat() if _made(found) else None
+    # what others could write to would be run on the card
+    own = there is not None and there.st_uid == os.getuid() and there.st_mode == stat.S_IFDIR | 0o700
+    return dict.fromkeys(_CACHES, str(found if own else temporary_folder()))
+
+
+def _made(folder: Path) -> bool:
+    """Whether a folder is there, or could be made, and can be written to."""
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def lost_gpu() -> str | None:

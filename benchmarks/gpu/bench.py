@@ -8,7 +8,7 @@ Parts, in the order in which they run:
 - `probes`: the same with each way of probing.
 - `keys`: the same with text keys, and with a key that a tenth of the left's rows have.
 - `partitions`: the same as 1, 2 and 8 partitions on the one card (`benchmarks.gpu.partitions`).
-- `probe`: a million changes looked up in 1M to 1B rows, three ways (`benchmarks.gpu.probe`).
+- `probe`: a million changes looked up in 1M to 1B rows, each way there is (`benchmarks.gpu.probe`).
 - `state`: appends, merges, gathers, scatter-adds (`benchmarks.gpu.state`).
 - `transfer`: between host and card, plain and Arrow (`benchmarks.gpu.transfer`).
 - `interval`, `multi_way`: whole engines, per_batch and per_event (`benchmarks.gpu.interval`, `benchmarks.gpu.others`).

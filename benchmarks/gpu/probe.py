@@ -1,8 +1,9 @@
-"""Changes looked up in a state of 1M to 1B rows, three ways that must find the same pairs.
+"""Changes looked up in a state of 1M to 1B rows, in ways that must find the same pairs.
 
 - `sorted_run`: what the engine does: hashes, `gpu_ops.state.index.HashIndex.probe`, and a comparison of the keys of
-  the candidates, since hashes may collide. Its innermost part, `gpu_ops.kernels.Kernels.search` alone, goes both ways:
-  `search` and `search_by_join`, of which `gpu_ops.cudf_backend.probe` chooses by its model. ``by_model`` has the
+  the candidates, since hashes may collide. Its innermost part, `gpu_ops.kernels.Kernels.search` alone, goes each of the
+  ways that `gpu_ops.cudf_backend.probe` chooses from by its model: `search`, `search_by_join` and, where the installed
+  pylibcudf has `HashJoin`, `search_by_table` in a table that is kept, which `build_table` makes. ``by_model`` has the
   milliseconds that the model gives each.
 - `inner_join`: libcudf's hash join of the two key columns, which builds on the needles and passes over the state.
 - `mixed_inner_join`: the same with a condition beside the keys (here one that is always true).
@@ -22,7 +23,7 @@ import pyarrow as pa
 from benchmarks.gpu.card import INPUTS, SECTOR, Plan, device_frame, free_bytes, lacks_memory
 from gpu_ops import layouts
 from gpu_ops.arrays import Array
-from gpu_ops.kernels import Kernels, Probe, as_slots
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.state.index import HashIndex
 
 Pairs = tuple[Array, Array]
@@ -60,11 +61,25 @@ class State:
         kept = kernels.xp.flatnonzero(kernels.equal_rows(own, ["k"], found, ["k"], [pa.int64()]))
         return at[kept], slots[kept]
 
-    def search(self, needles: Array, way: Probe) -> Array:
+    def search(self, needles: Array) -> Array:
         """Candidates of ascending entries in the one run there is, as pairs in any order."""
-        from gpu_ops.cudf_backend.probe import probe_runs
+        from gpu_ops.cudf_backend.search import search_runs
 
-        return probe_runs(way, self.index.runs, needles, None, by_candidate=False)
+        return search_runs(self.index.runs, needles, None, by_candidate=False)
+
+    def joined(self, needles: Array, *, kept: bool) -> Array:
+        """The same by hash joins, be it with a table that is kept."""
+        from gpu_ops.cudf_backend.probe import Ways, by_hash
+
+        ways = Ways([0], [], []) if kept else Ways([], [0], [])
+        (found,) = by_hash(self.index.runs, ways, needles, None, by_candidate=False)
+        return found
+
+    def table(self) -> object:
+        """A table of the run, made anew."""
+        from gpu_ops.cudf_backend.probe import KeptTable
+
+        return KeptTable(self.index.runs[0].entries)
 
 
 def _frame(keys: Array) -> Any:
@@ -136,8 +151,10 @@ def probe(kernels: Kernels, sizes: Sequence[int], needles: Sequence[int], plan: 
 
     Returns:
         ``sizes``, one entry per size that fits and number of needles; in it a way that ran out of memory is
-        ``left_out``. And ``left_out``, why whole sizes are missing.
+        ``left_out``. And ``left_out``, why whole sizes are missing; ``tables``, whether any can be kept.
     """
+    from gpu_ops.cudf_backend.probe import table_class
+
     free = free_bytes()
     measured: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
@@ -153,11 +170,11 @@ def probe(kernels: Kernels, sizes: Sequence[int], needles: Sequence[int], plan: 
                 why = f"memory: {error}"
         left_out[str(rows)] = why
         print("probe", rows, "left out:", why, flush=True)
-    return {"sizes": measured, "left_out": left_out}
+    return {"sizes": measured, "left_out": left_out, "tables": table_class() is not None}
 
 
 def _at(state: State, needles: int, plan: Plan) -> dict[str, Any]:
-    from gpu_ops.cudf_backend.probe import join_seconds, search_seconds
+    from gpu_ops.cudf_backend import probe as model
 
     kernels, xp, rows = state.kernels, state.kernels.xp, state.rows
     rng = np.random.default_rng([rows, needles])
@@ -169,14 +186,14 @@ def _at(state: State, needles: int, plan: Plan) -> dict[str, Any]:
     def mixed(keys: Array) -> Any:
         return mixed_join((keys, state.keys), ([least], [place]), both=False)
 
-    wanted, candidates = state.sorted_run(sets[0]), _in_order(kernels, state.search(entries[0], "index"))
+    wanted, candidates = state.sorted_run(sets[0]), _in_order(kernels, state.search(entries[0]))
     matches, near = int(wanted[0].size), int(candidates[0].size)
     pass_over, looked_at = 8 * (rows + needles) + 8 * matches, (8 + 2 * SECTOR) * needles + 16 * near
     # a way, its inputs, the bytes it must move, and a check of the pairs it found for the first input
     ways: dict[str, tuple[Callable[[Array], Any], list[Array], int, Callable[[Any], Pairs], Pairs]] = {
-        "search": (partial(state.search, way="index"), entries, looked_at, partial(_in_order, kernels), candidates),
+        "search": (state.search, entries, looked_at, partial(_in_order, kernels), candidates),
         "search_by_join": (
-            partial(state.search, way="hash_join"),
+            partial(state.joined, kept=False),
             entries,
             8 * (rows + needles) + 16 * near,
             partial(_in_order, kernels),
@@ -186,7 +203,20 @@ def _at(state: State, needles: int, plan: Plan) -> dict[str, Any]:
         "inner_join": (partial(inner_join, state.keys), sets, pass_over, partial(sorted_pairs, kernels), wanted),
         "mixed_inner_join": (mixed, sets, pass_over + 4 * (rows + needles), partial(sorted_pairs, kernels), wanted),
     }
+    by_model = {
+        "search": model.search_seconds(1, needles),
+        "search_by_join": model.join_seconds(rows, needles),
+    }
     figures: dict[str, Any] = {}
+    if model.table_class() is not None:
+        by_table, held = partial(state.joined, kept=True), 2 * SECTOR * needles + 16 * near
+        ways["search_by_table"] = (by_table, entries, held, partial(_in_order, kernels), candidates)
+        by_model["search_by_table"] = model.PROBED_SECONDS * needles + model.JOIN_SECONDS
+        by_model["build_table"] = model.BUILT_SECONDS * rows
+        try:
+            figures["build_table"] = plan.figure([state.table], (8 + model.KEPT_BYTES) * rows)
+        except MemoryError as error:
+            figures["build_table"] = {"left_out": f"memory: {error}"}
     for name, (way, inputs, moved, pairs, right) in ways.items():
         try:
             equal_pairs(kernels, {"sorted_run": right, name: pairs(way(inputs[0]))}, f"{needles} needles, {rows} rows")
@@ -195,6 +225,5 @@ def _at(state: State, needles: int, plan: Plan) -> dict[str, Any]:
             figures[name] = {"left_out": f"memory: {error}"}
     said = {name: round(f["ms"].median, 3) if "ms" in f else f["left_out"] for name, f in figures.items()}
     print("probe", rows, "rows", needles, "needles", said, "ms", flush=True)
-    model = {"search": 1e3 * search_seconds(1, needles), "search_by_join": 1e3 * join_seconds(rows, needles)}
     counts = {"rows": rows, "needles": needles, "candidates": near, "matches": matches}
-    return {**counts, "by_model": model, **figures}
+    return {**counts, "by_model": {name: 1e3 * seconds for name, seconds in by_model.items()}, **figures}

@@ -175,7 +175,7 @@ def probe_runs(
             raise TooMany
     if hashed:
         try:
-            pairs = _by_hash(runs, ways, needles, times, by_candidate=by_candidate)
+            pairs = by_hash(runs, ways, needles, times, by_candidate=by_candidate)
         except (MemoryError, OverflowError) as error:
             _log.info(_FAILED, error)
             hashed, most = [], at_most
@@ -217,7 +217,7 @@ Fits = Callable[[Array, Array], Array]
 """Gives, of positions of needles and of entries, a mask of the pairs that are wanted."""
 
 
-def _by_hash(
+def by_hash(
     runs: Sequence[SearchedRun],
     ways: Ways,
     needles: Array,
@@ -225,7 +225,7 @@ def _by_hash(
     *,
     by_candidate: bool,
 ) -> list[Array]:
-    """Candidates of the runs that are not searched.
+    """Candidates of the runs that are not searched, as pairs: of each run with a table, then of the others.
 
     The upper half of a hash takes 4 bytes, less than any key; a pair of other keys, one in 4 billion, is sorted out by
     the comparison of keys that follows anyway.
@@ -298,7 +298,7 @@ def table_class() -> Any:
     return None
 
 
-class _Table:
+class KeptTable:
     """A hash table of the entries of a run."""
 
     def __init__(self, entries: Array) -> None:
@@ -317,7 +317,7 @@ class Tables:
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[_Table, int]] = {}
+        self._made: dict[int, tuple[KeptTable, int]] = {}
         self._most: int | None = None
 
     def __contains__(self, entries: Array) -> bool:
@@ -333,12 +333,12 @@ class Tables:
         most = int(KEPT_SHARE * limit)
         return max(0, (most if self._most is None else min(most, self._most)) - self.nbytes) // KEPT_BYTES
 
-    def of(self, entries: Array) -> _Table:
+    def of(self, entries: Array) -> KeptTable:
         """The table of a run's entries, made if it is not there."""
         found = self._made.get(id(entries))
         if found is not None:
             return found[0]
-        table = _Table(entries)
+        table = KeptTable(entries)
         self._made[id(entries)] = table, int(entries.size)
         weakref.finalize(entries, self._made.pop, id(entries), None).atexit = False
         return table

@@ -26,6 +26,9 @@ _BLANK_LINES: Final = re.compile(rb"(?:\A|(?<=[\r\n]))[\0-\t\v\f\x0e-\x20]+(?=[\
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 _SHOWN: Final = 100
 """Bytes of a line that an error shows."""
+_HINT: Final = "a quote within quotes is doubled; for files that Spark wrote say escape='\\'"
+_WRONG: Final = 2
+"""What a run of quotes leaves that may not be where it is."""
 
 
 class WrongError(ValueError):
@@ -119,7 +122,7 @@ class Quotes:
         """The rows that end in a block, None if they are as they were, and how many bytes they had."""
         data = np.frombuffer(block, np.uint8)
         begins, after, marks = self._states(block, data, last=last)
-        cut = len(block) if last else self._cut(data, begins, after)
+        cut = len(block) if last else self._cut(block, begins, after)
         if last and len(after) and after[-1]:
             raise self._wrong("a quoted value has no end", block, int(begins[-1]))
         return (
@@ -140,63 +143,57 @@ class Quotes:
         if len(marks):
             odd = marks[_nth(marks) % 2 == 0]  # within a run of escapes, those that escape what comes next
             places = places[~np.isin(places - 1, odd)]
-        nth = _nth(places)
-        starts = np.flatnonzero(nth == 0)
+        starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
         begins = places[starts]
-        lengths = np.diff(np.append(starts, len(places)))
+        lengths = np.diff(starts, append=len(places))
         stops = begins + lengths
         first = len(codecs.BOM_UTF8) if not self._passed and block.startswith(codecs.BOM_UTF8) else 0
         opens = np.where(begins == first, True, self._ends[data[np.maximum(begins - 1, 0)]])
         closes = np.where(stops == len(data), last, self._ends[data[np.minimum(stops, len(data) - 1)]])
-        known = stops < len(data)  # a run at the end may go on, and is in the row that is kept
         odd = lengths % 2 == 1
-        wrong = 2
-        # what a run leaves behind it: 0 outside of quotes, 1 within them
-        if self._escape:
-            outside = np.where(opens, np.where(lengths == 1, 1, np.where((lengths == 2) & closes, 0, wrong)), 0)
-            within = np.where((lengths == 1) & closes, 0, wrong)
-        else:
-            outside = np.where(opens, np.where(odd, 1, np.where(closes, 0, wrong)), 0)
-            within = np.where(odd, np.where(closes, 0, wrong), 1)
-        swaps = (outside == 1) & (within == 0)
-        keeps = (outside == 0) & (within == 1)
-        fixed = np.where(outside == wrong, np.where(within == wrong, 0, within), outside)
-        turns = np.cumsum(swaps)
-        since = np.maximum.accumulate(np.where(swaps | keeps, -1, np.arange(len(begins)))) if len(begins) else begins
-        base = np.where(since < 0, 0, fixed[np.maximum(since, 0)])
-        after = (base + turns - np.where(since < 0, 0, turns[np.maximum(since, 0)])) % 2
-        before = np.append(0, after[:-1]) if len(after) else after
-        bad = np.flatnonzero((np.where(before == 1, within, outside) == wrong) & (known | last))
-        at = [int(bad[0])] if len(bad) else []
+        once, twice, inner = (lengths == 1, lengths == 2, False) if self._escape else (odd, ~odd, ~odd)
+        # in a file as it should be each quote begins a value or ends one, or is one of two within: if that holds
+        after = np.bitwise_xor.accumulate(odd)
+        before = np.append(False, after[:-1])
+        within, outside = inner | (once & closes), np.where(odd, once & opens, ~opens | (twice & closes))
+        bad = places[:0]
+        if not np.where(before, within, outside).all():
+            # what a run leaves behind it: 0 outside of quotes, 1 within them
+            outside = np.where(opens, np.where(once, 1, np.where(twice & closes, 0, _WRONG)), 0)
+            within = np.where(once & closes, 0, np.where(inner, 1, _WRONG))
+            after = _judged(outside, within)
+            before = np.append(False, after[:-1])
+            goes_on = (not last) & (stops == len(data))  # in the row that is kept
+            bad = np.flatnonzero((np.where(before, within, outside) == _WRONG) & ~goes_on)
         if not self._multi_line and after.any():
-            ends = np.flatnonzero((data == 10) | (data == 13))
-            between = np.searchsorted(ends, stops) != np.searchsorted(ends, np.append(begins[1:], len(data)))
-            broken = np.flatnonzero((after == 1) & between)
-            if len(broken) and (not at or broken[0] < at[0]):
-                begin = np.flatnonzero(before[: broken[0] + 1] == 0)[-1]
+            run = np.searchsorted(begins, np.flatnonzero((data == 10) | (data == 13))) - 1
+            broken = run[(run >= 0) & after[np.maximum(run, 0)]]
+            if len(broken) and not (len(bad) and bad[0] <= broken[0]):
+                begin = np.flatnonzero(~before[: broken[0] + 1])[-1]
                 problem = "a quoted value has a line break, which is for multiLine=true"
                 raise self._wrong(problem, block, int(begins[begin]))
-        if at:
-            hint = (
-                ""
-                if self._escape
-                else " (a quote within quotes is doubled; for files that Spark wrote say escape='\\')"
-            )
-            raise self._wrong(f"a quote stands within a value or behind its end{hint}", block, int(begins[at[0]]))
+        if len(bad):
+            problem = "a quote stands within a value or behind its end"
+            raise self._wrong(problem if self._escape else f"{problem} ({_HINT})", block, int(begins[bad[0]]))
         return begins, after, marks
 
-    def _cut(self, data: Numbers, begins: Numbers, after: Numbers) -> int:
+    def _cut(self, block: bytes, begins: Numbers, after: Numbers) -> int:
         """Where the last row ends that ends in a block."""
-        ends = np.flatnonzero((data == 10) | ((data == 13) & (np.arange(len(data)) < len(data) - 1)))
-        if self._multi_line and len(after):
+        if not self._multi_line:
+            return max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1
+        data = np.frombuffer(block, np.uint8)
+        ends = np.flatnonzero((data[:-1] == 13) | (data[:-1] == 10))
+        if block.endswith(b"\n"):
+            ends = np.append(ends, len(block) - 1)
+        if len(after):
             run = np.searchsorted(begins, ends) - 1
-            ends = ends[(run < 0) | (after[np.maximum(run, 0)] == 0)]
+            ends = ends[(run < 0) | ~after[np.maximum(run, 0)]]
         return int(ends[-1]) + 1 if len(ends) else 0
 
     def _doubled(self, data: Numbers, begins: Numbers, after: Numbers, marks: Numbers) -> bytes:
         """A block whose escaped quotes are doubled ones, and whose other escapes within quotes stand for themselves."""
         run = np.searchsorted(begins, marks) - 1
-        marks = marks[(run >= 0) & (after[np.maximum(run, 0)] == 1)]
+        marks = marks[(run >= 0) & after[np.maximum(run, 0)]]
         nth = _nth(marks)
         made, follows = data.copy(), data[np.minimum(marks + 1, len(data) - 1)]
         made[marks[(nth % 2 == 0) & (follows == self._quote[0])]] = self._quote[0]
@@ -212,6 +209,18 @@ class Quotes:
             ends = [count + part.count(end) for count, end in zip(ends, (b"\n", b"\r"), strict=True)]
         number = 1 + max(ends)
         return WrongError(f"line {number}: {problem}", sample=shown(line))
+
+
+def _judged(outside: Numbers, within: Numbers) -> Numbers:
+    """Whether a value goes on behind each run of quotes, by what each makes of either state."""
+    swaps = (outside == 1) & (within == 0)
+    keeps = (outside == 0) & (within == 1)
+    fixed = np.where(outside == _WRONG, np.where(within == _WRONG, 0, within), outside)
+    turns = np.cumsum(swaps)
+    since = np.maximum.accumulate(np.where(swaps | keeps, -1, np.arange(len(turns))))
+    base = np.where(since < 0, 0, fixed[np.maximum(since, 0)])
+    after: Numbers = (base + turns - np.where(since < 0, 0, turns[np.maximum(since, 0)])) % 2 == 1
+    return after
 
 
 def _nth(places: Numbers) -> Numbers:

@@ -28,6 +28,7 @@ from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels, Probe
 from kernels.card import NAME, emulated_card
 from kernels.test_calls import MOST
+from kernels.test_probe import keeping
 
 pytestmark = pytest.mark.thorough
 
@@ -86,6 +87,19 @@ def test_probe(gpu: Kernels) -> None:
         assert 0.25 < entry["matches"] / entry["needles"] < 0.75  # half of the needles are there
         assert entry["candidates"] >= entry["matches"]
         assert 0 < entry["by_model"]["search"] < 1
+        assert not entry.keys() & {"search_by_table", "build_table"}  # which pylibcudf has no class for yet
+    assert not found["tables"]
+
+
+def test_a_kept_table_is_probed_where_there_is_one(gpu: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = keeping(monkeypatch).TABLES
+    found = probe.probe(gpu, [1000], [500, 50], PLAN)
+    assert found["tables"]
+    for entry in found["sizes"]:
+        assert all(measured(entry[way]) for way in ("search", "search_by_join", "search_by_table", "build_table"))
+        assert entry["by_model"]["search_by_table"] < entry["by_model"]["search_by_join"]
+        assert "build_table" in entry["by_model"]
+    assert not tables.nbytes  # they went with the state
 
 
 def test_ways_that_differ_are_found(gpu: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

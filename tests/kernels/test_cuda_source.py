@@ -272,7 +272,7 @@ _PASTS = {
 @pytest.mark.skipif(SANITIZER != "undefined", reason="this is what is run")
 @pytest.mark.parametrize("sanitizer", _PASTS)
 def test_under_a_sanitizer(sanitizer: str) -> None:
-    """All tests here, in a process that has its library from the beginning."""
+    """All tests here, in a process that has its library from the beginning: NVRTC does not find its own parts there."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     name = f"lib{sanitizer[0]}san.so"
@@ -289,7 +289,11 @@ def test_under_a_sanitizer(sanitizer: str) -> None:
     }  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
-        [*command, "-k", "emulated or finds", __file__], env=environment, check=False, capture_output=True, text=True
+        [*command, "-k", "(emulated or finds) and not nvrtc", __file__],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     assert re.search(r"\b2\d passed", done.stdout), done.stdout

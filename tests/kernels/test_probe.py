@@ -287,9 +287,9 @@ def test_hot_keys_of_an_interval_are_searched(kernels: Any, looked: Any, monkeyp
 def test_tables_are_kept_while_their_runs_are(kernels: Any, looked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is built once, goes with its run, and before anything else when memory runs out."""
     probe, built = keeping(monkeypatch), []
-    made = probe._Table.__init__
+    made = probe.KeptTable.__init__
     monkeypatch.setattr(
-        probe._Table, "__init__", lambda self, entries: (built.append(entries.size), made(self, entries))[1]
+        probe.KeptTable, "__init__", lambda self, entries: (built.append(entries.size), made(self, entries))[1]
     )
     for _ in range(3):
         assert looked.found() == looked.wanted

@@ -1,4 +1,4 @@
-"""The calls that the GPU backend makes exist in the installed pylibcudf, cupy and rmm, with those arguments.
+"""The calls that the GPU backend and its benchmarks make exist in pylibcudf, cupy and rmm, with those arguments.
 
 Importing them needs no card. Skipped where they are not installed.
 """
@@ -21,6 +21,7 @@ from kernels.emulated_libcudf import _KINDS
 pytestmark = pytest.mark.thorough
 
 BACKEND = Path(gpu_ops.__file__).parent / "cudf_backend"
+BENCHMARKS = Path(gpu_ops.__file__).parents[1] / "benchmarks" / "gpu"
 LIBRARIES = {"plc": "pylibcudf", "pylibcudf": "pylibcudf", "cp": "cupy", "cupyx": "cupyx", "rmm": "rmm"}
 METHODS = {
     "Column": "child children copy data device_buffer_size list_view null_count null_mask offset size to_arrow to_scalar type with_mask",
@@ -39,7 +40,7 @@ def _chain(node: ast.AST) -> list[str] | None:
 
 def _uses() -> Iterator[tuple[str, tuple[str, ...], int | None, tuple[str, ...]]]:
     """Where, what, and for calls the number of positional arguments and the names of the others."""
-    for path in sorted(BACKEND.rglob("*.py")):
+    for path in sorted([*BACKEND.rglob("*.py"), *BENCHMARKS.glob("*.py")]):
         tree = ast.parse(path.read_text())
         called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
         inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -122,4 +123,5 @@ def test_uses_are_found() -> None:
     """The search above finds what is there to find."""
     chains = {".".join(chain) for _, chain, _, _ in _uses()}
     assert len(chains) > 40
+    assert {"plc.join.mixed_inner_join", "cp.cuda.get_elapsed_time", "cupyx.empty_pinned"} <= chains
     assert {"plc.unary.is_valid", "rmm.mr.LimitingResourceAdaptor", "cp.cuda.MemoryPointer"} <= chains

@@ -243,11 +243,18 @@ def test_the_sanitizer_is_found_and_run(tmp_path: Path, monkeypatch: pytest.Monk
     folder = tmp_path / "nvidia" / "cu13" / "compute-sanitizer"
     folder.mkdir(parents=True)
     (tmp_path / "nvidia" / "__init__.py").touch()
-    script = f'#!/bin/sh\necho "$@" >> {tmp_path}/said\ncase "$1" in *initcheck) exit 9;; esac\n'
+    shown = "  --initcheck-track-filtered-global-memory arg (=yes)"
+    script = (
+        f'#!/bin/sh\n[ "$1" = --help ] && echo "{shown}" && exit\n'
+        f'echo "$@" >> {tmp_path}/said\ncase "$1" in *initcheck) exit 9;; esac\n'
+    )
     for name in ("compute-sanitizer", "TreeLauncherSubreaper", "libsanitizer-public.so"):
         (folder / name).write_text(script)
-    monkeypatch.setenv("PATH", "/bin")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "compute-sanitizer").symlink_to("/bin/false")  # a toolkit's, which may be older
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
     monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    assert sanitizer() == tmp_path / "bin" / "compute-sanitizer"
     monkeypatch.syspath_prepend(str(tmp_path))
     program = sanitizer()
     assert program == folder / "compute-sanitizer"
@@ -255,8 +262,13 @@ def test_the_sanitizer_is_found_and_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert run_sanitizer(program) == Result("failed", problems=["initcheck: it ended with 9"])
     memory, unwritten = (tmp_path / "said").read_text().splitlines()
     assert memory.startswith("--tool=memcheck --error-exitcode=9 --track-stream-ordered-races=all ")
+    assert unwritten.startswith("--tool=initcheck --error-exitcode=9 --initcheck-track-filtered-global-memory=yes ")
     assert unwritten.count("--kernel-name=kne=") == len(TWINS)
     assert memory.endswith("-m benchmarks.gpu.smoke --rows 2000 --no-pool")
+    program.write_text(script.replace("filtered", "other"))
+    why = f"initcheck: {program} is too old for it (pip install 'nvidia-cuda-sanitizer-api>=13.5')"
+    assert run_sanitizer(program) == Result("left out", problems=[why])
+    assert len((tmp_path / "said").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize(("said", "wanted"), [((), ".venv/bin/python"), (("PYTHON=other",), "other")])

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 import gpu_ops
+from gpu_ops.backends import kernel_caches
 from gpu_ops.errors import BackendError
 from gpu_ops.spark.driver import machine
-from gpu_ops.spark.driver.machine import find_gpus, kernel_caches
+from gpu_ops.spark.driver.machine import find_gpus
 from gpu_ops.spark.driver.pools import Death
-from gpu_ops.spark.driver.process import EmbeddedServers, Launcher
+from gpu_ops.spark.driver.process import EmbeddedServers
 from gpu_ops.spark.settings import LOST_GPU
 from spark.made_up_cards import identity, made_up_cards
 
@@ -222,6 +223,8 @@ def test_a_server_that_lost_its_card_says_so() -> None:
 
 # --- folders for kernels -----------------------------------------------------------------------
 
+CACHES = ("CUPY_CACHE_DIR", "LIBCUDF_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH")
+
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -234,18 +237,17 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_kernels_are_kept_in_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert kernel_caches(tmp_path / "spare") == {}
+    assert kernel_caches() == {}
     assert not list(temporary.iterdir())
 
 
 def test_kernels_have_a_folder_where_no_home_can_be_written_to(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: Path
+    monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
     wanted = temporary / f"gpu-join-kernels-{os.getuid()}"
     for home in ("/proc/1", "~"):  # `expanduser` leaves it where nobody says which is this user's
         monkeypatch.setenv("HOME", home)
-        found = kernel_caches(tmp_path / "spare")
-        assert found == dict.fromkeys(["CUPY_CACHE_DIR", "LIBCUDF_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH"], str(wanted))
+        assert kernel_caches() == dict.fromkeys(CACHES, str(wanted))
     assert stat.S_IMODE(wanted.stat().st_mode) == 0o700
     assert not Path("~").exists()
 
@@ -264,27 +266,35 @@ def test_kernels_are_not_kept_where_another_may_have_put_some(
     else:
         wanted.mkdir(0o777)
         wanted.chmod(0o777)
-    assert set(kernel_caches(tmp_path / "spare").values()) == {str(tmp_path / "spare")}
+    (own,) = set(kernel_caches().values())
+    assert Path(own) != wanted
+    assert stat.S_IMODE(Path(own).stat().st_mode) == 0o700
 
 
-def test_a_server_with_a_card_is_told_the_folder_and_what_a_user_says_goes_first(
-    monkeypatch: pytest.MonkeyPatch, temporary: Path
-) -> None:
-    seen: list[dict[str, str]] = []
+_CUPY = """
+import os
+folder = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
+os.makedirs(folder, exist_ok=True)
+raise ImportError(f"made up: kernels in {folder}, of the driver in {os.environ.get('CUDA_CACHE_PATH')}")
+"""
+_AT_THE_END = """
+from gpu_ops import Input, Join, Key
+from gpu_ops.spark.tasks.engine import BoundedTask
+import pyarrow as pa
+inputs = (Input(name, pa.schema([("id", pa.int64())])) for name in "ab")
+join = Join("left", *inputs, keys=(Key("id", "id", using=True),), emit="at_end")
+list(BoundedTask("a_join", join.to_json(), None, None, backend="gpu", probe="auto").run(iter(())))
+"""
 
-    def spawned(*_: object, env: dict[str, str], **__: object) -> None:
-        seen.append(env)
-        raise OSError("enough")
 
-    monkeypatch.setattr(subprocess, "Popen", spawned)
-    monkeypatch.setenv("HOME", "/proc/1")
-    monkeypatch.setenv("CUDA_CACHE_PATH", "/own")
-    launcher = Launcher("token", gpus=["GPU-a", "GPU-b"])
-    for kind in ("gpu", "cpu"):
-        with pytest.raises(OSError, match="enough"):
-            launcher.start(kind, f"{kind}-0", 3)
-    launcher.close()
-    gpu, cpu = seen
-    folder = str(temporary / f"gpu-join-kernels-{os.getuid()}")
-    assert (gpu["CUPY_CACHE_DIR"], gpu["CUDA_CACHE_PATH"], gpu["CUDA_VISIBLE_DEVICES"]) == (folder, "/own", "GPU-b")
-    assert "CUPY_CACHE_DIR" not in cpu
+def test_a_process_with_a_card_has_the_folder_and_what_a_user_says_goes_first(tmp_path: Path, temporary: Path) -> None:
+    """Also a Spark task that joins tables on a card: its worker has the executor's home, and no launcher of ours."""
+    for name, text in (("cupy", _CUPY), ("pylibcudf", ""), ("rmm", "")):
+        (tmp_path / f"{name}.py").write_text(text)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), *filter(None, sys.path)])
+    own = {"PYTHONPATH": paths, "HOME": "/proc/1", "TMPDIR": str(temporary), "CUDA_CACHE_PATH": "/own"}
+    done = subprocess.run(
+        [sys.executable, "-c", _AT_THE_END], env={**os.environ, **own}, check=False, capture_output=True, text=True
+    )
+    folder = temporary / f"gpu-join-kernels-{os.getuid()}"
+    assert f"no GPU answers: ImportError: made up: kernels in {folder}, of the driver in /own" in done.stderr

@@ -1,4 +1,4 @@
-"""What a state server is told of the machine that it runs on: NumPy's variables, folders for kernels, its GPU.
+"""What a state server is told of the machine that it runs on: NumPy's variables, its GPU.
 
 **CUDA says which GPUs there are**: files in ``/dev`` bear the host's numbers, which are not CUDA's in a container, and
 are not there under WSL2; of ``CUDA_VISIBLE_DEVICES`` CUDA takes what comes before the first entry that it does not
@@ -12,10 +12,8 @@ import ctypes
 import importlib.util
 import json
 import os
-import stat
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Sequence
 from importlib import metadata
@@ -70,39 +68,6 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-_CACHES: Final = ("CUPY_CACHE_DIR", "LIBCUDF_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH")
-"""Where cupy, libcudf and CUDA's driver keep the kernels that they compile; by default in the home folder."""
-
-
-def kernel_caches(spare: Path) -> dict[str, str]:
-    """Variables for the folders of compiled kernels, where there is no home to keep them in.
-
-    cupy cannot even be imported where it cannot make its folder: YARN's home is ``/home`` or ``/`` by default, and a
-    user without an entry in ``/etc/passwd`` has none. A folder of the user's is used again by the next server, as
-    compiling takes more than a minute.
-
-    Args:
-        spare: a folder to take where the system's temporary one holds something else under that name.
-    """
-    home = Path(os.path.expanduser("~/.cupy/kernel_cache"))  # as cupy does it
-    if home.is_absolute() and _made(home):
-        return {}
-    found = Path(tempfile.gettempdir()) / f"gpu-join-kernels-{os.getuid()}"
-    there = found.lstat() if _made(found) else None
-    # what others could write to would be run on the card
-    own = there is not None and there.st_uid == os.getuid() and there.st_mode == stat.S_IFDIR | 0o700
-    return dict.fromkeys(_CACHES, str(found if own else spare))
-
-
-def _made(folder: Path) -> bool:
-    """Whether a folder is there, or could be made, and can be written to."""
-    try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
 
 
 BY_BUS: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark.driver.machine import BY_BUS, KEPT_MEMORY, ONE_THREAD, find_gpus, kernel_caches, numpy_environment
+from gpu_ops.spark.driver.machine import BY_BUS, KEPT_MEMORY, ONE_THREAD, find_gpus, numpy_environment
 from gpu_ops.spark.driver.pools import Death, Pool, Server, Servers
 from gpu_ops.spark.wire.connection import Address, Tls, format_location
 from gpu_ops.state import files
@@ -159,7 +159,7 @@ class Launcher:
         """The environment of a server."""
         defaults, own = {**numpy_environment(), **KEPT_MEMORY}, ONE_THREAD
         if kind == "gpu":
-            defaults |= BY_BUS | kernel_caches(self.logs / "kernels")
+            defaults |= BY_BUS
             own = {"CUDA_VISIBLE_DEVICES": self._gpus[number % len(self._gpus)] if self._gpus else ""}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
         # what this process can import: modules with a user's aggregate functions, too

@@ -461,13 +461,16 @@ def server_budget(gpu: str | None, host: str | None, disk: str | None = None, fo
 
 def _card() -> int | None:
     """Bytes of the card's memory, used or not; None where there is no card to ask."""
+    found, why = gpu_available()
     try:
-        from gpu_ops.cudf_backend.device import total_memory  # noqa: PLC0415 - only where a card may be
+        if found:
+            from gpu_ops.cudf_backend.device import total_memory  # noqa: PLC0415 - only where a card is
 
-        return total_memory()
-    except Exception as error:  # no cupy, no driver, no card: there is no GPU to limit
-        _log.info("no GPU to limit the memory of: %s", error)
-        return None
+            return total_memory()
+    except Exception as error:  # it has no room for anything at this moment
+        why = str(error)
+    _log.info("no GPU to limit the memory of: %s", why)
+    return None
 
 
 if __name__ == "__main__":
