@@ -123,16 +123,11 @@ def ingest(
         raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
     ordered = _in_total_order(join.inputs, sides)
     for number, (source, changes) in enumerate(zip(join.inputs, ordered, strict=True)):
-        if join.insertions_only(number):
-            _check_insertions(source, changes)
+        wrong = np.flatnonzero(changes.kinds != INSERT) if number in join.insertions_only else ()
+        if len(wrong):
+            found = SHORT_STRINGS[changes.kinds[wrong[0]]]
+            raise BadInputError(source.name, source.row_kind, "this input takes insertions only", found)
     return with_times(join, ordered)
-
-
-def _check_insertions(source: Input, changes: Ingested) -> None:
-    wrong = np.flatnonzero(changes.kinds != INSERT)
-    if wrong.size:
-        found = SHORT_STRINGS[changes.kinds[wrong[0]]]
-        raise BadInputError(source.name, source.row_kind, "this input takes insertions only", found)
 
 
 def with_times(join: Description, changes: Sequence[Ingested]) -> tuple[Ingested, ...]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
 from gpu_ops.descriptions.groups import Grouped
-from gpu_ops.descriptions.inputs import Input, check_columns, check_key_type, nearest
+from gpu_ops.descriptions.inputs import Input, check_columns, check_key_types, nearest
 from gpu_ops.descriptions.times import LATES, time_type
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT, reading
@@ -281,8 +281,7 @@ class Aggregate(Grouped):
                 check_function(measure.own, measure.name)
         wanted = [*(("by", c) for c in self.by), *((m.name, c) for m in self.measures for c in m.columns)]
         check_columns(self.source, wanted)
-        for column in self.by:
-            check_key_type(self.source, column)
+        check_key_types(self.source, self.by)
         self._check_names("name an aggregate otherwise")
         if self.emit != "at_end" or self.goes_row_by_row:
             self._check_continuous()
@@ -353,11 +352,8 @@ class Aggregate(Grouped):
         return f"groups are kept until the watermark reaches {self.closes}; {LATES[self.late]}"
 
     def _check_continuous(self) -> None:
-        if self.source.ttl_ms is not None and self.emit == "at_watermark":
-            raise DescriptionError(
-                f"input '{self.source.name}': with emit='at_watermark' groups go when their windows end, ttl= has no "
-                "place"
-            )
+        if self.emit == "at_watermark":
+            self.source.refuse("with emit='at_watermark' groups go when their windows end", "ttl_ms")
         changes = self.emit != "at_end" and not self.source.insert_only
         for measure in self.measures:
             if measure.own is not None and not measure.own.retracts and changes:

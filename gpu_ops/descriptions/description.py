@@ -188,10 +188,7 @@ class Description(abc.ABC):
         if self.emit not in self.emits:
             raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(self.emits)}")
         for source in self.inputs if self.emit == "at_end" else ():
-            if source.ttl_ms is not None:
-                raise DescriptionError(
-                    f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place"
-                )
+            source.refuse("with emit='at_end' no row is forgotten", "ttl_ms")
 
     def _check_names(self, hint: str) -> None:
         """Refuses two output columns of one name.
@@ -276,15 +273,13 @@ class Description(abc.ABC):
             return f"kept for {show_ms(ms)}" if ms else "not kept beyond its micro-batch"
         return f"kept until the watermark is {show_ms(ms)} past its time" if ms else "kept until it is late"
 
-    def insertions_only(self, number: int) -> bool:
-        """Whether an input's rows are all insertions, so that a retraction among them is an error."""
-        del number
-        return self.interval is not None
+    @property
+    def insertions_only(self) -> tuple[int, ...]:
+        """The inputs whose rows are all insertions, so that a retraction among them is an error."""
+        return ()
 
-    def not_kept(self, number: int) -> bool:
-        """Whether rows of an input are forgotten with their micro-batch."""
-        del number
-        return False
+    not_kept: ClassVar[tuple[int, ...]] = ()
+    """The inputs whose rows are forgotten with their micro-batch."""
 
     @property
     def by_event_time(self) -> bool:

@@ -275,12 +275,7 @@ class LookupJoin(Join):
         self._check_how("a lookup join", "inner", "left")
         if not self.keys:
             raise DescriptionError("a lookup join needs on=: the columns that the table is looked up by")
-        if self.left.unique_key is not None or self.left.ttl_ms is not None:
-            option = "unique_key=" if self.left.unique_key is not None else "ttl="
-            raise DescriptionError(
-                f"input '{self.left.name}': the left input of a lookup join is insert-only and not kept, {option} has "
-                "no place here"
-            )
+        self.left.refuse("the left input of a lookup join is insert-only and not kept", "unique_key", "ttl_ms")
         super()._check()
 
     @property
@@ -288,13 +283,7 @@ class LookupJoin(Join):
         """Whether its changelog is insert-only: what came out is never touched."""
         return all(source.bad_rows != "tag" for source in self.inputs)
 
-    def insertions_only(self, number: int) -> bool:
-        """Whether an input's rows may only be insertions: the left's."""
-        return number == 0
-
-    def not_kept(self, number: int) -> bool:
-        """Whether rows of an input are forgotten with their micro-batch: the left's."""
-        return number == 0
+    insertions_only = not_kept = (0,)
 
     def _unique_key(self) -> tuple[str, ...] | None:
         return None

@@ -153,8 +153,7 @@ class MultiJoin(Description):
         for source in self.inputs:
             if names.count(source.name.lower()) > 1:
                 raise DescriptionError(f"two inputs are called {source.name!r}; give one another name")
-            if source.event_time is not None:
-                raise DescriptionError(f"input '{source.name}': event_time= is for interval joins")
+            source.refuse("a multi-way join does not go by time", "event_time")
         if self.suffixes is not None and len(self.suffixes) != count:
             raise DescriptionError(f"suffixes= has {len(self.suffixes)} entries for {count} inputs")
         if self.shown is not None and sorted(self.shown) != list(range(count)):

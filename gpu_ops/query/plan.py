@@ -89,10 +89,7 @@ def _check_below_the_last(made: Plan) -> None:
     """Refuses what would still hold rows, or have forgotten some, when the last operator's input ends."""
     for node in made.joins[:-1]:
         for source in node.description.inputs:
-            if source.ttl_ms is not None:
-                raise DescriptionError(
-                    f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place"
-                )
+            source.refuse("with emit='at_end' no row is forgotten", "ttl_ms")
         if node.description.by_time:
             raise NotBuiltError(
                 f"emit='at_end': {node.description.title} ({node.kind}) holds rows until its watermark passes them, "
