@@ -123,8 +123,8 @@ def ingest(
         raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
     ordered = _in_total_order(join.inputs, sides)
     for number, (source, changes) in enumerate(zip(join.inputs, ordered, strict=True)):
-        wrong = np.flatnonzero(changes.kinds != INSERT) if number in join.insertions_only else ()
-        if len(wrong):
+        wrong = np.flatnonzero(changes.kinds != INSERT) if number in join.insertions_only else np.empty(0, np.int64)
+        if wrong.size:
             found = SHORT_STRINGS[changes.kinds[wrong[0]]]
             raise BadInputError(source.name, source.row_kind, "this input takes insertions only", found)
     return with_times(join, ordered)

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 from sqlglot import exp
 
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, closest
 from gpu_ops.jobs.settings import SOURCES, Option, value_of
 from gpu_ops.jobs.text import Setting, TableText, Text, Word
-from gpu_ops.query.errors import closest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

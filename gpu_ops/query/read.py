@@ -11,10 +11,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import closest
 from gpu_ops.query import by_time, errors
 from gpu_ops.query.by_time import ByTime, QueryText, set_apart
 from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, id_of, items, text_of
-from gpu_ops.query.errors import SqlError, closest
+from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
 from gpu_ops.query.groups import (
     NO_BOUND,

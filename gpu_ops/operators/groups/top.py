@@ -39,14 +39,12 @@ from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
-from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
-from gpu_ops.operators.core.key_table import KeyTable, forget_rows
 from gpu_ops.operators.core.order import NONE, Groups, exact, least, value_codes
-from gpu_ops.operators.groups.aggregate.state import Linked, cut_groups
+from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets
 from gpu_ops.state.index import TimeRun, postponed
@@ -63,8 +61,6 @@ _MARGIN: Final = 4
 
 _AT_ONCE: Final = 1 << 22
 """Numbers of first rows, moment by moment, that are in memory at once."""
-
-_ALL: Final = "all"
 
 
 def sort_keys(column: pa.ChunkedArray, order: Order) -> npt.NDArray[np.int64]:
@@ -205,41 +201,6 @@ class FirstRows:
         return (number, times, slots), more
 
 
-class Expiry:
-    """When groups were last changed.
-
-    Args:
-        table: the rows.
-        by: the columns that make a group.
-        ttl_ms: how long after that one is forgotten.
-
-    Attributes:
-        groups: the groups, each once.
-    """
-
-    def __init__(self, table: KeyedTable, by: tuple[str, ...], ttl_ms: int) -> None:
-        self._table, self._by, self._clock = table, by, 0
-        schema = pa.schema([table.source.schema.field(column) for column in by] or [(_ALL, pa.int8())])
-        self.groups = KeyTable(table.kernels, schema, {}, table.source.name, ttl_ms=ttl_ms)
-        table.attached.append(self.groups)
-
-    def begin(self, clock_ms: int) -> int:
-        """Prepare a micro-batch: groups that have expired go with their rows; how many rows."""
-        self._clock, groups = clock_ms, self.groups
-        gone = groups.expired(clock_ms)
-        if not gone.size:
-            return 0
-        groups.move(gone, LIVE, DEAD)
-        return forget_rows(self._table, groups.store.take(gone, groups.source.schema.names, present=True))
-
-    def touch(self, frame: Frame) -> None:
-        """Groups that the micro-batch changes; ``frame`` has a row of each."""
-        kernels = self._table.kernels
-        if not self._by:
-            frame = kernels.frame(pa.table({_ALL: pa.array(np.zeros(kernels.num_rows(frame), np.int8))}))
-        self.groups.touch(self.groups.locate(frame).slots, self._clock)
-
-
 @dataclasses.dataclass(frozen=True)
 class Candidates:
     """The rows of changed groups that can be among the first: by group, and within it in their order."""
@@ -271,9 +232,10 @@ class TopRows(KeyedOperator):
             beside=[TIME_COLUMN],
             arrival_counts=True,
         )
-        self._expiry: Expiry | None = None
+        self._state: GroupState | None = None
         if join.source.ttl_ms is not None:
-            self._expiry = Expiry(self._table, join.by, join.source.ttl_ms)
+            self._groups, self._clock = group_table(kernels, join.source, join.by, {}), 0
+            self._state = GroupState(join.source, self._groups, self._table, {}, [])
         self.tables = (self._table,)
         first = source.schema.field(join.order[0].column).type
         self._sole = len(join.order) == 1 and exact(first)
@@ -284,9 +246,9 @@ class TopRows(KeyedOperator):
             self._numbers.append(kernels.frame(pa.table({join.number: counted})))
 
     def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
-        if self._expiry is None:
+        if self._state is None:
             return super()._prepare(changes, clock_ms, net=net)
-        gone = self._expiry.begin(clock_ms)
+        self._clock, gone = clock_ms, self._state.forget(self._groups.expired(clock_ms))
         made = super()._prepare(changes, clock_ms, net=net)
         made.metrics[f"{self.join.source.name}_expired"] = gone
         return made
@@ -317,8 +279,9 @@ class TopRows(KeyedOperator):
         group[grouped.order] = number[grouped.group]
         taken = xp.bincount(group[: side.killed.size], minlength=leader.size)
         leaders = kernels.take(values, leader, names, present=True)
-        if self._expiry is not None:
-            self._expiry.touch(leaders)
+        if self._state is not None:
+            keys = leaders if join.by else one_key(kernels, 1)
+            self._groups.touch(self._groups.locate(keys).slots, self._clock)
         own = Columns(leaders, join.by)
         first = FirstRows(table, decides=self._sole)
         held_by, held = first.search(own, hashes[leader], taken + join.n)
@@ -463,27 +426,18 @@ class TopRows(KeyedOperator):
 
     def kept(self) -> dict[str, Storable]:
         """The rows, and the groups where they expire."""
-        more = {} if self._expiry is None else {self._stored_groups: self._expiry.groups}
-        return super().kept() | more
+        return super().kept() if self._state is None else self._state.kept()
 
     def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
         """The groups where they expire, for other partitions; see `gpu_ops.operators.operator.Operator`."""
-        if self._expiry is None:
+        if self._state is None:
             return super().cut(parts, targets, to, count)
-        linked = Linked(self._stored_groups, len(self._expiry.groups.source.schema), {}, None, ())
-        return cut_groups(linked, parts, ((), targets[0]), to, count)
+        return self._state.cut(parts, targets[0], to, count)
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
-        super().restore(state, settle)
-        if self._expiry is not None:
-            if self._stored_groups not in state:
-                raise StateError(f"the snapshot lacks {self._stored_groups}")
-            self._expiry.groups.restore(state[self._stored_groups], settle)
-
-    @property
-    def _stored_groups(self) -> str:
-        return f"groups of {self.join.source.name}"
+        restore = super().restore if self._state is None else self._state.restore
+        restore(state, settle)
 
 
 make = TopRows

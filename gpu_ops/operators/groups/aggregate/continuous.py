@@ -42,21 +42,19 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Frame, Kernels, as_slots
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, apply_changes, given
 from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable
 from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.extremes import Extreme, OwnFunction, best_schema
-from gpu_ops.operators.groups.aggregate.state import GroupState
+from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
 from gpu_ops.operators.operator import AT_WATERMARK, Clock, Cut, Operator, Output, Parts, Targets, TimedOperator
 from gpu_ops.output import Changelog, append_rows
 from gpu_ops.state.index import TimeQueue
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import LIVE, KeySet, StateTable
-
-_ALL = "all"
 
 
 class ContinuousAggregate(Operator):
@@ -76,7 +74,6 @@ class ContinuousAggregate(Operator):
         self._numbers = {m.name: -1 if m.column is None else schema.names.index(m.column) for m in join.measures}
         self._kinds = {m.name: None if m.column is None else schema.field(m.column).type for m in join.measures}
         self._ttl = join.source.ttl_ms
-        by = pa.schema([schema.field(c) for c in join.by] or [(_ALL, pa.int8())])
         types = tuple(schema.field(c).type for c in join.by)
         self._rows: InputRows | None = None
         if not join.source.insert_only:
@@ -110,7 +107,7 @@ class ContinuousAggregate(Operator):
             else:
                 kind, column = self._kinds[measure.name], self._numbers[measure.name]
                 columns.update(dict.fromkeys(sums.columns_of(measure, kind, column), np.int64))
-        self._groups = KeyTable(kernels, by, columns, join.source.name, ttl_ms=self._ttl)
+        self._groups = group_table(kernels, join.source, join.by, columns)
         self._state = GroupState(join.source, self._groups, self._rows, parts, list(self._extremes.values()))
         self.tables = (self._state.main,)
         self._next_number = self._given = 1
@@ -132,7 +129,7 @@ class ContinuousAggregate(Operator):
         begins = self.join.always and not self._groups.live_after()
         step, unknown = self._step(change, net=net)
         if step is None and begins:
-            found = self._groups.locate(self._one_key(1))
+            found = self._groups.locate(one_key(self.kernels, 1))
             self._number(found.slots)
             step = Step.without_events(self._groups, found.slots, self.join.source.schema)
         updated = time.perf_counter()
@@ -197,16 +194,12 @@ class ContinuousAggregate(Operator):
 
         if not total:
             return None, unknown
-        found = self._groups.locate(frame if self.join.by else self._one_key(total))
+        found = self._groups.locate(frame if self.join.by else one_key(kernels, total))
         self._number(found.slots)
         # of a net change an event is a row
         line = Timeline(kernels, found.slots, found.number if net else found.number[row], instants, net=net)
         events = Events(row, instants, sign)
         return Step(self._groups, line, events, Rows(frame, column, found.number, new, kept)), unknown
-
-    def _one_key(self, rows: int) -> Frame:
-        """The key of the one group that there is without group columns, of some rows."""
-        return self.kernels.frame(pa.table({_ALL: pa.array(np.zeros(rows, np.int8))}))
 
     def _number(self, slots: Array) -> None:
         """Give new groups numbers, where their values need them."""

@@ -18,10 +18,12 @@ import pyarrow as pa
 from gpu_ops.arrays import Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable, forget_rows
+from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.operators.core.key_table import KeyTable, ValueTable, forget_rows
 from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, OwnFunction, renumbered
 from gpu_ops.operators.groups.aggregate.sums import GROUP, GROUP_NUMBER, PART_OF_DOUBLES, with_parts
 from gpu_ops.operators.operator import Cut, Parts, Targets
+from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, StateTable, put_behind
 
@@ -128,7 +130,18 @@ def _places(target: Targets) -> Ints:
     return places
 
 
-_GROUPS = "groups of {}"
+_ALL, _GROUPS = "all", "groups of {}"
+
+
+def group_table(kernels: Kernels, source: Input, by: Sequence[str], columns: Mapping[str, npt.DTypeLike]) -> KeyTable:
+    """The groups of an input's rows, with numbers beside them; one group without group columns."""
+    schema = pa.schema([source.schema.field(column) for column in by] or [(_ALL, pa.int8())])
+    return KeyTable(kernels, schema, columns, source.name, ttl_ms=source.ttl_ms)
+
+
+def one_key(kernels: Kernels, rows: int) -> Frame:
+    """The key of the one group that there is without group columns, of some rows."""
+    return kernels.frame(pa.table({_ALL: pa.array(np.zeros(rows, np.int8))}))
 
 
 def _among_left(rows: StateTable, best: Ints) -> Ints:
@@ -138,7 +151,7 @@ def _among_left(rows: StateTable, best: Ints) -> Ints:
 
 
 class GroupState:
-    """An aggregate's state.
+    """The state of an aggregate, or of first rows.
 
     Args:
         source: the input.
@@ -155,7 +168,7 @@ class GroupState:
         self,
         source: Input,
         groups: KeyTable,
-        rows: InputRows | None,
+        rows: KeyedTable | None,
         parts: Mapping[str, StateTable],
         extremes: Sequence[Extreme | OwnFunction],
     ) -> None:
@@ -174,14 +187,14 @@ class GroupState:
         for best, new in zip(numbers, found, strict=True):  # from here on nothing is allocated
             best[:] = new
 
-    def forget(self, slots: Slots) -> None:
-        """Some groups go, and all that is kept for them, before the micro-batch's changes."""
-        groups = self._groups
+    def forget(self, slots: Slots) -> int:
+        """Some groups go, and all that is kept for them, before the micro-batch's changes; how many of its rows."""
+        groups, gone = self._groups, 0
         kernels, xp = groups.kernels, groups.kernels.xp
         if not slots.size:
-            return
+            return 0
         if self._rows is not None:
-            forget_rows(self._rows, groups.store.take(slots, groups.source.schema.names, present=True))
+            gone = forget_rows(self._rows, groups.store.take(slots, groups.source.schema.names, present=True))
         for extreme in self._extremes:
             if extreme.own:
                 best = groups.beside[extreme.name].values[slots]
@@ -192,6 +205,7 @@ class GroupState:
                 found = table.of_first(kernels.frame(pa.table({GROUP: pa.array(numbers)})))
                 table.move(found, LIVE, DEAD)
         groups.move(slots, LIVE, DEAD)
+        return gone
 
     # --- the stored form ---------------------------------------------------------------------
 
@@ -231,7 +245,7 @@ class GroupState:
         more = state[groups].column_names[own:]
         self._groups.have(name for name in more if name.startswith(PART_OF_DOUBLES))
         for name, table in named.items():
-            assert isinstance(table, KeyTable | ValueTable | InputRows)
+            assert isinstance(table, KeyTable | ValueTable | KeyedTable)
             table.restore(state[name], settle)
 
     def _named(self, name: str) -> str:
