@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import pyarrow as pa
@@ -409,10 +409,12 @@ def line(label: str, text: str) -> str:
     return f"  {label:<11} {text}"
 
 
-def equality(one: Input, column: str, other: Input, its: str, *, null_safe: bool) -> str:
-    """Two columns that are equal, in words."""
-    operator = "IS NOT DISTINCT FROM" if null_safe else "="
-    return f"{one.name}.{column} {operator} {other.name}.{its}"
+def equality(
+    one: tuple[Input, str], other: tuple[Input, str], *, null_safe: bool, written: Callable[[str], str]
+) -> str:
+    """Columns of two inputs that are equal, in words; ``written``: gives a column's name as it is to be written."""
+    left, right = (f"{source.name}.{written(column)}" for source, column in (one, other))
+    return f"{left} {'IS NOT DISTINCT FROM' if null_safe else '='} {right}"
 
 
 def condition_text(keys: list[tuple[str, bool, str]], where: Condition | None) -> str:

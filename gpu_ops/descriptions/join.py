@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+from collections.abc import Callable
 from typing import ClassVar, Literal, cast, get_args
 
 import pyarrow as pa
@@ -241,12 +242,18 @@ class Join(Description):
             f"{self.how} join on {condition_text([(k.left, k.null_safe, k.right) for k in self.keys], self.condition)}"
         )
 
+    def equalities(self, written: Callable[[str], str] = str) -> list[str]:
+        """Its equal columns, in words; ``written``: gives a column's name as it is to be written."""
+        return [
+            equality((self.left, k.left), (self.right, k.right), null_safe=k.null_safe, written=written)
+            for k in self.keys
+        ]
+
     def lines(self) -> list[str]:
         """It in some lines."""
-        equal = [equality(self.left, k.left, self.right, k.right, null_safe=k.null_safe) for k in self.keys]
         return [
             f"{self._kind}, {'NOT IN' if self.null_aware else self.how}: {self.left.name}, {self.right.name}",
-            line("key", " AND ".join(equal) or "none: every pair of rows is a candidate"),
+            line("key", " AND ".join(self.equalities()) or "none: every pair of rows is a candidate"),
             *self._more_lines(),
             *([line("where", str(self.where))] if self.where is not None else []),
         ]
@@ -356,8 +363,7 @@ class CoGroup(Join):
 
     def lines(self) -> list[str]:
         """What is grouped, by what."""
-        equal = [equality(self.left, k.left, self.right, k.right, null_safe=k.null_safe) for k in self.keys]
-        return [f"co-group: {self.left.name}, {self.right.name}", line("key", " AND ".join(equal))]
+        return [f"co-group: {self.left.name}, {self.right.name}", line("key", " AND ".join(self.equalities()))]
 
     kept_at_end = "a co-group"
 

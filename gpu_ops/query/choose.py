@@ -25,11 +25,11 @@ from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.times import show_ms, time_type
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, NoComparisonError, bounds, nearest
+from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, NoComparisonError, differences, nearest
 from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, arrow_type_of
 from gpu_ops.query.errors import in_sql
-from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, is_no_op, quoted
+from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, quoted
 from gpu_ops.query.groups import Scope
 from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
 from gpu_ops.spark.datatypes import is_binary_collated
@@ -468,8 +468,7 @@ class Chooser(Scope):
 
     def _column(self, expr: Expr, what: str) -> tuple[Column, Expr | None]:
         """The column of an operand, and the expression to compute it by; the same one for the same expression."""
-        while expr.kind == "Cast" and is_no_op(expr):
-            expr = expr.args[0]
+        expr = expr.plain
         collated = self._is_text(expr) and not is_binary_collated(
             st._parse_datatype_json_string(expr.java.dataType().json())
         )
@@ -513,7 +512,9 @@ class Chooser(Scope):
         found: list[tuple[Expr, list[Bound]]] = []
         for condition in timed:
             try:
-                found.append((condition, bounds(condition, join.left.columns, join.right.columns)))
+                plain = condition.times == set(condition.columns)  # nothing else is compared
+                own = differences(condition, join.left.columns, join.right.columns) if plain else []
+                found.append((condition, own))
             except FinerThanMillisecondsError:
                 self.fail("the bounds of an interval join are whole milliseconds", condition.java)
         pair = next(((b.left, b.right) for _, bs in found for b in bs), None)
@@ -522,8 +523,8 @@ class Chooser(Scope):
         lower = [b for b in every if not b.upper]
         upper = [b for b in every if b.upper]
         if pair is None or not lower or not upper:
-            own = [next(c for c in timed[0].times if c in side.columns) for side in (join.left, join.right)]
-            names = [str(column) for column in pair or own]
+            times = [next(c for c in timed[0].times if c in side.columns) for side in (join.left, join.right)]
+            names = [str(column) for column in pair or times]
             if pair is None:
                 what = f"the event times {names[0]} and {names[1]} are compared, but not with a constant between them"
             else:

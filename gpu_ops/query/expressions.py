@@ -160,6 +160,11 @@ class Expr:
         """The column, if it is nothing else."""
         return self.of[number_of(self.tree)] if self.kind == "AttributeReference" else None
 
+    @property
+    def plain(self) -> Expr:
+        """It without a CAST that gives what it takes."""
+        return self.args[0].plain if self.kind == "Cast" and is_no_op(self) else self
+
     @functools.cached_property
     def times(self) -> frozenset[Column]:
         """The event times in it; a column that is CAST is none any more."""
@@ -318,8 +323,7 @@ def _operands(kind: str, expr: Expr, call: Callable[[Column], str]) -> list[str]
 
 def _is_loose(kind: str, arg: Expr) -> bool:
     """Whether an operand needs parentheses."""
-    while arg.kind == "Cast" and is_no_op(arg):
-        arg = arg.args[0]
+    arg = arg.plain
     if kind not in _LOOSE or arg.kind not in _LOOSE or kind == arg.kind == "And":
         return False
     return kind not in ("And", "Or", "Not") or arg.kind in ("And", "Or")
@@ -343,6 +347,11 @@ _COMPARISONS: Final = {
     "EqualTo": "=", "EqualNullSafe": "<=>", "LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">",
     "GreaterThanOrEqual": ">=",
 }  # fmt: skip
+TURNED: Final = {
+    "GreaterThanOrEqual": "LessThanOrEqual", "GreaterThan": "LessThan", "LessThanOrEqual": "GreaterThanOrEqual",
+    "LessThan": "GreaterThan", "EqualTo": "EqualTo",
+}  # fmt: skip
+"""Comparisons, and what they are when their operands change places."""
 _ARITHMETIC: Final = {"Add": "+", "Subtract": "-", "Multiply": "*", "Divide": "/", "Remainder": "%"}
 _WIDER: Final = {
     "byte": pa.int8(), "short": pa.int16(), "integer": INT, "long": pa.int64(), "double": pa.float64(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -326,7 +326,7 @@ def _tree(node: Node, shown: set[int]) -> list[str]:
 
 def _below(node: Node, number: int, shown: set[int]) -> list[str]:
     """One input of a node, and the shuffle between them; upserts that become retractions first are shuffled twice."""
-    lines = _tree(node.inputs[number], shown)
+    lines = _tree(cast("Node", node.inputs[number]), shown)
     if not isinstance(node, JoinNode):
         return lines
     runs, retracted = without_upserts(node.description) or (node.description, ())
@@ -392,32 +392,26 @@ def _term(text: str, count: int) -> str:
     return f"({text})" if count > 1 and " or " in text.lower() else text
 
 
+def _all(equal: Sequence[str], where: object) -> str:
+    """Equalities and a residual condition, joined by AND."""
+    return " AND ".join([*equal, *([_term(str(where), 2 if equal else 1)] if where else [])])
+
+
 def _two_way(join: Join) -> str:
-    left, right = join.left, join.right
-    equal = [
-        f"{left.name}.{quoted(k.left)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} {right.name}.{quoted(k.right)}"
-        for k in join.keys
-    ]
-    where = " AND ".join([*equal, *([_term(str(join.where), 2 if equal else 1)] if join.where else [])]) or "true"
-    kind = f"joinType=[{_TYPES[join.how]}]"
+    where, kind = _all(join.equalities(quoted), join.where) or "true", f"joinType=[{_TYPES[join.how]}]"
+    left, right = (f"{source.name}.{quoted(str(source.event_time))}" for source in join.inputs)
     if join.interval is not None:
-        low, high = join.interval.lower_inclusive, join.interval.upper_inclusive
-        times = f"{right.name}.{quoted(str(right.event_time))} - {left.name}.{quoted(str(left.event_time))}"
-        bounds = f"{show_ms(join.interval.lower_ms)} {'<=' if low else '<'} {times}"
-        bounds += f" {'<=' if high else '<'} {show_ms(join.interval.upper_ms)}"
+        bounds = str(join.interval).replace("right - left", f"{right} - {left}")
         return f"IntervalJoin({kind}, windowBounds=[{bounds}], where=[{where}])"
     if isinstance(join, AsofJoin):
         sign = (">" if join.asof.direction == "backward" else "<") + "=" * join.asof.exact
-        times = f"{left.name}.{quoted(str(left.event_time))} {sign} {right.name}.{quoted(str(right.event_time))}"
         apart = join.asof.tolerance_ms
         tolerance = "" if apart is None else f", tolerance=[{show_ms(apart)}]"
-        return f"AsofJoin({kind}, matchCondition=[{times}]{tolerance}, where=[{where}])"
+        return f"AsofJoin({kind}, matchCondition=[{left} {sign} {right}]{tolerance}, where=[{where}])"
     if isinstance(join, LookupJoin):
-        return f"LookupJoin({kind}, table=[{right.name}], where=[{where}])"
+        return f"LookupJoin({kind}, table=[{join.right.name}], where=[{where}])"
     if isinstance(join, TemporalJoin):
-        versions = f"{right.name}.{quoted(str(right.event_time))}"
-        times = f"{left.name}.{quoted(str(left.event_time))}], versionsBy=[{versions}"
-        return f"TemporalJoin({kind}, asOf=[{times}], where=[{where}])"
+        return f"TemporalJoin({kind}, asOf=[{left}], versionsBy=[{right}], where=[{where}])"
     aware = ", nullAware=[true]" if join.null_aware else ""
     specs = ", ".join(f"{s}InputSpec=[{_SPECS[join.layout(n)]}]" for n, s in enumerate(("left", "right")))
     return f"Join({kind}{aware}, where=[{where}], {specs})"
@@ -427,15 +421,7 @@ def _multi_way(join: MultiJoin) -> str:
     common = ", ".join(quoted(columns[0]) for columns in join.common_key)
     hows = ", ".join(step.how.upper() for step in join.steps)
     unique = ", ".join(f"({', '.join(s.unique_key)})" if s.unique_key else "noUniqueKey" for s in join.inputs)
-    terms = []
-    for index, step in enumerate(join.steps, start=1):
-        own = join.inputs[index].name
-        equal = [
-            f"{join.inputs[k.input].name}.{quoted(k.column)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} "
-            f"{own}.{quoted(k.own)}"
-            for k in step.on
-        ]
-        terms.append(" AND ".join([*equal, *([_term(str(step.where), 2)] if step.where else [])]))
+    terms = [_all(join.equalities(number, quoted), step.where) for number, step in enumerate(join.steps, start=1)]
     return (
         f"MultiJoin(commonJoinKey=[{common}], joinTypes=[{hows}], inputUniqueKeys=[{unique}], "
         f"joinConditions=[{', '.join(terms)}])"

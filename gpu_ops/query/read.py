@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.join import JoinType
 from gpu_ops.errors import closest
 from gpu_ops.query import by_time, errors
 from gpu_ops.query.by_time import ByTime, QueryText, set_apart
@@ -28,10 +29,10 @@ from gpu_ops.query.groups import (
     limit_of,
     top_of,
 )
-from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
+from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
 from gpu_ops.query.rewrite import lifted
 
-_HOWS: Final[dict[str, How]] = {
+_HOWS: Final[dict[str, JoinType]] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
     "LeftSemi": "semi", "LeftAnti": "anti",
 }  # fmt: skip
@@ -51,7 +52,7 @@ class Reader(Scope):
         self._by_time: Mapping[frozenset[str], ByTime] = {}
         self._owners: dict[int, str] = {}
         self._aliases: dict[int, str] = {}
-        self._join_types: dict[frozenset[str], How] = {}
+        self._join_types: dict[frozenset[str], JoinType] = {}
 
     def read(self, parsed: Any) -> tuple[Relation, Outputs]:
         """The relation of a parsed query, and the result's columns by their names."""
@@ -253,7 +254,7 @@ class Reader(Scope):
             inner = part.args[0] if part.kind == "Not" else part
             if inner.kind == "Exists":  # one that correlates with nothing: Catalyst would run it on its own
                 right = Reader(self.text, self.tables, self.catalyst).plan(inner.java.plan())
-                how: How = "anti" if inner is not part else "semi"
+                how: JoinType = "anti" if inner is not part else "semi"
                 below = JoinOf(how, below, right, (), inner.java, "EXISTS")
             else:
                 conditions.append(part)
@@ -301,7 +302,7 @@ class Reader(Scope):
             self._check_sub_queries(condition.tree)
         return dataclasses.replace(join, how=how, on=on, by_time=said, sql_name=f"{how.upper()} JOIN")
 
-    def _how(self, node: Tree) -> How:
+    def _how(self, node: Tree) -> JoinType:
         given = node.fields["joinType"]
         name = str(given.get("object") or given.get("product-class")).rsplit(".", 1)[-1].rstrip("$")
         if name not in _HOWS:
