@@ -97,6 +97,7 @@ class Expression:
         root: the expression tree.
         columns: per input the columns the tree needs, in its order.
         fails: in ANSI mode, where Spark would raise an error instead: a tree of type boolean, or None for nowhere.
+        checked: the fields have their types, as far as `gpu_ops.fields` is concerned.
     """
 
     sql: str
@@ -105,7 +106,6 @@ class Expression:
     fails: Node | None = None
 
     checked: ClassVar = True
-    """The fields have their types, as far as `gpu_ops.fields` is concerned."""
 
     def __hash__(self) -> int:
         return hash(self.sql)
@@ -268,12 +268,15 @@ def parse(sql: str, inputs: Mapping[str, pa.Schema], *, ansi: bool = False) -> C
 
 
 class Token(NamedTuple):
-    """A token of the text."""
+    """A token of the text.
+
+    Attributes:
+        kind: word, quoted, string, number, symbol or end.
+        text: as written.
+    """
 
     kind: str
-    """word, quoted, string, number, symbol or end."""
     text: str
-    """As written."""
     start: int
 
     @property

@@ -190,12 +190,14 @@ class Measure(NamedTuple):
     Types and nulls are Spark's: nulls are left out, a sum or average of none is null; integers add up as bigint and
     wrap around, decimals of precision p as decimal(p + 10), and their average has four digits more; NaN is greater than
     any other number.
+
+    Attributes:
+        column: None for ``count(*)``, and for a function of one's own.
     """
 
     name: str
     function: Function | Literal["own"]
     column: str | None
-    """None for ``count(*)``, and for a function of one's own."""
     own: AggregateFunction | None = None
 
     @property

@@ -83,19 +83,25 @@ class OperatorAttributes:
 
 
 class Description(abc.ABC):
-    """One operator over some inputs."""
+    """One operator over some inputs.
+
+    Attributes:
+        kind: what its JSON calls it.
+        takes_function: whether a user's function makes the result of what comes out.
+        sorts_itself: whether it sorts a part of its input itself, at the end.
+        emits: what ``emit`` may be.
+        runs: the module of `gpu_ops.operators` that runs it before the end of the input.
+        runs_at_end: the one that does with ``emit="at_end"``.
+        not_kept: the inputs whose rows are forgotten with their micro-batch.
+    """
 
     kind: ClassVar[str]
-    """What its JSON calls it."""
 
     takes_function: ClassVar[bool] = False
-    """Whether a user's function makes the result of what comes out."""
 
     sorts_itself: ClassVar[bool] = False
-    """Whether it sorts a part of its input itself, at the end."""
 
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_end")
-    """What ``emit`` may be."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -136,10 +142,8 @@ class Description(abc.ABC):
     # --- what runs it ------------------------------------------------------------------------
 
     runs: ClassVar[str]
-    """The module of `gpu_ops.operators` that runs it before the end of the input."""
 
     runs_at_end: ClassVar[str] = "at_end"
-    """The one that does with ``emit="at_end"``."""
 
     @property
     def operator(self) -> str:
@@ -279,7 +283,6 @@ class Description(abc.ABC):
         return ()
 
     not_kept: ClassVar[tuple[int, ...]] = ()
-    """The inputs whose rows are forgotten with their micro-batch."""
 
     @property
     def by_event_time(self) -> bool:

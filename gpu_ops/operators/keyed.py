@@ -40,11 +40,14 @@ _FEW_PAIRS: Final = 1 << 15
 
 
 class KeyedOperator(Operator):
-    """A join by key over one partition."""
+    """A join by key over one partition.
+
+    Attributes:
+        padded: of each input, whether nulls may stand for its row in the output; None for all.
+    """
 
     tables: Sequence[KeyedTable]
     padded: Sequence[bool] | None = None
-    """Of each input, whether nulls may stand for its row in the output; None for all."""
 
     @abc.abstractmethod
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Any:

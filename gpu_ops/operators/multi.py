@@ -66,14 +66,18 @@ def step_count(step: int) -> str:
 
 @dataclasses.dataclass
 class Crossings:
-    """Where counts become zero or stop being zero: parallel arrays."""
+    """Where counts become zero or stop being zero: parallel arrays.
+
+    Attributes:
+        first: position of one of the events that do it.
+        appears: 1 where the pad comes, -1 where it goes.
+        hidden: ascending owners whose pad would come and go within a micro-batch of which only the net change comes
+            out.
+    """
 
     first: Positions
-    """Position of one of the events that do it."""
     appears: Array
-    """1 where the pad comes, -1 where it goes."""
     hidden: Slots
-    """Ascending owners whose pad would come and go within a micro-batch of which only the net change comes out."""
 
 
 def crossings(

@@ -87,12 +87,12 @@ class Operator(abc.ABC):
         join: the description.
         kernels: the backend.
         tables: the state of each input.
+        room: what output is too much; `gpu_ops.operators.make` sets it.
     """
 
     join: Any  # each operator's own kind of description
     kernels: Kernels
     room: Room
-    """What output is too much; `gpu_ops.operators.make` sets it."""
     tables: Sequence[InputTable]
 
     @abc.abstractmethod
@@ -205,10 +205,12 @@ class TimedOperator(Operator, Generic[C]):
         join: its description.
         kernels: the backend.
         clock: what it knows before the first micro-batch.
+
+    Attributes:
+        stored_clock: what a snapshot calls it.
     """
 
     stored_clock = "time"
-    """What a snapshot calls it."""
 
     def __init__(self, join: Any, kernels: Kernels, clock: C) -> None:
         self.join, self.kernels = join, kernels

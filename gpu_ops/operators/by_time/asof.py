@@ -270,12 +270,15 @@ _ANY_LEVEL = 63
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """Left rows with what they meet from some state on: parallel arrays, by left row and state."""
+    """Left rows with what they meet from some state on: parallel arrays, by left row and state.
+
+    Attributes:
+        right: -1 for none.
+    """
 
     left: Slots
     begin: Array
     right: Slots
-    """-1 for none."""
 
 
 def matches_over_time(
@@ -511,14 +514,17 @@ class _Tree:
 
 @dataclasses.dataclass(frozen=True)
 class NetMatches:
-    """Left rows with their right rows, -1 for none, before and after a micro-batch."""
+    """Left rows with their right rows, -1 for none, before and after a micro-batch.
+
+    Attributes:
+        gone: left rows that go, and what they met.
+        changed: left rows that stay, what they met, and what they meet.
+        new: left rows that come, and what they meet.
+    """
 
     gone: tuple[Slots, Slots]
-    """Left rows that go, and what they met."""
     changed: tuple[Slots, Slots, Slots]
-    """Left rows that stay, what they met, and what they meet."""
     new: tuple[Slots, Slots]
-    """Left rows that come, and what they meet."""
 
 
 class Asof(KeyedOperator):

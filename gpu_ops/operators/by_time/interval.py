@@ -160,18 +160,21 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positio
 
 @dataclasses.dataclass(frozen=True)
 class NewRows:
-    """The new rows of one side; arrays by row, by ascending sequence."""
+    """The new rows of one side; arrays by row, by ascending sequence.
+
+    Attributes:
+        keys: the key columns, others beside them.
+        matchable: mask of rows whose key can match at all, None for all.
+        kept: mask of rows that later ones may meet, None for all.
+    """
 
     slots: Slots
     keys: Frame
-    """The key columns, others beside them."""
     hashes: Hashes
     matchable: Array | None
-    """Mask of rows whose key can match at all, None for all."""
     times: Array
     instants: Instants
     kept: Array | None
-    """Mask of rows that later ones may meet, None for all."""
 
 
 class IntervalOperator(TimedOperator[IntervalClock]):

@@ -63,24 +63,27 @@ _TIME_BITS: Final = layouts.INSTANT_BITS + 2
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """n instants at which something happens to a row, by row and instant: arrays of n, but for `opening`, `base`."""
+    """n instants at which something happens to a row, by row and instant: arrays of n, but for `opening`, `base`.
+
+    Attributes:
+        start: position of the moment's first event.
+        last: position of its last event.
+        rows: whose moment it is.
+        instants: when.
+        opening: which of the moments are the first ones of their rows.
+        after: the row's count after it.
+        row: number of its row among those that anything happens to.
+        base: the count before the micro-batch, of each of these rows.
+    """
 
     start: Positions
-    """Position of the moment's first event."""
     last: Positions
-    """Position of its last event."""
     rows: Array
-    """Whose moment it is."""
     instants: Instants
-    """When."""
     opening: Positions
-    """Which of the moments are the first ones of their rows."""
     after: Array
-    """The row's count after it."""
     row: Array
-    """Number of its row among those that anything happens to."""
     base: Array
-    """The count before the micro-batch, of each of these rows."""
 
     def switches(self, xp: Any, state: Array, initial: Array) -> Positions:
         """Moments at which something about the row switches.
@@ -137,14 +140,17 @@ def flickers(xp: Any, rows: Array, changes: Array) -> Array:
 
 @dataclasses.dataclass
 class VisibilityChanges:
-    """Where visibility changes: parallel arrays."""
+    """Where visibility changes: parallel arrays.
+
+    Attributes:
+        appears: whether the row becomes visible, or stops being.
+        own: whether a change of the row itself did it, or one of the other side.
+    """
 
     slots: Slots
     instants: Instants
     appears: Array
-    """Whether the row becomes visible, or stops being."""
     own: Array
-    """Whether a change of the row itself did it, or one of the other side."""
 
 
 @dataclasses.dataclass
@@ -194,17 +200,20 @@ class When:
 
 @dataclasses.dataclass
 class Spells:
-    """While rows have matches: parallel arrays, any number of spells a row. A pair is one for each of its rows."""
+    """While rows have matches: parallel arrays, any number of spells a row. A pair is one for each of its rows.
+
+    Attributes:
+        comes: positions of those that begin within the micro-batch.
+        goes: positions of those that end within it.
+        before: how many each of some rows had before the micro-batch.
+    """
 
     slots: Slots
     begin: Instants
     end: Instants
     comes: Positions
-    """Positions of those that begin within the micro-batch."""
     goes: Positions
-    """Positions of those that end within it."""
     before: Callable[[Slots], Array]
-    """How many each of some rows had before the micro-batch."""
 
 
 def visible_per_event(
