@@ -13,27 +13,11 @@ from gpu_ops.descriptions.groups import MAX_ROWS, without_upserts
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import DescriptionError
+from gpu_ops.query import relations
 from gpu_ops.query.choose import Choice, Chooser, columns_of
 from gpu_ops.query.errors import SqlError, in_sql
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, Node, Union, input_names
-from gpu_ops.query.relations import (
-    AggregateOf,
-    Compute,
-    Expand,
-    Filter,
-    JoinOf,
-    LatestOf,
-    LocalAggregateOf,
-    OfGroups,
-    Relation,
-    RowByRow,
-    Scan,
-    TopOf,
-    UnionOf,
-    origin,
-    spine,
-)
 from gpu_ops.query.rewrite import Same
 from gpu_ops.query.runs import Run, run_of, segments
 
@@ -42,25 +26,25 @@ class Builder:
     """Makes the plan of one query."""
 
     def __init__(
-        self, chooser: Chooser, name: Namer, *, emit: Emit, multi_way: bool, same: Mapping[Relation, Same]
+        self, chooser: Chooser, name: Namer, *, emit: Emit, multi_way: bool, same: Mapping[relations.Relation, Same]
     ) -> None:
         """Args: the query's operators; its names; what joins emit; whether joins may be multi-way; what it repeats."""
         self.chooser, self.name, self.emit, self.multi_way, self.same = chooser, name, emit, multi_way, same
-        self._in_a_row: dict[JoinOf, int] = {}
-        self._last: Relation | None = None
-        self._needed: dict[Relation, frozenset[Column]] = {first: frozenset() for first, _ in same.values()}
-        self._built: dict[Relation, Calc] | None = None
+        self._in_a_row: dict[relations.JoinOf, int] = {}
+        self._last: relations.Relation | None = None
+        self._needed: dict[relations.Relation, frozenset[Column]] = {first: frozenset() for first, _ in same.values()}
+        self._built: dict[relations.Relation, Calc] | None = None
 
-    def root(self, relation: Relation, outputs: Sequence[tuple[str, Column]]) -> Calc:
+    def root(self, relation: relations.Relation, outputs: Sequence[tuple[str, Column]]) -> Calc:
         """The whole plan."""
-        self._last = origin(relation)
+        self._last = relations.origin(relation)
         needed = frozenset(column for _, column in outputs)
         if self.same:
             self.build(relation, needed)  # tells what all need of what they share
             self._built = {}
         return self.done(self.build(relation, needed), tuple(outputs))
 
-    def build(self, relation: Relation, needed: frozenset[Column]) -> Calc:
+    def build(self, relation: relations.Relation, needed: frozenset[Column]) -> Calc:
         """A relation of which these columns are needed; which of its own are left is open yet."""
         same = self.same.get(relation)
         if same is not None:  # what the query has already, under other names
@@ -78,39 +62,39 @@ class Builder:
             self._built[relation] = self.closed(self.made(relation, wanted), wanted)
         return self._built[relation]
 
-    def made(self, relation: Relation, needed: frozenset[Column]) -> Calc:
+    def made(self, relation: relations.Relation, needed: frozenset[Column]) -> Calc:
         """A relation that is not there yet."""
-        if isinstance(relation, Scan):
+        if isinstance(relation, relations.Scan):
             return Calc(relation, {c: c.label for c in relation.ids.values()}, relation)
-        if isinstance(relation, Filter):
+        if isinstance(relation, relations.Filter):
             return self.filtered(relation, needed)
-        if isinstance(relation, Compute):
-            each = isinstance(relation, Expand)
+        if isinstance(relation, relations.Compute):
+            each = isinstance(relation, relations.Expand)
             computed = {c: e for c, e in relation.computed.items() if each or c in needed}
             calc = self.build(relation.below, (needed - frozenset(relation.computed)) | _inside(computed))
             calc = self.computed(calc, computed, needed - frozenset(computed) if each else needed)
             # a row is there several times then: what identified one does so no more
             expanded = dataclasses.replace(calc, scan=_scan_of(relation), key=None)
             return self.closed(expanded, needed | frozenset(computed)) if each else calc
-        if isinstance(relation, UnionOf):
+        if isinstance(relation, relations.UnionOf):
             return self.union(relation, needed)
-        if isinstance(relation, LocalAggregateOf):
+        if isinstance(relation, relations.LocalAggregateOf):
             return self.local_aggregate(relation)
-        if isinstance(relation, OfGroups):
+        if isinstance(relation, relations.OfGroups):
             return self.groups(relation, needed)
-        assert isinstance(relation, JoinOf)
+        assert isinstance(relation, relations.JoinOf)
         return self.join(relation, needed)
 
     # --- row by row -----------------------------------------------------------------------------
 
-    def filtered(self, relation: Filter, needed: frozenset[Column]) -> Calc:
+    def filtered(self, relation: relations.Filter, needed: frozenset[Column]) -> Calc:
         """Rows for which conditions are true."""
         inside = columns_of(relation.conditions)
         calc = self.build(relation.below, needed | inside)
         if inside & frozenset(calc.made):
             calc = self.closed(calc, needed | inside)
         calc = dataclasses.replace(calc, conditions=(*calc.conditions, *relation.conditions))
-        if isinstance(relation.below, JoinOf):
+        if isinstance(relation.below, relations.JoinOf):
             calc = dataclasses.replace(calc, why="; ".join(_stayed(relation.conditions, relation.scans)))
         return calc
 
@@ -147,7 +131,7 @@ class Builder:
             kind = ROW_KIND_COLUMN
         return dataclasses.replace(calc, left=left, row_kind=kind)
 
-    def union(self, relation: UnionOf, needed: frozenset[Column]) -> Calc:
+    def union(self, relation: relations.UnionOf, needed: frozenset[Column]) -> Calc:
         """The rows of several relations, as columns of one name."""
         wanted = [column for column in relation.made if column in needed] or [next(iter(relation.made))]
         parts = []
@@ -160,11 +144,11 @@ class Builder:
         schema = pa.schema([pa.field(self.name(column), column.type) for column in wanted])
         return Calc(Union(made, schema), {column: self.name(column) for column in wanted})
 
-    def check_part(self, part: Relation, union: UnionOf) -> None:
+    def check_part(self, part: relations.Relation, union: relations.UnionOf) -> None:
         """Refuses an input of which something is said that the rows of a UNION ALL do not keep."""
-        below = origin(part)
-        scan = below.below if isinstance(below, LatestOf) else below
-        if not isinstance(scan, Scan):
+        below = relations.origin(part)
+        scan = below.below if isinstance(below, relations.LatestOf) else below
+        if not isinstance(scan, relations.Scan):
             return
         table = scan.table
         said = {
@@ -181,14 +165,14 @@ class Builder:
 
     # --- of groups ------------------------------------------------------------------------------
 
-    def groups(self, relation: OfGroups, needed: frozenset[Column]) -> Calc:
+    def groups(self, relation: relations.OfGroups, needed: frozenset[Column]) -> Calc:
         """An operator on groups of rows."""
-        if self.chooser.final and isinstance(relation, LatestOf):
+        if self.chooser.final and isinstance(relation, relations.LatestOf):
             why = self.chooser.taken_back(relation)
             self.chooser.fail(f"with emit='at_watermark' inputs only grow, and {why}", relation.java)
-        if isinstance(relation, TopOf) and not 1 <= (relation.n or 0) <= MAX_ROWS:
+        if isinstance(relation, relations.TopOf) and not 1 <= (relation.n or 0) <= MAX_ROWS:
             self.chooser.fail(f"the first {relation.n} rows: they are between 1 and {MAX_ROWS} a group", relation.java)
-        times = self.times(relation) if self.chooser.final and isinstance(relation, AggregateOf) else []
+        times = self.times(relation) if self.chooser.final and isinstance(relation, relations.AggregateOf) else []
         (name,) = input_names([relation])
         own = (needed & relation.below.columns) | relation.used | frozenset(times)
         node, source = self.side(relation.below, {}, own, name, next(iter(times), None))
@@ -198,7 +182,7 @@ class Builder:
             self.chooser.fail(in_sql(error), relation.java)
         return self.after(JoinNode(relation.kind, description, (node,), why), [relation], (), needed)
 
-    def local_aggregate(self, relation: LocalAggregateOf) -> Calc:
+    def local_aggregate(self, relation: relations.LocalAggregateOf) -> Calc:
         """Rows grouped by slices of time before they are shuffled."""
         below = self.closed(self.build(relation.below, relation.used), relation.used).input
         made = (*relation.by, *(call.column for call in relation.calls))
@@ -208,25 +192,25 @@ class Builder:
         node = LocalAggregate(below, self.name(relation.time), relation.window, by, calls, schema)
         return Calc(node, {column: self.name(column) for column in made})
 
-    def times(self, relation: AggregateOf) -> list[Column]:
+    def times(self, relation: relations.AggregateOf) -> list[Column]:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
         known = sorted((c for c in relation.below.columns if c.event_time), key=str)
         below, wanted = relation.below, frozenset(relation.ends) or frozenset(relation.by)
-        while isinstance(below, RowByRow):
-            if isinstance(below, Expand):
+        while isinstance(below, relations.RowByRow):
+            if isinstance(below, relations.Expand):
                 self.chooser.fail(
                     "sliding windows are not closed by a watermark: emit 'at_watermark' is for others", below.java
                 )
-            if isinstance(below, Compute):
+            if isinstance(below, relations.Compute):
                 wanted |= _inside({made: expr for made, expr in below.computed.items() if made in wanted})
             below = below.below
         return [c for c in known if c in wanted] or known[:1]
 
     # --- joins ----------------------------------------------------------------------------------
 
-    def join(self, top: JoinOf, needed: frozenset[Column]) -> Calc:
+    def join(self, top: relations.JoinOf, needed: frozenset[Column]) -> Calc:
         """A join, with those on its left that become one with it."""
-        _, steps = spine(top)
+        _, steps = relations.spine(top)
         for step in steps:
             self._in_a_row.setdefault(step, len(steps))
         runs: dict[tuple[int, int], Run | str] = {}
@@ -267,7 +251,7 @@ class Builder:
         node = JoinNode(chosen.kind, description, tuple(node for node, _ in sides), why, tuple(remarks))
         return self.after(node, chosen.outputs, chosen.above, wanted)
 
-    def possible(self, steps: Sequence[JoinOf]) -> Run | str:
+    def possible(self, steps: Sequence[relations.JoinOf]) -> Run | str:
         """Joins as one multi-way join, or why they are none."""
         run = run_of(steps, self.chooser)
         if isinstance(run, str):
@@ -291,13 +275,13 @@ class Builder:
 
     # --- around operators -----------------------------------------------------------------------
 
-    def emit_of(self, relation: Relation) -> Emit:
+    def emit_of(self, relation: relations.Relation) -> Emit:
         """When an operator has output: the last one waits for the end alone, what is below keeps its result for it."""
         return "per_batch" if self.emit == "at_end" and relation is not self._last else self.emit
 
     def side(
         self,
-        relation: Relation,
+        relation: relations.Relation,
         made: Mapping[Column, Expr],
         wanted: frozenset[Column],
         name: str,
@@ -325,12 +309,12 @@ class Builder:
             source = dataclasses.replace(source, event_time=self.name(time))
         if calc.scan is None and calc.key is not None:
             source = dataclasses.replace(source, unique_key=calc.key, updates="retract")
-        below = origin(relation)
-        if isinstance(below, LatestOf):
+        below = relations.origin(relation)
+        if isinstance(below, relations.LatestOf):
             source = dataclasses.replace(source, ttl_ms=below.below.table.ttl_ms)
         return node, source
 
-    def described(self, name: str, schema: pa.Schema, scan: Scan | None, row_kind: str | None) -> Input:
+    def described(self, name: str, schema: pa.Schema, scan: relations.Scan | None, row_kind: str | None) -> Input:
         """The description of an operator's input, which may be one of the query's."""
         if scan is None:
             return Input(name, schema, row_kind=row_kind)
@@ -340,7 +324,7 @@ class Builder:
         return Input(name, schema, unique, row_kind, order, table.ttl_ms, updates=table.updates)
 
     def after(
-        self, node: JoinNode, sides: Sequence[Relation], above: Sequence[Expr], wanted: frozenset[Column]
+        self, node: JoinNode, sides: Sequence[relations.Relation], above: Sequence[Expr], wanted: frozenset[Column]
     ) -> Calc:
         """What comes out of an operator."""
         known = set(node.schema.names)
@@ -355,7 +339,7 @@ class Builder:
         return Calc(node, columns, conditions=tuple(above), key=key)
 
 
-def _stayed(conditions: Iterable[Expr], scans: Sequence[Scan]) -> list[str]:
+def _stayed(conditions: Iterable[Expr], scans: Sequence[relations.Scan]) -> list[str]:
     """Why filters on one input are not below its join."""
     return [
         f"{c.text()!r} is not below the join: {scan.alias} brings upserts, and a row it lets through would stay "
@@ -371,13 +355,13 @@ def _inside(computed: Mapping[Column, Expr]) -> frozenset[Column]:
     return columns_of(computed.values())
 
 
-def _scan_of(relation: Relation) -> Scan | None:
+def _scan_of(relation: relations.Relation) -> relations.Scan | None:
     """The input that a relation is; without its unique key where a row of it may be there several times."""
     expanded = False
-    while isinstance(relation, RowByRow):
-        expanded |= isinstance(relation, Expand)
+    while isinstance(relation, relations.RowByRow):
+        expanded |= isinstance(relation, relations.Expand)
         relation = relation.below
-    if not isinstance(relation, Scan):
+    if not isinstance(relation, relations.Scan):
         return None
     without_key = dataclasses.replace(relation.table, unique_key=None)
     return dataclasses.replace(relation, table=without_key) if expanded else relation
