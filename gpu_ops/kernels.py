@@ -487,6 +487,14 @@ class Kernels(Protocol):
         """Give back what the backend holds."""
 
 
+def sorted_by(kernels: Kernels, *keys: Array) -> Positions:
+    """Positions of what several numbers stand beside, sorted by all of these, the first above all; a stable sort."""
+    order = kernels.argsort(keys[-1])
+    for key in keys[-2::-1]:
+        order = order[kernels.argsort(key[order])]
+    return order
+
+
 def as_slots(kernels: Kernels, start: int, length: int) -> Slots:
     """``length`` slots from ``start``."""
     return kernels.xp.arange(start, start + length, dtype=np.int64)

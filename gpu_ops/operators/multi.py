@@ -228,7 +228,7 @@ class MultiWayJoin(KeyedOperator):
         if net:
             for number, side in enumerate(sides):
                 side.happens(deaths=number, births=2 * len(sides) - 1 - number)
-        finder = Finder(self.join, self.kernels, self.tables, sides, check=self.check_output)
+        finder = Finder(self.join, self.kernels, self.tables, sides, self.check_output)
         found = self._complete(finder, net=net)
         self._counters["candidates"] = finder.candidates
         return found
@@ -253,7 +253,7 @@ class MultiWayJoin(KeyedOperator):
             if owner is None or not gone.size:
                 continue
             nothing = [_untouched(self.kernels, t) for t in self.tables]
-            finder = Finder(self.join, self.kernels, self.tables, nothing, check=self.check_output)
+            finder = Finder(self.join, self.kernels, self.tables, nothing, self.check_output)
             slots = finder.matches({input_index: gone}, _back(self._plan.paths[input_index]), step=input_index)[1]
             self.tables[owner].add(step_count(input_index), slots, self.kernels.xp.full(slots.size, -1, np.int32))
 
@@ -551,29 +551,25 @@ def join_tuples(kernels: Kernels, parts: Sequence[Tuples]) -> Tuples:
     return Tuples(slots, *(cat([getattr(p, f) for p in parts]) for f in fields))
 
 
+@dataclasses.dataclass
 class Finder:
     """Looks rows up for one micro-batch.
 
-    Args:
+    Attributes:
         join: the description.
         kernels: the backend.
         tables: one per input, prepared.
         sides: their rows' lifetimes.
-        check: told now and then how many rows there are; it may refuse them.
+        refuse: told now and then how many rows there are; it may refuse them.
+        candidates: how many were looked at.
     """
 
-    def __init__(
-        self,
-        join: MultiJoin,
-        kernels: Kernels,
-        tables: Sequence[KeyedTable],
-        sides: Sequence[Lifetimes],
-        *,
-        check: Callable[[int], None],
-    ) -> None:
-        self._check = check
-        self.join, self.kernels, self.tables, self.sides = join, kernels, tables, sides
-        self.candidates = 0
+    join: MultiJoin
+    kernels: Kernels
+    tables: Sequence[KeyedTable]
+    sides: Sequence[Lifetimes]
+    refuse: Callable[[int], None]
+    candidates: int = 0
 
     def matches(
         self,
@@ -629,7 +625,7 @@ class Finder:
             )
 
         pieces = in_pieces(kernels, needles, lambda some, most: index.meet(some, staged=not committed, at_most=most))
-        return in_one(xp, map(matched, pieces), self._check)
+        return in_one(xp, map(matched, pieces), self.refuse)
 
     def _alive(
         self, table: KeyedTable, side: Lifetimes, slots: Slots, instants: Instants | None, *, committed: bool

@@ -162,7 +162,6 @@ class Operator(abc.ABC):
             )
         return [{} for _ in range(count)]
 
-    @abc.abstractmethod
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot, into an operator that has seen nothing yet.
 
@@ -173,6 +172,8 @@ class Operator(abc.ABC):
         Raises:
             StateError: it lacks something.
         """
+        for name, table in zip(self.join.sides, cast("Sequence[Any]", self.tables), strict=True):
+            table.restore(state[name], settle)
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Give back what is not memory."""

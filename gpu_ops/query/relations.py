@@ -2,7 +2,7 @@
 
 A relation answers for itself what the planner asks of all: its columns, which are never null, which it names; one of
 groups also which description it is. A new kind needs a class, a case in `gpu_ops.query.read`, and, where it is neither
-row by row nor of groups, a method in `gpu_ops.query.build`.
+row by row nor of groups, a method in `gpu_ops.query.plan`.
 """
 
 from __future__ import annotations

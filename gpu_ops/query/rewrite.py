@@ -126,12 +126,7 @@ def _two_phases(aggregate: relations.AggregateOf) -> relations.AggregateOf | Non
     needed.update(column for expr in own.values() for column in expr.columns)
     if not needed <= below.columns:
         return None
-    calls = tuple(
-        relations.Call(
-            Column(f"local_{call.column.label}", "", lambda call=call: call.column.type), call.function, call.of
-        )  # type: ignore[misc]
-        for call in aggregate.calls
-    )
+    calls = tuple(map(_of_slices, aggregate.calls))
     rows = relations.Compute(below, own, below.shown) if own else below
     places = {column: end.place for column, end in ends.items()}
     local = relations.LocalAggregateOf(
@@ -142,6 +137,11 @@ def _two_phases(aggregate: relations.AggregateOf) -> relations.AggregateOf | Non
         for call, first in zip(aggregate.calls, calls, strict=True)
     )
     return dataclasses.replace(aggregate, below=local, calls=tuple(merged))
+
+
+def _of_slices(call: relations.Call) -> relations.Call:
+    """The same call, of the rows of a slice."""
+    return dataclasses.replace(call, column=Column(f"local_{call.column.label}", "", lambda: call.column.type))
 
 
 def _only_inserts(relation: relations.Relation) -> bool:

@@ -40,7 +40,7 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
+from gpu_ops.kernels import Columns, Frame, Kernels, as_slots, sorted_by
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.order import NONE, Groups, exact, least, value_codes
@@ -138,9 +138,7 @@ class FirstRows:
         for run in self._table.time_index.runs:
             found += self._from_run(run, own, hashes, wanted)
         groups, times, slots = (xp.concatenate(part) for part in zip(*found, strict=True))
-        order = self._kernels.argsort(slots)
-        for part in (times, groups):
-            order = order[self._kernels.argsort(part[order])]
+        order = sorted_by(self._kernels, groups, times, slots)
         groups, times, slots = groups[order], times[order], slots[order]
         starts = xp.searchsorted(groups, xp.arange(hashes.size, dtype=np.int64))
         place = xp.arange(groups.size, dtype=np.int64) - starts[groups]
@@ -292,19 +290,13 @@ class TopRows(KeyedOperator):
 
     def _ordered(self, groups: Array, slots: Slots) -> Positions:
         """Positions of rows by group, order and arrival."""
-        kernels, xp, order = self.kernels, self.kernels.xp, self.join.order
+        kernels, order = self.kernels, self.join.order
         numbers = self._table.beside[TIME_COLUMN].values[slots]
         if self._sole and not bool(((numbers == FIRST) | (numbers == LAST)).any()):
-            by_arrival = kernels.argsort(slots)
-            at = by_arrival[kernels.argsort(numbers[by_arrival])]
-        else:
-            schema = pa.schema([self.join.source.schema.field(one.column) for one in order])
-            rows = kernels.to_arrow(self._table.store.take(slots, schema.names, present=True), schema)
-            place = kernels.asarray(places(rows.columns, order, kernels.asnumpy(slots)))
-            at = xp.empty(slots.size, np.int64)
-            at[place] = xp.arange(slots.size, dtype=np.int64)
-        by_group: Positions = at[kernels.argsort(groups[at])]
-        return by_group
+            return sorted_by(kernels, groups, numbers, slots)
+        schema = pa.schema([self.join.source.schema.field(one.column) for one in order])
+        rows = kernels.to_arrow(self._table.store.take(slots, schema.names, present=True), schema)
+        return sorted_by(kernels, groups, kernels.asarray(places(rows.columns, order, kernels.asnumpy(slots))))
 
     def rows(self, found: Candidates, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Rows that come to be among the first, and rows that are not any more."""
@@ -436,8 +428,7 @@ class TopRows(KeyedOperator):
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
-        restore = super().restore if self._state is None else self._state.restore
-        restore(state, settle)
+        (super().restore if self._state is None else self._state.restore)(state, settle)
 
 
 make = TopRows
