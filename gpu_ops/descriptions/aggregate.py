@@ -401,11 +401,9 @@ class Aggregate(Grouped):
             raise DescriptionError(f"{text}: distinct values of this type are not counted")
         if measure.function in ("count", "count_distinct"):
             return pa.int64()
-        if measure.function in ("first", "last"):
-            return kind
-        if measure.function in ("min", "max"):
-            if t.is_nested(kind):
-                raise DescriptionError(f"{text}: there is no order")
+        if measure.function in ("min", "max") and t.is_nested(kind):
+            raise DescriptionError(f"{text}: there is no order")
+        if measure.function in ("first", "last", "min", "max"):
             return kind
         if t.is_decimal(kind) and measure.function == "sum":
             return pa.decimal128(min(38, kind.precision + 10), kind.scale)

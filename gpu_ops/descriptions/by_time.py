@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Literal, get_args
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.description import LATER, Emit, OutputColumn, line
+from gpu_ops.descriptions.description import LATER, Description, Emit, OutputColumn, line
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import Chain
 from gpu_ops.descriptions.times import LATES, MAX_BOUND, Late, Time, show_ms, time_type, units_per_ms
@@ -173,8 +173,7 @@ class IntervalJoin(JoinByTime):
 
     insertions_only = (0, 1)
 
-    def _unique_key(self) -> tuple[str, ...] | None:
-        return None
+    _unique_key = Description._unique_key
 
     @property
     def _kind(self) -> str:
@@ -336,9 +335,9 @@ class AsofJoin(JoinByTime):
     @property
     def title(self) -> str:
         """It in one line, for people."""
-        return f"ASOF {super().title}, {self.asof.direction}"
+        return f"{super().title}, {self.asof.direction}"
 
-    _kind = "ASOF join"
+    _before, _kind = "ASOF ", "ASOF join"
 
     def _more_lines(self) -> list[str]:
         asof, (left, right) = self.asof, self.inputs
@@ -397,17 +396,9 @@ class TemporalJoin(JoinByTime):
     by_time = True
     insertions_only = (0,)
 
-    def _unique_key(self) -> tuple[str, ...] | None:
-        return None
-
     order_matters_at_end = True
-
-    @property
-    def title(self) -> str:
-        """It in one line, for people."""
-        return f"temporal {super().title}"
-
-    _kind = "temporal join"
+    _unique_key = Description._unique_key
+    _before, _kind = "temporal ", "temporal join"
 
     def _more_lines(self) -> list[str]:
         left, right = self.inputs

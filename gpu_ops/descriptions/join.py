@@ -238,9 +238,10 @@ class Join(Description):
     @property
     def title(self) -> str:
         """It in one line, for people."""
-        return (
-            f"{self.how} join on {condition_text([(k.left, k.null_safe, k.right) for k in self.keys], self.condition)}"
-        )
+        on = condition_text([(k.left, k.null_safe, k.right) for k in self.keys], self.condition)
+        return f"{self._before}{self.how} join on {on}"
+
+    _before: ClassVar[str] = ""  # the join type, in `title`
 
     def equalities(self, written: Callable[[str], str] = str) -> list[str]:
         """Its equal columns, in words; ``written``: gives a column's name as it is to be written."""
@@ -292,15 +293,8 @@ class LookupJoin(Join):
 
     insertions_only = not_kept = (0,)
 
-    def _unique_key(self) -> tuple[str, ...] | None:
-        return None
-
-    @property
-    def title(self) -> str:
-        """It in one line, for people."""
-        return f"lookup {super().title}"
-
-    _kind = "lookup join"
+    _unique_key = Description._unique_key
+    _before, _kind = "lookup ", "lookup join"
 
     def _more_lines(self) -> list[str]:
         return [line("table", f"{self.right.name}, as it is after its changes of the row's micro-batch")]

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -281,14 +281,14 @@ class MultiWayJoin(KeyedOperator):
         """The changes of one input, completed: to the left along its path, then to the right step by step."""
         plan, tuples = self._plan, begun
         for operation in plan.paths[input_index]:
-            if isinstance(operation, Bind):
-                if operation.lookup.input_index not in tuples.slots:
-                    tuples = finder.bind(tuples, operation.lookup)
-            elif isinstance(operation, Extend):
-                tuples = finder.extend(tuples, plan.steps[operation.input_index], hidden[operation.input_index])
-            elif operation.input_index != input_index or plan.counted[input_index] is None:
+            number = operation.input_index
+            if operation.lookup is not None:
+                tuples = tuples if number in tuples.slots else finder.bind(tuples, operation.lookup)
+            elif operation.kind == "extend":
+                tuples = finder.extend(tuples, plan.steps[number], hidden[number])
+            elif number != input_index or plan.counted[input_index] is None:
                 # else it was checked while counting
-                tuples = finder.check(tuples, operation.input_index)
+                tuples = finder.check(tuples, number)
         if input_index and self.join.steps[input_index - 1].how == "left":
             if plan.counted[input_index] is None:
                 mark_afresh(finder, input_index, plan.steps[input_index], tuples, self.join.references[input_index - 1])
@@ -349,9 +349,8 @@ make = MultiWayJoin
 
 def _back(path: tuple[Operation, ...]) -> Lookup:
     """From a counted step's input to the rows that count it: its path's first lookup."""
-    first = path[0]
-    assert isinstance(first, Bind)
-    return first.lookup
+    assert path[0].lookup is not None
+    return path[0].lookup
 
 
 def _untouched(kernels: Kernels, table: KeyedTable) -> Lifetimes:
@@ -374,28 +373,19 @@ class Lookup:
     pairs: tuple[Pair, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Bind:
-    """Find rows of an input that must be there."""
+class Operation(NamedTuple):
+    """What brings a tuple on.
 
-    lookup: Lookup
+    Attributes:
+        kind: *bind*: find rows of an input that must be there; *extend*: find an input's rows by its own step, or none;
+            *check*: evaluate the residual condition of a step, whose inputs are all known.
+        input_index: which input's.
+        lookup: by what rows that must be there are found.
+    """
 
-
-@dataclasses.dataclass(frozen=True)
-class Extend:
-    """Find an input's rows by its own step, or none."""
-
+    kind: Literal["bind", "extend", "check"]
     input_index: int
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckCondition:
-    """Evaluate the residual condition of a step whose inputs are all known."""
-
-    input_index: int
-
-
-Operation = Bind | Extend | CheckCondition
+    lookup: Lookup | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -456,14 +446,14 @@ def _path(
     compared, bound = set[int](), {input_index}
     unchecked = [p for p in sorted(closure) if p and join.conditions[p - 1] is not None]
 
-    def now(operation: Bind | Extend, found: int) -> None:
+    def now(operation: Operation) -> None:
         path.append(operation)
-        bound.add(found)
+        bound.add(operation.input_index)
         for number in list(unchecked):
             condition = join.conditions[number - 1]
             assert condition is not None
             if {p for p, i in enumerate(join.inputs) if condition.columns.get(i.name)} <= bound:
-                path.append(CheckCondition(number))
+                path.append(Operation("check", number))
                 unchecked.remove(number)
 
     while bound < closure:
@@ -471,10 +461,10 @@ def _path(
         best = max(options, key=lambda p: _rank(join, options[p], p))
         chosen = counted if len(bound) == 1 and counted is not None else best
         compared |= {group[chosen, column] for column, _ in options[chosen]}
-        now(Bind(lookup(chosen, options[chosen])), chosen)
+        now(Operation("bind", chosen, lookup(chosen, options[chosen])))
     for other in range(1, input_index):
         if other not in bound:
-            now(Extend(other), other)
+            now(Operation("extend", other))
     return tuple(path)
 
 
