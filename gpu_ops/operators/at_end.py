@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from gpu_ops import layouts, operators
 from gpu_ops.arrays import Array, Positions, Slots
-from gpu_ops.descriptions.changelog import INSERT, UPDATE_AFTER
+from gpu_ops.descriptions.changelog import INSERT, adds
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
@@ -423,7 +423,7 @@ def in_turn(join: Description, tables: Iterable[pa.Table]) -> tuple[Ingested, ..
 
 def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
     """Insertions less retractions."""
-    return 2 * int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum()) - kinds.size
+    return 2 * int(adds(kinds).sum()) - kinds.size
 
 
 def moves_between_parts(join: Description, input_index: int) -> bool:

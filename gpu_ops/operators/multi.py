@@ -48,7 +48,7 @@ from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, OutputRows
 from gpu_ops.operators.core.match import Pairs, fulfilling, in_one, in_pieces, match
-from gpu_ops.operators.core.visibility import flickers, moments
+from gpu_ops.operators.core.visibility import crossings
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
 from gpu_ops.state.table import DEAD, DYING, LIVE, KeySet
@@ -62,52 +62,6 @@ NO_ROW = -1
 def step_count(step: int) -> str:
     """The column beside rows that counts their matches in one step."""
     return f"{COUNT_COLUMN}_{step}"
-
-
-@dataclasses.dataclass
-class Crossings:
-    """Where counts become zero or stop being zero: parallel arrays.
-
-    Attributes:
-        first: position of one of the events that do it.
-        appears: 1 where the pad comes, -1 where it goes.
-        hidden: ascending owners whose pad would come and go within a micro-batch of which only the net change comes
-            out.
-    """
-
-    first: Positions
-    appears: Array
-    hidden: Slots
-
-
-def crossings(
-    kernels: Kernels, events: tuple[Array, Array, Array], before: Array, own: Array | None, *, net: bool
-) -> Crossings:
-    """Where counts cross zero.
-
-    Args:
-        kernels: the backend.
-        events: n owners (numbers), whose count each moves; n instants; n times 1 or -1.
-        before: n counts before the micro-batch, of each event's owner.
-        own: n flags: the owner itself comes or goes; moves its count, without output. None for none.
-        net: leave out what comes and goes; otherwise only within one change (an upsert does both).
-    """
-    xp = kernels.xp
-    owner, instants, deltas = events
-    owned = layouts.owned(owner, instants)
-    order = kernels.argsort(owned)
-    found = moments(xp, owned[order], deltas[order], lambda at: before[order[at]])
-    first = order[found.start]
-    at = found.switches(xp, found.after == 0, found.base == 0)
-    if own is not None:
-        at = at[xp.flatnonzero(~own[first[at]])]
-    owners = owner[first[at]]
-    twin = flickers(xp, owners, xp.zeros(at.size, np.int64) if net else instants[first[at]] >> 1)
-    hidden = xp.empty(0, np.int64)
-    if bool(twin.any()):
-        hidden = owners[twin] if net else hidden
-        at = at[xp.flatnonzero(~twin)]
-    return Crossings(first[at], xp.where(found.after[at] == 0, 1, -1).astype(np.int8), hidden)
 
 
 def _turns(xp: Any, begin: Instants, end: Instants) -> tuple[Positions, Instants, Array]:

@@ -22,6 +22,7 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.query.errors import PlacedError, SqlError
+from gpu_ops.query.expressions import leaves
 from gpu_ops.spark.datatypes import arrow_type
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
@@ -70,14 +71,7 @@ def class_of(java: Any) -> str:
 
 def conjuncts(condition: Any) -> list[Any]:
     """What a condition joins by AND."""
-    found, waiting = list[Any](), [condition]
-    while waiting:
-        part = waiting.pop()
-        if class_of(part) == "And":
-            waiting += [part.right(), part.left()]
-        else:
-            found.append(part)
-    return found
+    return leaves(condition, lambda part: (part.left(), part.right()) if class_of(part) == "And" else None)
 
 
 def _has_sub_query(session: SparkSession, java: Any) -> bool:
@@ -160,13 +154,11 @@ class Catalyst:
     def parts(self, whole: Any) -> list[Any]:
         """The SELECTs of a parsed UNION ALL that nothing stands above, each with all of WITH; of any other it alone."""
         names = str(whole.nodeName()) == "UnresolvedWith"
-        found, waiting = list[Any](), [whole.child() if names else whole]
-        while waiting:
-            node = waiting.pop()
-            if str(node.nodeName()) == "Union" and not node.byName():
-                waiting += reversed(items(node.children()))
-            else:
-                found.append(node)
+
+        def selects(node: Any) -> list[Any] | None:
+            return items(node.children()) if str(node.nodeName()) == "Union" and not node.byName() else None
+
+        found = leaves(whole.child() if names else whole, selects)
         return [whole.withNewChildren(self.seq([node])) for node in found] if names else found
 
     def analysed(self, sql: str, parsed: Any) -> Any:

@@ -10,13 +10,14 @@ import abc
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.conditions.expressions import BOOL, INT, STRING, Builder, Literal, Node, Op, is_null, logic
 
+T = TypeVar("T")
 Java = Callable[[], Any]
 """Gives the JVM's object."""
 
@@ -118,6 +119,19 @@ def tree(items: Sequence[Mapping[str, Any]], java: Java) -> Tree:
     return root
 
 
+def leaves(root: T, parts: Callable[[T], Sequence[T] | None]) -> list[T]:
+    """What a tree of one kind of nodes joins, in order; ``parts``: gives those of such a node, None of any other."""
+    found, waiting = list[T](), [root]
+    while waiting:
+        node = waiting.pop()
+        below = parts(node)
+        if below is None:
+            found.append(node)
+        else:
+            waiting += reversed(below)
+    return found
+
+
 class Expr:
     """An expression whose attributes are columns.
 
@@ -192,15 +206,7 @@ class Expr:
 
     def conjuncts(self) -> list[Expr]:
         """What it joins by AND."""
-        found: list[Expr] = []
-        waiting = [self]
-        while waiting:
-            part = waiting.pop()
-            if part.kind == "And":
-                waiting += reversed(part.args)
-            else:
-                found.append(part)
-        return found
+        return leaves(self, lambda part: part.args if part.kind == "And" else None)
 
     def text(self, call: Callable[[Column], str] = str) -> str:
         """SQL text, near enough to read it; each column as ``call`` names it."""

@@ -8,7 +8,8 @@ A plan is made of few things: scans of the query's relations, operators with the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, cast
 
 import pyarrow as pa
@@ -252,12 +253,9 @@ class Namer:
             self._add(column, unique=labels.count(column.label.lower()) == 1)
 
     def _add(self, column: Column, *, unique: bool = True) -> str:
-        name, number = column.label, 2
-        longer = f"{column.owner}__{column.label}" if column.owner else column.label
+        name = column.label
         if not unique or name.lower() in self._taken:
-            name = longer
-        while name.lower() in self._taken:
-            name, number = f"{longer}_{number}", number + 1
+            name = _unused(f"{column.owner}__{column.label}" if column.owner else column.label, self._taken)
         self._taken.add(name.lower())
         self._names[column] = name
         return name
@@ -278,13 +276,15 @@ def input_names(sides: Sequence[Relation]) -> list[str]:
     """What a join calls its inputs: by their aliases."""
     found: list[str] = []
     for side in sides:
-        scans = [scan.alias for scan in side.scans]
-        name = base = "_".join(dict.fromkeys(scans))
-        number = 2
-        while name.lower() in [other.lower() for other in found]:
-            name, number = f"{base}_{number}", number + 1
-        found.append(name)
+        name = "_".join(dict.fromkeys(scan.alias for scan in side.scans))
+        found.append(_unused(name, [other.lower() for other in found]))
     return found
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    """A name, with a number behind it where it is taken, in whatever case."""
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(one for one in names if one.lower() not in taken)
 
 
 # --- as text, in Flink's manner ---------------------------------------------------------------------

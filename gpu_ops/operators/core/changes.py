@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
-from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.changelog import DELETE, UPDATE_AFTER, UPDATE_BEFORE, adds
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.layouts import INSTANT_BITS
@@ -206,7 +206,7 @@ def _looking(table: KeyedTable, kinds: Array) -> Array | None:
     """Mask of changes that bring a row; None where all do, and none looks for a row that is there."""
     if table.identity_index is None or not kinds.size:
         return None
-    inserts = (kinds == INSERT) | (kinds == UPDATE_AFTER)
+    inserts = adds(kinds)
     # With a TTL even an insertion is looked up: it refreshes the equal rows there are.
     looks = table.source.unique_key is not None or table.written is not None or not inserts.all()
     return inserts if looks else None

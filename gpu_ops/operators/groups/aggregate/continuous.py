@@ -27,6 +27,7 @@ and Flink's (``WindowOperator`` without allowed lateness), which take no retract
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -44,7 +45,7 @@ from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, apply_changes, given
-from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable
+from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.extremes import Extreme, OwnFunction, best_schema
@@ -71,8 +72,6 @@ class ContinuousAggregate(Operator):
     def __init__(self, join: Aggregate, kernels: Kernels) -> None:
         self.join, self.kernels = join, kernels
         schema = join.source.schema
-        self._numbers = {m.name: -1 if m.column is None else schema.names.index(m.column) for m in join.measures}
-        self._kinds = {m.name: None if m.column is None else schema.field(m.column).type for m in join.measures}
         self._ttl = join.source.ttl_ms
         types = tuple(schema.field(c).type for c in join.by)
         self._rows: InputRows | None = None
@@ -82,33 +81,39 @@ class ContinuousAggregate(Operator):
             own_rows = dataclasses.replace(join.source, ttl_ms=None)  # a group goes as one
             self._rows = InputRows(kernels, own_rows, keys, findable=True, arrival_counts=arrival)
         columns: dict[str, npt.DTypeLike] = {"rows": np.int64}
-        self._extremes: dict[str, Extreme | OwnFunction] = {}
-        self._values: dict[str, KeyTable] = {}
+        extremes: list[Extreme | OwnFunction] = []
         parts: dict[str, StateTable] = {}
+        self._moved: list[Callable[[Step], Running]] = []
+        """Gives, of a micro-batch, each aggregate at each moment."""
         for number, measure in enumerate(join.measures):
+            place = -1 if measure.column is None else schema.names.index(measure.column)
+            kind = None if measure.column is None else schema.field(place).type
+            moved: Callable[[Step], Running]
             if measure.function == "count_distinct":
                 columns |= {sums.GROUP_NUMBER: np.int64, f"different_{number}": np.int64}
                 forgets = join.by_time or self._ttl is not None
-                table = sums.value_table(kernels, self._kinds[measure.name], measure.name, forgets=forgets)
-                self._values[measure.name] = parts[f"values {number}"] = table
+                table = parts[f"values {number}"] = sums.value_table(kernels, kind, measure.name, forgets=forgets)
+                moved = functools.partial(sums.different, name=f"different_{number}", table=table, measure=measure)
             elif measure.own is not None:
                 states = ValueTable(kernels, Input(measure.name, measure.own.state), {})
                 parts[f"states {number}"] = states
-                self._extremes[measure.name] = own = OwnFunction(measure, number, states)
-                columns[own.name] = np.int64
+                extremes.append(own := OwnFunction(measure, f"state_{number}", states))
+                columns[own.name], moved = np.int64, own.moved
             elif measure.function in ("min", "max", "first", "last"):
-                columns[f"best_{number}"] = np.int64
                 order = join.source.sequence_by if measure.function in ("first", "last") else None
                 best: Any = self._rows
                 if best is None:
                     own_rows = Input(measure.name, best_schema(measure, schema, order))
                     best = parts[f"rows {number}"] = ValueTable(kernels, own_rows, {})
-                self._extremes[measure.name] = Extreme(measure, number, best, order, own=self._rows is None)
+                extremes.append(one := Extreme(measure, f"best_{number}", best, order, own=self._rows is None))
+                columns[one.name], moved = np.int64, one.moved
             else:
-                kind, column = self._kinds[measure.name], self._numbers[measure.name]
-                columns.update(dict.fromkeys(sums.columns_of(measure, kind, column), np.int64))
+                columns.update(dict.fromkeys(sums.columns_of(measure, kind, place), np.int64))
+                result = join.output[len(join.by) + number].type
+                moved = functools.partial(sums.moved, measure=measure, kind=kind, number=place, result=result)
+            self._moved.append(moved)
         self._groups = group_table(kernels, join.source, join.by, columns)
-        self._state = GroupState(join.source, self._groups, self._rows, parts, list(self._extremes.values()))
+        self._state = GroupState(join.source, self._groups, self._rows, parts, extremes)
         self.tables = (self._state.main,)
         self._next_number = self._given = 1
 
@@ -156,7 +161,7 @@ class ContinuousAggregate(Operator):
     def _applied(self, step: Step) -> tuple[tuple[Array, Array], list[Running]]:
         """The number of rows and the aggregates of each group, moved."""
         count = step.counted()
-        running = [self._moved(step, number) for number in range(len(self.join.measures))]
+        running = [moved(step) for moved in self._moved]
         if not self.join.always:
             self._groups.end(step.line.slots[step.line.final(count[1]) == 0])
         return count, running
@@ -210,18 +215,6 @@ class ContinuousAggregate(Operator):
         fresh = slots[slots >= self._groups.first_new]
         column.values[fresh] = xp.arange(fresh.size, dtype=np.int64) + self._next_number
         self._given = self._next_number + int(fresh.size)
-
-    def _moved(self, step: Step, number: int) -> Running:
-        measure = self.join.measures[number]
-        if measure.name in self._extremes:
-            return self._extremes[measure.name].moved(step)
-        own, kind = self._numbers[measure.name], self._kinds[measure.name]
-        if measure.name in self._values:
-            column, table = measure.column, self._values[measure.name]
-            assert column is not None
-            name = f"different_{number}"
-            return sums.counted(step.summed(name, lambda: step.line.moves(sums.crossings(step, table, column))))
-        return sums.moved(step, measure, kind, own, self.join.output[len(self.join.by) + number].type)
 
     # --- the changelog -----------------------------------------------------------------------
 

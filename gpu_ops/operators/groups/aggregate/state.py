@@ -130,7 +130,7 @@ def _places(target: Targets) -> Ints:
     return places
 
 
-_ALL, _GROUPS = "all", "groups of {}"
+_ALL = "all"
 
 
 def group_table(kernels: Kernels, source: Input, by: Sequence[str], columns: Mapping[str, npt.DTypeLike]) -> KeyTable:
@@ -172,7 +172,9 @@ class GroupState:
         parts: Mapping[str, StateTable],
         extremes: Sequence[Extreme | OwnFunction],
     ) -> None:
-        self._source, self._groups, self._rows, self._parts, self._extremes = source, groups, rows, parts, extremes
+        self._source, self._groups, self._rows, self._extremes = source, groups, rows, extremes
+        self._values = [table for table in parts.values() if isinstance(table, KeyTable)]
+        self._named = {f"{name} of {source.name}": table for name, table in {"groups": groups, **parts}.items()}
         self.main: StateTable = groups if rows is None else rows
         self.main.attached += [*([] if rows is None else [groups]), *parts.values()]
         for table in {id(extreme.table): extreme.table for extreme in extremes}.values():
@@ -199,11 +201,10 @@ class GroupState:
             if extreme.own:
                 best = groups.beside[extreme.name].values[slots]
                 extreme.table.move(best[xp.flatnonzero(best > NO_ROW)] - 1, LIVE, DEAD)
-        for table in self._parts.values():
-            if isinstance(table, KeyTable):
-                numbers = kernels.asnumpy(groups.beside[GROUP_NUMBER].values[slots])
-                found = table.of_first(kernels.frame(pa.table({GROUP: pa.array(numbers)})))
-                table.move(found, LIVE, DEAD)
+        for table in self._values:
+            numbers = kernels.asnumpy(groups.beside[GROUP_NUMBER].values[slots])
+            found = table.of_first(kernels.frame(pa.table({GROUP: pa.array(numbers)})))
+            table.move(found, LIVE, DEAD)
         groups.move(slots, LIVE, DEAD)
         return gone
 
@@ -212,17 +213,16 @@ class GroupState:
     def kept(self) -> dict[str, Storable]:
         """All tables, by name."""
         rows = self._source.schema.empty_table() if self._rows is None else self._rows
-        found = {self._source.name: rows, _GROUPS.format(self._source.name): self._groups}
-        return found | {self._named(name): table for name, table in self._parts.items()}
+        return {self._source.name: rows, **self._named}
 
     def cut(self, parts: Parts, targets: Targets, to: Callable[[pa.Table], Targets], count: int) -> Cut:
         """All tables but the input's, for other partitions; see `gpu_ops.operators.operator.Operator.cut`."""
         groups, own = self._groups, len(self._groups.source.schema)
         places = {name: place for place, name in enumerate(groups.beside, start=own)}
-        tables = {id(table): self._named(name) for name, table in self._parts.items()}
+        tables = {id(table): name for name, table in self._named.items()}
         leads = {places[e.name]: tables[id(e.table)] if e.own else None for e in self._extremes}
-        values = [self._named(name) for name, table in self._parts.items() if isinstance(table, KeyTable)]
-        linked = Linked(_GROUPS.format(self._source.name), own, leads, places.get(GROUP_NUMBER), values)
+        values = [tables[id(table)] for table in self._values]
+        linked = Linked(tables[id(groups)], own, leads, places.get(GROUP_NUMBER), values)
         sizes = [] if self._rows is None else [len(part[self._source.name]) for part in parts]
         return cut_groups(linked, parts, (sizes, targets), to, count)
 
@@ -232,14 +232,13 @@ class GroupState:
         Raises:
             StateError: a table is missing.
         """
-        named: dict[str, StateTable] = {_GROUPS.format(self._source.name): self._groups}
-        named |= {self._named(name): table for name, table in self._parts.items()}
+        named: dict[str, StateTable] = {**self._named}
         if self._rows is not None:
             named[self._source.name] = self._rows
         missing = sorted(named.keys() - state.keys())
         if missing:
             raise StateError(f"the snapshot lacks {', '.join(missing)}")
-        groups, own = _GROUPS.format(self._source.name), len(self._groups.source.schema)
+        groups, own = next(iter(self._named)), len(self._groups.source.schema)
         stored = state[groups]
         state = {**state, groups: with_parts(stored, own) if isinstance(stored, pa.Table) else stored}
         more = state[groups].column_names[own:]
@@ -247,6 +246,3 @@ class GroupState:
         for name, table in named.items():
             assert isinstance(table, KeyTable | ValueTable | KeyedTable)
             table.restore(state[name], settle)
-
-    def _named(self, name: str) -> str:
-        return f"{name} of {self._source.name}"
