@@ -165,14 +165,12 @@ class TimedPairs(Pairs):
     """All pairs that live at some instant of the micro-batch, with their times (int64).
 
     Attributes:
-        births: when the left and the right row were born.
-        deaths: when they die.
+        deaths: when the left and the right row die.
         begin: the later birth; `ALWAYS` if the pair is older than the micro-batch.
         end: the earlier death; `NEVER` if the pair outlives it.
     """
 
     comes: Positions
-    births: tuple[Instants, Instants]
     deaths: tuple[Instants, Instants]
     begin: Instants
     end: Instants
@@ -202,17 +200,16 @@ def timed_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> TimedPairs:
     """All pairs one of whose rows the micro-batch touches and that live at some instant of it."""
     xp = tables[0].kernels.xp
     slots = _candidates(tables, sides, wanted)
-    births = sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1])
     deaths = sides[0].died(xp, slots[0]), sides[1].died(xp, slots[1])
-    begin, end = xp.maximum(*births), xp.minimum(*deaths)
+    begin = xp.maximum(sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1]))
+    end = xp.minimum(*deaths)
     if any(side.any_death for side in sides):
         live = xp.flatnonzero(begin < end)
         if live.size < begin.size:
-            slots = slots[0][live], slots[1][live]
-            births, deaths = (births[0][live], births[1][live]), (deaths[0][live], deaths[1][live])
+            slots, deaths = (slots[0][live], slots[1][live]), (deaths[0][live], deaths[1][live])
             begin, end = begin[live], end[live]
     deltas, comes, goes = tables[0].kernels.fused(_timed)(begin, end)
-    return TimedPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, births, deaths, begin, end)
+    return TimedPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, deaths, begin, end)
 
 
 def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:
