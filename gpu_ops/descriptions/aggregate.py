@@ -350,7 +350,6 @@ class Aggregate(Grouped):
 
     def kept(self, number: int) -> str:
         """How long time lets rows of its input stay, in words."""
-        del number
         return f"groups are kept until the watermark reaches {self.closes}; {LATES[self.late]}"
 
     def _check_continuous(self) -> None:
@@ -417,7 +416,6 @@ class Aggregate(Grouped):
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Which column of its input an output column shows in a row of the input; None for an aggregate."""
-        del number
         return column.column if column.name in self.by or column.name in self._of_late_rows else None
 
     @property

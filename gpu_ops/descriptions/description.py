@@ -300,7 +300,6 @@ class Description(abc.ABC):
 
     def ties_by(self, number: int) -> str | None:
         """The column of an input, integers or timestamps, that orders its rows of one event time; None for none."""
-        del number
         return None
 
     @property

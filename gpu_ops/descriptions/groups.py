@@ -61,7 +61,6 @@ class OneInput(Description):
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Each shows itself, but for one that is made."""
-        del number
         return column.column or None
 
     @property
@@ -73,7 +72,6 @@ class OneInput(Description):
 
     def layout(self, number: int) -> Layout:
         """The state layout of its input."""
-        del number
         return "multiset" if self.source.unique_key is None else "unique_key"
 
 

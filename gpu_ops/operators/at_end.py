@@ -219,7 +219,6 @@ class KeptInput(Coolable):
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
         """There are none."""
-        del wanted, disk
         return 0
 
     def warm(self) -> None:

@@ -256,7 +256,6 @@ class Catalyst:
 
     def _inside(self, query: Any, negated: bool) -> Any:
         """A sub-query with Join nodes for those in it."""
-        del negated
         if class_of(query) == "Exists":
             return query.withNewPlan(self._joined(query.plan()))
         inner = query.query()

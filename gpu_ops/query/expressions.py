@@ -408,7 +408,6 @@ class Reader(abc.ABC):
 
     def calculated(self, expr: Expr, operator: str, left: Node, right: Node) -> Node | None:
         """Arithmetic."""
-        del expr
         return self.builder.arithmetic(operator, left, right)
 
     def among(self, value: Node, members: list[Node]) -> Node | None:

@@ -457,7 +457,6 @@ class AggregateOf(OfGroups):
 
     def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Aggregate, str]:
         """One row per group, whether all of it is needed or not; with ``at_watermark`` as windows close."""
-        del needed
         end = next(map(called, self.ends), None) if emit == "at_watermark" else None
         by, calls = tuple(map(called, self.by)), tuple(Measure(*call.named(called)) for call in self.calls)
         always = not by and emit != "at_end" and source.ttl_ms is None
@@ -500,7 +499,6 @@ class LatestOf(OfGroups):
 
     def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Latest, str]:
         """The latest row of each key."""
-        del called, needed
         why = f"{self.below.alias} brings upserts: each takes the row back that it replaces, below a filter or a union"
         return Latest(source, emit), why
 
