@@ -32,7 +32,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
@@ -43,7 +42,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots, sorted_by
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
-from gpu_ops.operators.core.order import NONE, Groups, exact, least, value_codes
+from gpu_ops.operators.core.order import NONE, Groups, exact, least, order_codes, value_codes
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets
@@ -51,6 +50,7 @@ from gpu_ops.state.index import TimeRun, postponed
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, KeySet
+from gpu_ops.values import one_array
 
 FIRST: Final = BEFORE_ALL + 2
 LAST: Final = AFTER_ALL - 1
@@ -96,11 +96,8 @@ def places(
     keys: list[npt.NDArray[np.generic]] = []
     for column, by in zip(columns, order, strict=True):
         nulls = column.is_null().to_numpy()
-        if exact(column.type):
-            values = value_codes(column)
-        else:
-            values = pc.rank(column, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
-        values = np.where(nulls, 0, ~values if by.descending else values)
+        codes = order_codes(one_array(column))
+        values = np.where(nulls, 0, ~codes if by.descending else codes)
         keys += [~nulls if by.nulls_first else nulls, values]
     sorted_ = np.lexsort((arrival, *reversed(keys)))
     found = np.empty(sorted_.size, np.int64)
