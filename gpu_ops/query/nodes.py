@@ -26,13 +26,6 @@ from gpu_ops.query.expressions import Column, Expr, TimeWindow, quoted
 from gpu_ops.query.relations import Grouping, JoinOf, Relation, Scan
 
 
-class Where(NamedTuple):
-    """A condition: the text of it over the columns of the node below, and Catalyst's expression."""
-
-    text: str
-    expr: Expr
-
-
 class Named(NamedTuple):
     """A column of the node below, or an expression over them, and the name it gets."""
 
@@ -89,9 +82,9 @@ class Calc:
         return pa.schema([pa.field(name, column.type) for name, column in self.left])
 
     @property
-    def where(self) -> list[Where]:
-        """The conditions, with their text."""
-        return [Where(expr.text(self._call), expr) for expr in self.conditions]
+    def where(self) -> list[str]:
+        """The conditions as text, over the columns of the node below."""
+        return [expr.text(self._call) for expr in self.conditions]
 
     @property
     def select(self) -> list[Named]:
@@ -357,7 +350,7 @@ def _text(node: Node) -> str:
             more.append(f"uniqueKey=[{', '.join(table.unique_key)}]")
         return f"Source(table=[{table.name}], {', '.join(more)})"
     if isinstance(node, Calc):
-        terms = [_term(x.text, len(node.conditions)) for x in node.where]
+        terms = [_term(text, len(node.conditions)) for text in node.where]
         where = f", where=[{' AND '.join(terms)}]" if terms else ""
         return f"Calc(select=[{', '.join(_named(x) for x in node.select)}]{where})"
     if isinstance(node, Union):
