@@ -92,7 +92,7 @@ def accepted(make: Callable[..., Description], how: str, emit: str, inputs: int)
             description = make(how, emit, *(source(name, kind) for name, kind in zip("lr", kinds, strict=False)))
         except gpu_ops.GpuJoinError:
             continue
-        takes_less = (description.insertions_only(n) and kind != "insert-only" for n, kind in enumerate(kinds))
+        takes_less = (n in description.insertions_only and kind != "insert-only" for n, kind in enumerate(kinds))
         if description.emit == emit and not any(takes_less):
             found.add(kinds)
     return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Final
 
 _LONG = 200
@@ -17,11 +19,11 @@ class DescriptionError(GpuJoinError, ValueError):
     """A join or input that cannot be: wrong column, type, option. Raised when it is described."""
 
 
-class ConditionError(DescriptionError):
-    """A residual condition outside the SQL subset.
+class TextError(DescriptionError):
+    """A place in a text where it is not what it should be.
 
     Args:
-        message: what is wrong.
+        message: what is wrong, and what to do instead.
         sql: the text as given.
         line: 1-based line in ``sql``.
         column: 1-based column in that line.
@@ -29,10 +31,16 @@ class ConditionError(DescriptionError):
 
     def __init__(self, message: str, sql: str, line: int, column: int) -> None:
         self.message, self.sql, self.line, self.column = message, sql, line, column
-        lines = sql.splitlines() or [""]
-        shown = lines[min(line, len(lines)) - 1]
-        caret = " " * (column - 1) + "^"
+        shown = "".join(sql.splitlines()[line - 1 : line])
+        caret = "".join("\t" if c == "\t" else " " for c in shown[: column - 1].ljust(column - 1)) + "^"
         super().__init__(f"{message} (line {line}, column {column})\n  {shown}\n  {caret}")
+
+    def __reduce__(self) -> tuple[type[TextError], tuple[str, str, int, int]]:
+        return type(self), (self.message, self.sql, self.line, self.column)
+
+
+class ConditionError(TextError):
+    """A residual condition outside the SQL subset."""
 
 
 class BadInputError(GpuJoinError, ValueError):
@@ -71,6 +79,15 @@ class StateError(GpuJoinError, RuntimeError):
 
 class NotBuiltError(GpuJoinError, NotImplementedError):
     """Something of the contract that this version does not do yet; says what."""
+
+
+def closest(wanted: str, names: Iterable[str]) -> str:
+    """The names, those most like the wanted one first, of dotted ones by their last part, as a message lists them."""
+    lowered = {name: name.rpartition(".")[2].lower() for name in names}
+    close = difflib.get_close_matches(wanted.rpartition(".")[2].lower(), list(lowered.values()), n=3)
+    found = sorted(lowered, key=lambda name: close.index(lowered[name]) if lowered[name] in close else len(close))
+    more = len(found) - 12
+    return ", ".join(found[:12]) + (f" and {more} more" if more > 0 else "") if found else "none"
 
 
 _OF_CUDA: Final = re.compile(r"out.of.memory|MemoryAllocation", re.IGNORECASE)

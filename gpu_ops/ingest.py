@@ -31,22 +31,25 @@ class ArrowStream(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Ingested:
-    """The changes of one input, in order."""
+    """The changes of one input, in order.
+
+    Attributes:
+        rows: n rows of the input's schema, by ascending sequence; where they came in.
+        kinds: n row-kind codes.
+        sequence: n positions in the micro-batch's total order, over all inputs.
+        tagged: rows to hand out as they are.
+        times: n event times in the unit of the join's ``time_type``, where it goes by them; `BEFORE_ALL` for none.
+        ties: n numbers that order rows of one time, where the description names a column of them.
+    """
 
     rows: pa.Table | Rows
-    """n rows of the input's schema, by ascending sequence; where they came in."""
     kinds: npt.NDArray[np.int8]
-    """n row-kind codes."""
     sequence: npt.NDArray[np.int64]
-    """n positions in the micro-batch's total order, over all inputs."""
     rows_in: int
     bad_rows: int
     tagged: pa.Table | None
-    """Rows to hand out as they are."""
     times: npt.NDArray[np.int64] | None = None
-    """n event times in the unit of the join's ``time_type``, where it goes by them; `BEFORE_ALL` for none."""
     ties: npt.NDArray[np.int64] | None = None
-    """n numbers that order rows of one time, where the description names a column of them."""
 
     def take(self, order: npt.NDArray[np.int64]) -> Ingested:
         """The changes at these positions; their sequence is left as it was."""
@@ -123,16 +126,11 @@ def ingest(
         raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
     ordered = _in_total_order(join.inputs, sides)
     for number, (source, changes) in enumerate(zip(join.inputs, ordered, strict=True)):
-        if join.insertions_only(number):
-            _check_insertions(source, changes)
+        wrong = np.flatnonzero(changes.kinds != INSERT) if number in join.insertions_only else np.empty(0, np.int64)
+        if wrong.size:
+            found = SHORT_STRINGS[changes.kinds[wrong[0]]]
+            raise BadInputError(source.name, source.row_kind, "this input takes insertions only", found)
     return with_times(join, ordered)
-
-
-def _check_insertions(source: Input, changes: Ingested) -> None:
-    wrong = np.flatnonzero(changes.kinds != INSERT)
-    if wrong.size:
-        found = SHORT_STRINGS[changes.kinds[wrong[0]]]
-        raise BadInputError(source.name, source.row_kind, "this input takes insertions only", found)
 
 
 def with_times(join: Description, changes: Sequence[Ingested]) -> tuple[Ingested, ...]:

@@ -145,24 +145,9 @@ class JoinEngine:
 
     # --- micro-batches -----------------------------------------------------------------------
 
-    def process(
-        self,
-        *inputs: Batch,
-        left: Batch = None,
-        right: Batch = None,
-        orders: Sequence[npt.ArrayLike] | None = None,
-        left_order: npt.ArrayLike | None = None,
-        right_order: npt.ArrayLike | None = None,
-        clock_ms: int | None = None,
-        watermark: Watermark = None,
-        backlog: bool = False,
-        **named: Batch,
-    ) -> Changelog:
+    def process(self, *inputs: Batch, **options: Any) -> Changelog:
         """Apply one micro-batch and return its changelog; arguments as `prepare`."""
-        result = self.prepare(
-            *inputs, left=left, right=right, orders=orders, left_order=left_order, right_order=right_order,
-            clock_ms=clock_ms, watermark=watermark, backlog=backlog, **named,
-        )  # fmt: skip
+        result = self.prepare(*inputs, **options)
         self.commit()
         return result.changelog
 
@@ -320,8 +305,14 @@ class JoinEngine:
             named, orders = {**named, "orders": orders}, None  # a table of an input that is called so
         if named:
             inputs = self._by_name(named, (*inputs, left, right))
-        batches, orders_given = self._arguments(inputs, (left, right), orders, (left_order, right_order))
-        batches = repeatable(self.join, batches)
+        if orders is not None and not hasattr(orders, "__len__"):
+            raise DescriptionError(f"orders= takes one order per input, not {type(orders).__name__}")
+        if len(inputs) == 1 and len(self.join.inputs) == 2:
+            inputs = (*inputs, None)
+        given = self._one_each(inputs or None, (left, right), "the join has {count} inputs, {given} were given")
+        wrong = "orders= has {given} entries for {count} inputs"
+        orders_given = self._one_each(orders, (left_order, right_order), wrong)
+        batches = repeatable(self.join, given)
         changes = self.memory.within(
             "taking in a micro-batch",
             self._operator,
@@ -367,37 +358,26 @@ class JoinEngine:
 
         return pl.from_arrow(table)
 
-    def _arguments(
-        self,
-        inputs: tuple[Batch, ...],
-        pair: tuple[Batch, Batch],
-        orders: Sequence[npt.ArrayLike] | None,
-        pair_orders: tuple[npt.ArrayLike | None, npt.ArrayLike | None],
-    ) -> tuple[Sequence[Batch], Sequence[npt.ArrayLike | None]]:
-        """One batch and one order (or None) per input, however they were given."""
+    def _one_each(self, given: Sequence[Any] | None, sides: tuple[Any, Any], wrong: str) -> list[Any]:
+        """One for each input, however they were given.
+
+        Args:
+            given: by position; None for none.
+            sides: the left's and the right's, of a join of two inputs.
+            wrong: what to say of another number of them.
+        """
         count = len(self.join.inputs)
-        if orders is not None and not hasattr(orders, "__len__"):
-            raise DescriptionError(f"orders= takes one order per input, not {type(orders).__name__}")
-        batches: Sequence[Batch] = inputs or [None] * count
-        orders_given: Sequence[npt.ArrayLike | None] = [None] * count if orders is None else orders
-        if count == 2:
-            # the left's by position and the right's by name is as good
-            given = [*inputs, *(None for _ in range(2 - len(inputs)))]
-            if len(given) == 2 and all(own is None or other is None for own, other in zip(given, pair, strict=True)):
-                batches = [own if other is None else other for own, other in zip(given, pair, strict=True)]
-            elif any(x is not None for x in pair):
-                raise DescriptionError("the changes of an input were given twice, by position and by name")
-            if orders is None:
-                orders_given = pair_orders
-            elif any(x is not None for x in pair_orders):
-                raise DescriptionError("orders= and left_order= or right_order= were given; one of them is enough")
-        elif any(x is not None for x in (*pair, *pair_orders)):
+        named = {side: one for side, one in enumerate(sides) if one is not None}
+        if named and count != 2:
             raise DescriptionError(f"left= and right= are for a join of two inputs; this one has {count}")
-        if len(batches) != count:
-            raise DescriptionError(f"the join has {count} inputs, {len(batches)} were given")
-        if len(orders_given) != count:
-            raise DescriptionError(f"orders= has {len(orders_given)} entries for {count} inputs")
-        return batches, orders_given
+        found = [None] * count if given is None else list(given)
+        if len(found) != count:
+            raise DescriptionError(wrong.format(given=len(found), count=count))
+        for side, one in named.items():  # the left's by position and the right's by name is as good
+            if found[side] is not None:
+                raise DescriptionError("what is of an input was given twice, by position and by name")
+            found[side] = one
+        return found
 
     def _by_name(self, named: Mapping[str, Batch], others: Sequence[Batch]) -> tuple[Batch, ...]:
         """What was given by the inputs' names, in the order of the inputs."""

@@ -207,28 +207,32 @@ class TooMany(Exception):  # noqa: N818 - no error, an answer
 
 
 class Kernels(Protocol):
-    """One backend."""
+    """One backend.
+
+    Attributes:
+        name: ``"cpu"`` or ``"gpu"``.
+        xp: numpy or cupy.
+        bucket: entries of a run that share a hash prefix in its directory, on average: at most this many.
+        tiny_segments: test setting: merge and grow at the smallest sizes.
+        host: the backend of host memory, for state that the GPU's has no room for; None if this is it.
+        memory_limit: bytes of GPU memory that all backends of the process may allocate together; None on the host.
+        dataframes: how DataFrames in the backend's memory come and go; None on the host.
+        gives_frames: whether changelogs are made as frames, to be given as DataFrames; else in Arrow.
+        lookups: how many there were by each way of `LOOKUPS`, in both memories, since the backend was made.
+        piece_bytes: what is merged to be larger than this many bytes could no longer be moved in parts; None for no
+            limit.
+    """
 
     name: str
-    """``"cpu"`` or ``"gpu"``."""
     xp: Any
-    """numpy or cupy."""
     bucket: int
-    """Entries of a run that share a hash prefix in its directory, on average: at most this many."""
     tiny_segments: bool
-    """Test setting: merge and grow at the smallest sizes."""
     host: Kernels | None
-    """The backend of host memory, for state that the GPU's has no room for; None if this is it."""
     memory_limit: int | None
-    """Bytes of GPU memory that all backends of the process may allocate together; None on the host."""
     dataframes: DataFrames | None
-    """How DataFrames in the backend's memory come and go; None on the host."""
     gives_frames: bool
-    """Whether changelogs are made as frames, to be given as DataFrames; else in Arrow."""
     lookups: dict[str, int]
-    """How many there were by each way of `LOOKUPS`, in both memories, since the backend was made."""
     piece_bytes: int | None
-    """What is merged to be larger than this many bytes could no longer be moved in parts; None for no limit."""
 
     # --- Arrow and host memory ---------------------------------------------------------------
 
@@ -481,6 +485,14 @@ class Kernels(Protocol):
 
     def close(self) -> None:
         """Give back what the backend holds."""
+
+
+def sorted_by(kernels: Kernels, *keys: Array) -> Positions:
+    """Positions of what several numbers stand beside, sorted by all of these, the first above all; a stable sort."""
+    order = kernels.argsort(keys[-1])
+    for key in keys[-2::-1]:
+        order = order[kernels.argsort(key[order])]
+    return order
 
 
 def as_slots(kernels: Kernels, start: int, length: int) -> Slots:

@@ -72,7 +72,7 @@ def test_files_that_the_pages_name_are_there(draw):
         for folder in ("gpu_ops", "cpu_fallback", "docs", "tests", "examples")
         for path in (root / folder).rglob("*")
     ]
-    paths += [root / "cpu_fallback", root / "examples", *(root / "benchmarks").rglob("*")]
+    paths += [root / "gpu_ops", root / "cpu_fallback", root / "examples", *(root / "benchmarks").rglob("*")]
     there = [f"/{path.relative_to(root)}" + "/" * path.is_dir() for path in paths]
     assert not [name for name in names if not any(path.endswith("/" + name) for path in there)]
 

@@ -71,7 +71,7 @@ NOT_DESCRIBED: dict[str, tuple[Callable[[], object], str]] = {
     "no such column": (lambda: described(left={"event_time": "when"}), "event_time names 'when'"),
     "event time a string": (lambda: described(left={"event_time": "a"}), "event time 'a' is string"),
     "a unique key": (lambda: described(left={"unique_key": ("k",)}), "insert-only input"),
-    "a TTL": (lambda: described(left={"ttl_ms": 1}), "not by ttl="),
+    "a TTL": (lambda: described(left={"ttl_ms": 1}), "ttl= has no place"),
     "delay below zero": (lambda: described(left={"delay_ms": -1}), "delay is not negative"),
     "delay without a time": (lambda: Input("x", LEFT, delay_ms=1), "delay needs event_time"),
     "zoned and not": (

@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an event time": (
         lambda: described((USERS, dataclasses.replace(ORDERS, event_time="oid"), PAYMENTS)),
-        "input 'orders': event_time= is for interval joins",
+        "input 'orders': a multi-way join does not go by time, event_time= has no place here",
     ),
     "no such emit": (lambda: described(emit="append"), "emit='append'; it is one of per_event, per_batch"),
 }  # fmt: skip

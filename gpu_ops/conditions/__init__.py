@@ -20,11 +20,10 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from difflib import SequenceMatcher
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 
 import pyarrow as pa
@@ -53,7 +52,7 @@ from gpu_ops.conditions.expressions import (
     nodes_of,
     type_name,
 )
-from gpu_ops.errors import ConditionError, DescriptionError, EvaluationError
+from gpu_ops.errors import ConditionError, DescriptionError, EvaluationError, closest
 
 __all__ = [
     "Condition", "Expression", "Where", "backquoted", "condition_of", "nodes_of", "of_tree", "parse",
@@ -98,6 +97,7 @@ class Expression:
         root: the expression tree.
         columns: per input the columns the tree needs, in its order.
         fails: in ANSI mode, where Spark would raise an error instead: a tree of type boolean, or None for nowhere.
+        checked: the fields have their types, as far as `gpu_ops.fields` is concerned.
     """
 
     sql: str
@@ -106,7 +106,6 @@ class Expression:
     fails: Node | None = None
 
     checked: ClassVar = True
-    """The fields have their types, as far as `gpu_ops.fields` is concerned."""
 
     def __hash__(self) -> int:
         return hash(self.sql)
@@ -268,23 +267,16 @@ def parse(sql: str, inputs: Mapping[str, pa.Schema], *, ansi: bool = False) -> C
     return of_tree(sql, [root], inputs, ansi=ansi, mode_matters=builder.mode_matters)
 
 
-def _closest(wanted: str, names: Iterable[str]) -> str:
-    """The names, those most like the wanted one first; after the first 20 only how many more."""
-
-    def likeness(name: str) -> float:
-        return SequenceMatcher(None, wanted.lower(), name.rpartition(".")[2].lower()).ratio()
-
-    first = sorted(names, key=likeness, reverse=True)
-    return ", ".join(first[:20]) + (f" and {len(first) - 20} more" if len(first) > 20 else "")
-
-
 class Token(NamedTuple):
-    """A token of the text."""
+    """A token of the text.
+
+    Attributes:
+        kind: word, quoted, string, number, symbol or end.
+        text: as written.
+    """
 
     kind: str
-    """word, quoted, string, number, symbol or end."""
     text: str
-    """As written."""
     start: int
 
     @property
@@ -552,11 +544,11 @@ class _Parser:
             raise TypeProblemError(f"{shown!r} has too many parts: write input.column (no fields of structs)")
         among = [name for name in self.inputs if not inputs or name.lower() == inputs[0].lower()]
         if not among:
-            raise TypeProblemError(f"there is no input {inputs[0]!r}; there are {_closest(inputs[0], self.inputs)}")
+            raise TypeProblemError(f"there is no input {inputs[0]!r}; there are {closest(inputs[0], self.inputs)}")
         found = [(name, field) for name in among for field in self.inputs[name] if field.name.lower() == column.lower()]
         if not found:
             every = [f"{name}.{field}" for name in among for field in self.inputs[name].names]
-            raise TypeProblemError(f"there is no column {shown!r}; there are {_closest(column, every)}")
+            raise TypeProblemError(f"there is no column {shown!r}; there are {closest(column, every)}")
         if len(found) > 1:
             names = " and ".join(f"{name}.{field.name}" for name, field in found)
             raise TypeProblemError(f"{shown!r} is ambiguous: it can be {names}")

@@ -28,41 +28,45 @@ Value = bool | int | float | Decimal | str | None
 
 
 class Op(StrEnum):
-    """Every operation a backend must know; of arguments typed as stated; null makes null, unless stated."""
+    """Every operation a backend must know; of arguments typed as stated; null makes null, unless stated.
+
+    Attributes:
+        EQ: two of one type. NaN equals NaN, -0.0 equals 0.0.
+        LT: as EQ; NaN is greater than any other number; strings and binary compare bytewise.
+        AND: two booleans, Kleene.
+        IS_NULL: one of any type, nested ones too; NaN is no null.
+        ADD: two of one numeric type (integers wrap around; ``Call.type`` of decimals has a digit more); for rows that
+            tasks filter a timestamp and an interval, too.
+        MUL: two of one numeric type, or two decimals (``Call.type`` holds any product).
+        DIV: two doubles; a zero divisor makes null.
+        MOD: two integers or two floats; the sign is the dividend's (C's fmod); a zero divisor makes null.
+        NEG: one number; the smallest integer stays as it is.
+        CASE: condition, value, ..., else: the value after the first condition that is true (unknown is not).
+        CAST: to a wider ``Call.type``: integer to integer, float, decimal; float to double; decimal to one with no
+            fewer digits before and after the point; timestamp or interval to nanoseconds (the farthest there are, where
+            these do not reach); null to any.
+        IN: a value and the literals it is looked up among; none is null or a floating point number. This and LIKE are
+            for rows that tasks filter (`gpu_ops.spark.tasks.rows`): joins have neither, and the GPU has no code for
+            them.
+        LIKE: two strings, the second a literal: SQL's pattern, escaped by a backslash.
+    """
 
     EQ = "="
-    """Two of one type. NaN equals NaN, -0.0 equals 0.0."""
     LT = "<"
-    """As EQ; NaN is greater than any other number; strings and binary compare bytewise."""
     AND = "and"
-    """Two booleans, Kleene."""
     OR = "or"
     NOT = "not"
     IS_NULL = "is_null"
-    """One of any type, nested ones too; NaN is no null."""
     ADD = "+"
-    """Two of one numeric type (integers wrap around; ``Call.type`` of decimals has a digit more); for rows that tasks
-    filter a timestamp and an interval, too."""
     SUB = "-"
     MUL = "*"
-    """Two of one numeric type, or two decimals (``Call.type`` holds any product)."""
     DIV = "/"
-    """Two doubles; a zero divisor makes null."""
     MOD = "%"
-    """Two integers or two floats; the sign is the dividend's (C's fmod); a zero divisor makes null."""
     NEG = "negate"
-    """One number; the smallest integer stays as it is."""
     CASE = "case"
-    """condition, value, ..., else: the value after the first condition that is true (unknown is not)."""
     CAST = "cast"
-    """To a wider ``Call.type``: integer to integer, float, decimal; float to double; decimal to one with no fewer
-    digits before and after the point; timestamp or interval to nanoseconds (the farthest there are, where these do
-    not reach); null to any."""
     IN = "in"
-    """A value and the literals it is looked up among; none is null or a floating point number. This and LIKE are for
-    rows that tasks filter (`gpu_ops.spark.tasks.rows`): joins have neither, and the GPU has no code for them."""
     LIKE = "like"
-    """Two strings, the second a literal: SQL's pattern, escaped by a backslash."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
 from gpu_ops.descriptions.groups import Grouped
-from gpu_ops.descriptions.inputs import Input, check_columns, check_key_type, nearest
+from gpu_ops.descriptions.inputs import Input, check_columns, check_key_types, nearest
 from gpu_ops.descriptions.times import LATES, time_type
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT, reading
@@ -190,12 +190,14 @@ class Measure(NamedTuple):
     Types and nulls are Spark's: nulls are left out, a sum or average of none is null; integers add up as bigint and
     wrap around, decimals of precision p as decimal(p + 10), and their average has four digits more; NaN is greater than
     any other number.
+
+    Attributes:
+        column: None for ``count(*)``, and for a function of one's own.
     """
 
     name: str
     function: Function | Literal["own"]
     column: str | None
-    """None for ``count(*)``, and for a function of one's own."""
     own: AggregateFunction | None = None
 
     @property
@@ -281,8 +283,7 @@ class Aggregate(Grouped):
                 check_function(measure.own, measure.name)
         wanted = [*(("by", c) for c in self.by), *((m.name, c) for m in self.measures for c in m.columns)]
         check_columns(self.source, wanted)
-        for column in self.by:
-            check_key_type(self.source, column)
+        check_key_types(self.source, self.by)
         self._check_names("name an aggregate otherwise")
         if self.emit != "at_end" or self.goes_row_by_row:
             self._check_continuous()
@@ -349,15 +350,11 @@ class Aggregate(Grouped):
 
     def kept(self, number: int) -> str:
         """How long time lets rows of its input stay, in words."""
-        del number
         return f"groups are kept until the watermark reaches {self.closes}; {LATES[self.late]}"
 
     def _check_continuous(self) -> None:
-        if self.source.ttl_ms is not None and self.emit == "at_watermark":
-            raise DescriptionError(
-                f"input '{self.source.name}': with emit='at_watermark' groups go when their windows end, ttl= has no "
-                "place"
-            )
+        if self.emit == "at_watermark":
+            self.source.refuse("with emit='at_watermark' groups go when their windows end", "ttl_ms")
         changes = self.emit != "at_end" and not self.source.insert_only
         for measure in self.measures:
             if measure.own is not None and not measure.own.retracts and changes:
@@ -403,11 +400,9 @@ class Aggregate(Grouped):
             raise DescriptionError(f"{text}: distinct values of this type are not counted")
         if measure.function in ("count", "count_distinct"):
             return pa.int64()
-        if measure.function in ("first", "last"):
-            return kind
-        if measure.function in ("min", "max"):
-            if t.is_nested(kind):
-                raise DescriptionError(f"{text}: there is no order")
+        if measure.function in ("min", "max") and t.is_nested(kind):
+            raise DescriptionError(f"{text}: there is no order")
+        if measure.function in ("first", "last", "min", "max"):
             return kind
         if t.is_decimal(kind) and measure.function == "sum":
             return pa.decimal128(min(38, kind.precision + 10), kind.scale)
@@ -421,7 +416,6 @@ class Aggregate(Grouped):
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Which column of its input an output column shows in a row of the input; None for an aggregate."""
-        del number
         return column.column if column.name in self.by or column.name in self._of_late_rows else None
 
     @property

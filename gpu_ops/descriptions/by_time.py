@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Literal, get_args
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.description import LATER, Emit, OutputColumn, line
+from gpu_ops.descriptions.description import LATER, Description, Emit, OutputColumn, line
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import Chain
 from gpu_ops.descriptions.times import LATES, MAX_BOUND, Late, Time, show_ms, time_type, units_per_ms
@@ -93,6 +93,9 @@ class Interval:
         return f"{show_ms(self.lower_ms)} {lower} right - left {upper} {show_ms(self.upper_ms)}"
 
 
+_WATERMARK: Final = line(
+    "watermark", "the one of the input that is behind, over all partitions; it moves between micro-batches"
+)
 _OUTPUTS = {"semi": "a left row once, at its first match", "anti": "a left row whose time is over without a match"}
 
 
@@ -106,8 +109,7 @@ class JoinByTime(Join):
         for source in self.inputs:
             if source.event_time is None and (self.interval is None or self.interval.time == "event"):
                 raise DescriptionError(f"input '{source.name}': {what} needs its event time")
-            if source.ttl_ms is not None:
-                raise DescriptionError(f"input '{source.name}': {what} {no_ttl}")
+            source.refuse(f"{what} {no_ttl}", "ttl_ms")
 
     @functools.cached_property
     def time_type(self) -> pa.DataType:
@@ -143,13 +145,10 @@ class IntervalJoin(JoinByTime):
         if self.null_aware:
             raise DescriptionError("null_aware=True is NOT IN, which has no bounds in time; how='anti' is NOT EXISTS")
         for source in self.inputs:
-            if source.unique_key is not None:
-                raise DescriptionError(
-                    f"input '{source.name}': an interval join takes insert-only input, unique_key= has no place here"
-                )
-            if interval.time == "processing" and source.event_time is not None:
-                raise DescriptionError(f"input '{source.name}': by processing time, event time has no place")
-        self._check_times("an interval join", "keeps rows by their time, not by ttl=")
+            source.refuse("an interval join takes insert-only input", "unique_key")
+            if interval.time == "processing":
+                source.refuse("by processing time no row is asked for its own", "event_time")
+        self._check_times("an interval join", "keeps rows by their time")
         interval.units(self.time_type)
         super()._check()
 
@@ -172,8 +171,9 @@ class IntervalJoin(JoinByTime):
         times = str(self.left.event_time), str(self.right.event_time)
         return (*columns, OutputColumn(self.interval.timestamp, LATER, *times, self.time_type))
 
-    def _unique_key(self) -> tuple[str, ...] | None:
-        return None
+    insertions_only = (0, 1)
+
+    _unique_key = Description._unique_key
 
     @property
     def _kind(self) -> str:
@@ -186,11 +186,10 @@ class IntervalJoin(JoinByTime):
             lines = [line("time", "by the clock of the micro-batch; no row is late")]
         else:
             times = [f"{source.name}.{source.event_time}" for source in self.inputs]
-            behind = "the one of the input that is behind, over all partitions; it moves between micro-batches"
             late = LATES[interval.late]
             if self.one_sided and interval.late == "tag":
                 late = "late rows of the left come out with the row kind 'late', the right's are dropped"
-            lines = [line("time", f"event time; {late}"), line("watermark", behind)]
+            lines = [line("time", f"event time; {late}"), _WATERMARK]
         bounds = str(interval).replace("right - left", f"{times[1]} - {times[0]}")
         rule = [line("output", _OUTPUTS[self.how])] if self.how in _OUTPUTS else []
         return [line("interval", bounds), *rule, *lines]
@@ -265,12 +264,9 @@ class AsofJoin(JoinByTime):
         self._check_how("an ASOF join", "inner", "left")
         if self.where is not None:
             raise DescriptionError("where= has no place in an ASOF join: filter its inputs, or what comes out")
-        for source in self.inputs:
-            if self.emit == "at_watermark" and source.unique_key is not None:
-                raise DescriptionError(
-                    f"input '{source.name}': with emit='at_watermark' inputs are insert-only, unique_key= has no place"
-                )
-        self._check_times("an ASOF join", "keeps every row, ttl= has no place here")
+        for source in self.inputs if self.emit == "at_watermark" else ():
+            source.refuse("with emit='at_watermark' inputs are insert-only", "unique_key")
+        self._check_times("an ASOF join", "keeps every row")
         ties = self.ties_by(1)
         if ties is not None:
             kind = self.right.schema.field(ties).type
@@ -301,10 +297,10 @@ class AsofJoin(JoinByTime):
         """How far what comes out may be behind the watermark, milliseconds; None for any distance."""
         return 0 if self.asof.direction == "backward" else self.asof.tolerance_ms
 
-    def insertions_only(self, number: int) -> bool:
-        """Whether an input's rows may only be insertions."""
-        del number
-        return self.by_time
+    @property
+    def insertions_only(self) -> tuple[int, ...]:
+        """The inputs whose rows may only be insertions."""
+        return (0, 1) if self.by_time else ()
 
     def kept(self, number: int) -> str:
         """How long time lets rows of an input stay, in words."""
@@ -339,9 +335,9 @@ class AsofJoin(JoinByTime):
     @property
     def title(self) -> str:
         """It in one line, for people."""
-        return f"ASOF {super().title}, {self.asof.direction}"
+        return f"{super().title}, {self.asof.direction}"
 
-    _kind = "ASOF join"
+    _before, _kind = "ASOF ", "ASOF join"
 
     def _more_lines(self) -> list[str]:
         asof, (left, right) = self.asof, self.inputs
@@ -386,11 +382,7 @@ class TemporalJoin(JoinByTime):
             raise DescriptionError(
                 f"a temporal join needs on=: columns that identify a row of the versioned table '{self.right.name}'"
             )
-        if self.left.unique_key is not None:
-            raise DescriptionError(
-                f"input '{self.left.name}': the left input of a temporal join is insert-only, unique_key= has no place "
-                "here"
-            )
+        self.left.refuse("the left input of a temporal join is insert-only", "unique_key")
         self._check_times("a temporal join", "has one ttl= for both inputs, its own")
         own = set(self.key_columns(1))
         beyond = [column for column in self.right.unique_key or () if column not in own]
@@ -402,22 +394,11 @@ class TemporalJoin(JoinByTime):
         super()._check()
 
     by_time = True
-
-    def insertions_only(self, number: int) -> bool:
-        """Whether an input's rows may only be insertions: the left's."""
-        return number == 0
-
-    def _unique_key(self) -> tuple[str, ...] | None:
-        return None
+    insertions_only = (0,)
 
     order_matters_at_end = True
-
-    @property
-    def title(self) -> str:
-        """It in one line, for people."""
-        return f"temporal {super().title}"
-
-    _kind = "temporal join"
+    _unique_key = Description._unique_key
+    _before, _kind = "temporal ", "temporal join"
 
     def _more_lines(self) -> list[str]:
         left, right = self.inputs
@@ -432,9 +413,7 @@ class TemporalJoin(JoinByTime):
             *ttl,
             line("version", version),
             line("time", f"event time; {LATES[self.late]}"),
-            line(
-                "watermark", "the one of the input that is behind, over all partitions; it moves between micro-batches"
-            ),
+            _WATERMARK,
         ]
 
     def kept(self, number: int) -> str:

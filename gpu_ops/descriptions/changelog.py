@@ -91,6 +91,12 @@ def codes_of(index: npt.NDArray[Any], *, has_unique_key: bool) -> npt.NDArray[np
     return codes
 
 
+def adds(codes: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+    """Mask of the row kinds that bring a row."""
+    mask: npt.NDArray[np.bool_] = (codes == INSERT) | (codes == UPDATE_AFTER)
+    return mask
+
+
 def known_row_kinds(column: pa.Array | pa.ChunkedArray, *, input_name: str, column_name: str) -> pa.Array:
     """Mask of the values that `decode_row_kinds` knows; other arguments and errors as there."""
     column = _strings(column, input_name, column_name)

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import pyarrow as pa
@@ -83,19 +83,25 @@ class OperatorAttributes:
 
 
 class Description(abc.ABC):
-    """One operator over some inputs."""
+    """One operator over some inputs.
+
+    Attributes:
+        kind: what its JSON calls it.
+        takes_function: whether a user's function makes the result of what comes out.
+        sorts_itself: whether it sorts a part of its input itself, at the end.
+        emits: what ``emit`` may be.
+        runs: the module of `gpu_ops.operators` that runs it before the end of the input.
+        runs_at_end: the one that does with ``emit="at_end"``.
+        not_kept: the inputs whose rows are forgotten with their micro-batch.
+    """
 
     kind: ClassVar[str]
-    """What its JSON calls it."""
 
     takes_function: ClassVar[bool] = False
-    """Whether a user's function makes the result of what comes out."""
 
     sorts_itself: ClassVar[bool] = False
-    """Whether it sorts a part of its input itself, at the end."""
 
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_end")
-    """What ``emit`` may be."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -136,10 +142,8 @@ class Description(abc.ABC):
     # --- what runs it ------------------------------------------------------------------------
 
     runs: ClassVar[str]
-    """The module of `gpu_ops.operators` that runs it before the end of the input."""
 
     runs_at_end: ClassVar[str] = "at_end"
-    """The one that does with ``emit="at_end"``."""
 
     @property
     def operator(self) -> str:
@@ -188,10 +192,7 @@ class Description(abc.ABC):
         if self.emit not in self.emits:
             raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(self.emits)}")
         for source in self.inputs if self.emit == "at_end" else ():
-            if source.ttl_ms is not None:
-                raise DescriptionError(
-                    f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place"
-                )
+            source.refuse("with emit='at_end' no row is forgotten", "ttl_ms")
 
     def _check_names(self, hint: str) -> None:
         """Refuses two output columns of one name.
@@ -276,15 +277,12 @@ class Description(abc.ABC):
             return f"kept for {show_ms(ms)}" if ms else "not kept beyond its micro-batch"
         return f"kept until the watermark is {show_ms(ms)} past its time" if ms else "kept until it is late"
 
-    def insertions_only(self, number: int) -> bool:
-        """Whether an input's rows are all insertions, so that a retraction among them is an error."""
-        del number
-        return self.interval is not None
+    @property
+    def insertions_only(self) -> tuple[int, ...]:
+        """The inputs whose rows are all insertions, so that a retraction among them is an error."""
+        return ()
 
-    def not_kept(self, number: int) -> bool:
-        """Whether rows of an input are forgotten with their micro-batch."""
-        del number
-        return False
+    not_kept: ClassVar[tuple[int, ...]] = ()
 
     @property
     def by_event_time(self) -> bool:
@@ -302,7 +300,6 @@ class Description(abc.ABC):
 
     def ties_by(self, number: int) -> str | None:
         """The column of an input, integers or timestamps, that orders its rows of one event time; None for none."""
-        del number
         return None
 
     @property
@@ -414,10 +411,12 @@ def line(label: str, text: str) -> str:
     return f"  {label:<11} {text}"
 
 
-def equality(one: Input, column: str, other: Input, its: str, *, null_safe: bool) -> str:
-    """Two columns that are equal, in words."""
-    operator = "IS NOT DISTINCT FROM" if null_safe else "="
-    return f"{one.name}.{column} {operator} {other.name}.{its}"
+def equality(
+    one: tuple[Input, str], other: tuple[Input, str], *, null_safe: bool, written: Callable[[str], str]
+) -> str:
+    """Columns of two inputs that are equal, in words; ``written``: gives a column's name as it is to be written."""
+    left, right = (f"{source.name}.{written(column)}" for source, column in (one, other))
+    return f"{left} {'IS NOT DISTINCT FROM' if null_safe else '='} {right}"
 
 
 def condition_text(keys: list[tuple[str, bool, str]], where: Condition | None) -> str:

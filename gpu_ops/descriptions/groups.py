@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_columns, check_key_type, check_ordered
+from gpu_ops.descriptions.inputs import Input, Layout, check_columns, check_key_types, check_ordered
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT
@@ -61,7 +61,6 @@ class OneInput(Description):
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Each shows itself, but for one that is made."""
-        del number
         return column.column or None
 
     @property
@@ -73,7 +72,6 @@ class OneInput(Description):
 
     def layout(self, number: int) -> Layout:
         """The state layout of its input."""
-        del number
         return "multiset" if self.source.unique_key is None else "unique_key"
 
 
@@ -169,8 +167,7 @@ class Top(Grouped):
             raise DescriptionError(f"input '{self.source.name}': the first rows in what order? Give order_by=")
         wanted = [*(("by", column) for column in self.by), *(("order_by", order.column) for order in self.order)]
         check_columns(self.source, wanted)
-        for column in self.by:
-            check_key_type(self.source, column)
+        check_key_types(self.source, self.by)
         for order in self.order:
             check_ordered(self.source, "column", order.column)
         self._check_names("rename it")
@@ -251,8 +248,7 @@ class Latest(OneInput):
             self._check_unavailable(self.unavailable)
         if self.source.unique_key is None:
             raise DescriptionError(f"input '{self.source.name}': the latest row of what? Give key=")
-        for column in self.source.unique_key:
-            check_key_type(self.source, column)
+        check_key_types(self.source, self.source.unique_key)
         self._check_names("rename it")
 
     def _check_unavailable(self, column: str) -> None:

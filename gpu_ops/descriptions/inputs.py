@@ -83,8 +83,7 @@ class Input:
         single = {"sequence_by": self.sequence_by, "event_time": self.event_time}
         named = [*(("unique_key", column) for column in self.unique_key or ()), *single.items()]
         check_columns(self, [(what, column) for what, column in named if column is not None])
-        for column in self.unique_key or ():
-            check_key_type(self, column)
+        check_key_types(self, self.unique_key or ())
         if self.sequence_by is not None and pa.types.is_nested(self.schema.field(self.sequence_by).type):
             kind = self.schema.field(self.sequence_by).type
             raise DescriptionError(f"input '{self.name}': sequence_by {self.sequence_by!r} of type {kind} has no order")
@@ -116,6 +115,17 @@ class Input:
             schema = schema.remove(schema.get_field_index(kind))
         key = (unique_key,) if isinstance(unique_key, str) else None if unique_key is None else tuple(unique_key)
         return cls(name, schema, key, **more)
+
+    def refuse(self, why: str, *options: str) -> None:
+        """Refuses options that have no place, by the names of their fields.
+
+        Raises:
+            DescriptionError: one of them was given; it says why not.
+        """
+        for option in options:
+            if getattr(self, option) is not None:
+                shown = option.removesuffix("_ms")
+                raise DescriptionError(f"input '{self.name}': {why}, {shown}= has no place here")
 
     @property
     def insert_only(self) -> bool:
@@ -184,11 +194,12 @@ def check_columns(source: Input, named: Iterable[tuple[str, str]]) -> None:
             raise DescriptionError(f"input '{source.name}': {what} names {column!r}; {nearest(column, names)}")
 
 
-def check_key_type(source: Input, column: str) -> None:
-    """Refuses a column that cannot be a key, with a DescriptionError."""
-    kind = source.schema.field(column).type
-    if pa.types.is_nested(kind):
-        raise DescriptionError(f"input '{source.name}': column {column!r} of type {kind} cannot be a key")
+def check_key_types(source: Input, columns: Iterable[str]) -> None:
+    """Refuses columns that cannot be a key, with a DescriptionError."""
+    for column in columns:
+        kind = source.schema.field(column).type
+        if pa.types.is_nested(kind):
+            raise DescriptionError(f"input '{source.name}': column {column!r} of type {kind} cannot be a key")
 
 
 def check_ordered(source: Input, what: str, column: str) -> None:
@@ -211,5 +222,5 @@ def check_equality(one: Input, column: str, other: Input, its: str) -> None:
             raise DescriptionError(
                 f"input '{source.name}' has no column {name!r} to join on; {nearest(name, source.schema.names)}"
             )
-        check_key_type(source, name)
+        check_key_types(source, [name])
     key_type(one.schema.field(column), other.schema.field(its))

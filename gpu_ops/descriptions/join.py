@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+from collections.abc import Callable
 from typing import ClassVar, Literal, cast, get_args
 
 import pyarrow as pa
@@ -237,16 +238,23 @@ class Join(Description):
     @property
     def title(self) -> str:
         """It in one line, for people."""
-        return (
-            f"{self.how} join on {condition_text([(k.left, k.null_safe, k.right) for k in self.keys], self.condition)}"
-        )
+        on = condition_text([(k.left, k.null_safe, k.right) for k in self.keys], self.condition)
+        return f"{self._before}{self.how} join on {on}"
+
+    _before: ClassVar[str] = ""  # the join type, in `title`
+
+    def equalities(self, written: Callable[[str], str] = str) -> list[str]:
+        """Its equal columns, in words; ``written``: gives a column's name as it is to be written."""
+        return [
+            equality((self.left, k.left), (self.right, k.right), null_safe=k.null_safe, written=written)
+            for k in self.keys
+        ]
 
     def lines(self) -> list[str]:
         """It in some lines."""
-        equal = [equality(self.left, k.left, self.right, k.right, null_safe=k.null_safe) for k in self.keys]
         return [
             f"{self._kind}, {'NOT IN' if self.null_aware else self.how}: {self.left.name}, {self.right.name}",
-            line("key", " AND ".join(equal) or "none: every pair of rows is a candidate"),
+            line("key", " AND ".join(self.equalities()) or "none: every pair of rows is a candidate"),
             *self._more_lines(),
             *([line("where", str(self.where))] if self.where is not None else []),
         ]
@@ -275,12 +283,7 @@ class LookupJoin(Join):
         self._check_how("a lookup join", "inner", "left")
         if not self.keys:
             raise DescriptionError("a lookup join needs on=: the columns that the table is looked up by")
-        if self.left.unique_key is not None or self.left.ttl_ms is not None:
-            option = "unique_key=" if self.left.unique_key is not None else "ttl="
-            raise DescriptionError(
-                f"input '{self.left.name}': the left input of a lookup join is insert-only and not kept, {option} has "
-                "no place here"
-            )
+        self.left.refuse("the left input of a lookup join is insert-only and not kept", "unique_key", "ttl_ms")
         super()._check()
 
     @property
@@ -288,23 +291,10 @@ class LookupJoin(Join):
         """Whether its changelog is insert-only: what came out is never touched."""
         return all(source.bad_rows != "tag" for source in self.inputs)
 
-    def insertions_only(self, number: int) -> bool:
-        """Whether an input's rows may only be insertions: the left's."""
-        return number == 0
+    insertions_only = not_kept = (0,)
 
-    def not_kept(self, number: int) -> bool:
-        """Whether rows of an input are forgotten with their micro-batch: the left's."""
-        return number == 0
-
-    def _unique_key(self) -> tuple[str, ...] | None:
-        return None
-
-    @property
-    def title(self) -> str:
-        """It in one line, for people."""
-        return f"lookup {super().title}"
-
-    _kind = "lookup join"
+    _unique_key = Description._unique_key
+    _before, _kind = "lookup ", "lookup join"
 
     def _more_lines(self) -> list[str]:
         return [line("table", f"{self.right.name}, as it is after its changes of the row's micro-batch")]
@@ -367,8 +357,7 @@ class CoGroup(Join):
 
     def lines(self) -> list[str]:
         """What is grouped, by what."""
-        equal = [equality(self.left, k.left, self.right, k.right, null_safe=k.null_safe) for k in self.keys]
-        return [f"co-group: {self.left.name}, {self.right.name}", line("key", " AND ".join(equal))]
+        return [f"co-group: {self.left.name}, {self.right.name}", line("key", " AND ".join(self.equalities()))]
 
     kept_at_end = "a co-group"
 

@@ -22,14 +22,17 @@ from gpu_ops.errors import DescriptionError
 
 
 class Key(NamedTuple):
-    """One pair of equality columns."""
+    """One pair of equality columns.
+
+    Attributes:
+        null_safe: ``IS NOT DISTINCT FROM`` instead of ``=``.
+        using: one output column for both, as Spark's ``on="k"``.
+    """
 
     left: str
     right: str
     null_safe: bool = False
-    """``IS NOT DISTINCT FROM`` instead of ``=``."""
     using: bool = False
-    """One output column for both, as Spark's ``on="k"``."""
 
     def column(self, side: int) -> str:
         """The column of one side."""
@@ -37,24 +40,30 @@ class Key(NamedTuple):
 
 
 class Shuffle(NamedTuple):
-    """One value that rows are partitioned by: rows that may match have the same."""
+    """One value that rows are partitioned by: rows that may match have the same.
+
+    Attributes:
+        columns: its column in each input.
+        type: the type it is compared in.
+    """
 
     columns: tuple[str, ...]
-    """Its column in each input."""
     type: pa.DataType
-    """The type it is compared in."""
 
 
 class Equality(NamedTuple):
-    """``inputs[input].column = own``, where own is a column of the step's own input."""
+    """``inputs[input].column = own``, where own is a column of the step's own input.
+
+    Attributes:
+        null_safe: ``IS NOT DISTINCT FROM`` instead of ``=``; never part of the common key.
+        using: the step's own column is not shown.
+    """
 
     input: int
     column: str
     own: str
     null_safe: bool = False
-    """``IS NOT DISTINCT FROM`` instead of ``=``; never part of the common key."""
     using: bool = False
-    """The step's own column is not shown."""
 
 
 InputColumn = tuple[int, str]
@@ -148,20 +157,23 @@ def key_type(left: pa.Field, right: pa.Field, *, what: str = "key") -> pa.DataTy
 
 
 class Chain(NamedTuple):
-    """A join as a chain of steps, each of which joins one more input."""
+    """A join as a chain of steps, each of which joins one more input.
+
+    Attributes:
+        keys: the unique key of each input.
+        lefts: of each step: whether it is a left join.
+        on: of each step.
+        single: of each input: whether it has at most one row per join key.
+        shuffled: what rows are distributed by: of each value, its column in every input.
+        shown: columns of the changelog by what they show.
+    """
 
     keys: tuple[tuple[str, ...] | None, ...]
-    """The unique key of each input."""
     lefts: tuple[bool, ...]
-    """Of each step: whether it is a left join."""
     on: tuple[tuple[Equality, ...], ...]
-    """Of each step."""
     single: tuple[bool, ...]
-    """Of each input: whether it has at most one row per join key."""
     shuffled: tuple[tuple[str, ...], ...]
-    """What rows are distributed by: of each value, its column in every input."""
     shown: dict[InputColumn, str]
-    """Columns of the changelog by what they show."""
 
 
 def of_chain(chain: Chain) -> tuple[str, ...] | None:

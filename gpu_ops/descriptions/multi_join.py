@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast, get_args
 
 import pyarrow as pa
@@ -153,8 +153,7 @@ class MultiJoin(Description):
         for source in self.inputs:
             if names.count(source.name.lower()) > 1:
                 raise DescriptionError(f"two inputs are called {source.name!r}; give one another name")
-            if source.event_time is not None:
-                raise DescriptionError(f"input '{source.name}': event_time= is for interval joins")
+            source.refuse("a multi-way join does not go by time", "event_time")
         if self.suffixes is not None and len(self.suffixes) != count:
             raise DescriptionError(f"suffixes= has {len(self.suffixes)} entries for {count} inputs")
         if self.shown is not None and sorted(self.shown) != list(range(count)):
@@ -344,17 +343,25 @@ class MultiJoin(Description):
             steps.append(f"{step.how} join {source.name} on {condition_text(equal, step.condition)}")
         return f"multi-way join of {self.inputs[0].name}, {', '.join(steps)}"
 
+    def equalities(self, step: int, written: Callable[[str], str] = str) -> list[str]:
+        """The equal columns of a step, in words; ``written``: gives a column's name as it is to be written."""
+        keys = [
+            ((self.inputs[k.input], k.column), (self.inputs[step], k.own), k.null_safe) for k in self.steps[step - 1].on
+        ]
+        return [equality(one, other, null_safe=safe, written=written) for one, other, safe in keys]
+
     def lines(self) -> list[str]:
         """The plan as Flink prints it, then what it means."""
         inputs = self.inputs
         unique = [f"({', '.join(i.unique_key)})" if i.unique_key is not None else "noUniqueKey" for i in inputs]
         conditions, steps = [], []
         for number, step in enumerate(self.steps, start=1):
-            own = inputs[number]
-            equal = [equality(inputs[k.input], k.column, own, k.own, null_safe=k.null_safe) for k in step.on]
+            equal = self.equalities(number)
             conditions.append(" AND ".join([*equal, *([f"({step.where})"] if step.where is not None else [])]))
             where = "" if step.where is None else f"  where {step.where}"
-            steps.append(line(f"step {number}", f"{step.how} join {own.name} on {' AND '.join(equal)}{where}"))
+            steps.append(
+                line(f"step {number}", f"{step.how} join {inputs[number].name} on {' AND '.join(equal)}{where}")
+            )
         parts = {
             "commonJoinKey": [f"{inputs[0].name}.{columns[0]}" for columns in self.common_key],
             "joinTypes": [step.how.upper() for step in self.steps],

@@ -24,10 +24,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from sqlglot import exp
 
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, closest
 from gpu_ops.jobs.settings import SOURCES, Option, value_of
 from gpu_ops.jobs.sql_file import Setting, TableText, Text, Word
-from gpu_ops.query.errors import closest
 
 T = exp.DataType.Type
 _BITS: Final = {T.TINYINT: 8, T.SMALLINT: 16, T.INT: 32, T.BIGINT: 64}

@@ -17,11 +17,10 @@ from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import parse_duration
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, closest
 from gpu_ops.fields import hints_of
 from gpu_ops.jobs.sql_file import Setting, TableText, Text
 from gpu_ops.messages.rows import MESSAGE_FORMATS
-from gpu_ops.query.errors import closest
 from gpu_ops.state.address import StateAddress
 
 Kind = Literal["text", "count", "length", "flag", "path", "state", "duration", "names", "list", "rate", "share", "time"]

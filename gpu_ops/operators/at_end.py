@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from gpu_ops import layouts, operators
 from gpu_ops.arrays import Array, Positions, Slots
-from gpu_ops.descriptions.changelog import INSERT, UPDATE_AFTER
+from gpu_ops.descriptions.changelog import INSERT, adds
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
@@ -219,7 +219,6 @@ class KeptInput(Coolable):
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
         """There are none."""
-        del wanted, disk
         return 0
 
     def warm(self) -> None:
@@ -297,8 +296,8 @@ class KeptInput(Coolable):
             self.pieces = (*self.pieces, Piece(None, len(fresh), fresh.nbytes))
         return Taken(self.pieces, fresh, {STATUS_COLUMN: np.ones(first + len(fresh), np.int8)})
 
-    def restore(self, stored: FromSnapshot) -> None:
-        """Fill an empty one with changes of a snapshot.
+    def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
+        """Fill an empty one with changes of a snapshot; ``settle``: called after each part.
 
         Raises:
             StateError: it lacks a column, or a piece cannot be read.
@@ -308,6 +307,7 @@ class KeptInput(Coolable):
                 self.add(with_types(put_behind(part.rows, part.numbers), self.schema))
             self.live += _net(part.numbers[KIND_COLUMN])
             self.pieces = self.pieces if part.piece is None else (*self.pieces, part.piece)
+            settle()
 
     def close(self) -> None:
         """Give back what is on disk."""
@@ -364,11 +364,6 @@ class AtEnd(Operator):
 
     def _changes(self, first: int, last: int) -> tuple[Ingested, ...]:
         return in_turn(self.join, (kept.part(first, last) for kept in self.tables))
-
-    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
-        """Take over a snapshot."""
-        for name, kept in zip(self.join.sides, self.tables, strict=True):
-            kept.restore(state[name])
 
     def close(self) -> None:
         """Give back what is on disk."""
@@ -427,7 +422,7 @@ def in_turn(join: Description, tables: Iterable[pa.Table]) -> tuple[Ingested, ..
 
 def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
     """Insertions less retractions."""
-    return 2 * int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum()) - kinds.size
+    return 2 * int(adds(kinds).sum()) - kinds.size
 
 
 def moves_between_parts(join: Description, input_index: int) -> bool:
@@ -507,11 +502,7 @@ class Backlog(Operator):
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
-        if self._live is None:
-            for kept in self._kept:
-                kept.commit(clock_ms)
-            return
-        self._live.commit(clock_ms)
+        (super().commit if self._live is None else self._live.commit)(clock_ms)
         if self._switching:
             self._switching = False
             self.close()
@@ -528,17 +519,14 @@ class Backlog(Operator):
 
     def kept(self) -> dict[str, Storable]:
         """The backlog's changes, or the state."""
-        return dict(zip(self.join.sides, self._kept, strict=True)) if self._live is None else self._live.kept()
+        return super().kept() if self._live is None else self._live.kept()
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
         inputs = zip(self.join.sides, self.join.inputs, strict=True)
-        if all(KIND_COLUMN in state[name].column_names[len(source.schema) :] for name, source in inputs):
-            for name, kept in zip(self.join.sides, self._kept, strict=True):
-                kept.restore(state[name])
-            return
-        self._live = self._make()
-        self._live.restore(state, settle)
+        if not all(KIND_COLUMN in state[name].column_names[len(source.schema) :] for name, source in inputs):
+            self._live = self._make()
+        (super().restore if self._live is None else self._live.restore)(state, settle)
 
     def finish(self) -> Iterator[Changelog]:
         """The backlog's net result, if no live micro-batch has come; nothing is changed."""

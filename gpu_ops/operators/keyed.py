@@ -40,11 +40,14 @@ _FEW_PAIRS: Final = 1 << 15
 
 
 class KeyedOperator(Operator):
-    """A join by key over one partition."""
+    """A join by key over one partition.
+
+    Attributes:
+        padded: of each input, whether nulls may stand for its row in the output; None for all.
+    """
 
     tables: Sequence[KeyedTable]
     padded: Sequence[bool] | None = None
-    """Of each input, whether nulls may stand for its row in the output; None for all."""
 
     @abc.abstractmethod
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Any:
@@ -158,10 +161,13 @@ class KeyedOperator(Operator):
         kept = xp.flatnonzero(stays)
         return rows.pick(kept), kernels.take(frame, kept, columns, present=True)
 
-    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
-        """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
-        for name, table in zip(self.join.sides, self.tables, strict=True):
-            table.restore(state[name], settle)
+
+def side_table(join: Join, kernels: Kernels, side: int, **more: Any) -> KeyedTable:
+    """The table of one input of a join by key; ``more``: arguments of `KeyedTable`."""
+    source = join.inputs[side]
+    keys = KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
+    findable = not source.insert_only or source.ttl_ms is not None
+    return KeyedTable(kernels, source, [keys], **{"findable": findable, **more})
 
 
 def _on_host(kernels: Kernels, kinds: Array) -> npt.NDArray[np.int8]:
@@ -196,17 +202,11 @@ class TwoWayJoin(KeyedOperator):
     def __init__(self, join: Join, kernels: Kernels, counted: tuple[bool, bool]) -> None:
         super().__init__(join, kernels)
 
-        def table(side: int) -> KeyedTable:
-            return KeyedTable(
-                kernels,
-                join.inputs[side],
-                [KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))],
-                counts=[COUNT_COLUMN] if counted[side] else [],
-                findable=not join.inputs[side].insert_only or join.inputs[side].ttl_ms is not None,
-                track_null_keys=join.null_aware and side == 1,
-            )
-
-        self.tables = table(0), table(1)
+        counts = [[COUNT_COLUMN] if counts else [] for counts in counted]
+        self.tables = (
+            side_table(join, kernels, 0, counts=counts[0]),
+            side_table(join, kernels, 1, counts=counts[1], track_null_keys=join.null_aware),
+        )
         self.counts: tuple[KeyCounts | None, KeyCounts | None] = None, None
         self._counted = counted
         if join.null_aware:

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, OutputRows
 from gpu_ops.operators.core.match import Pairs, fulfilling, in_one, in_pieces, match
-from gpu_ops.operators.core.visibility import flickers, moments
+from gpu_ops.operators.core.visibility import crossings
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
 from gpu_ops.state.table import DEAD, DYING, LIVE, KeySet
@@ -62,48 +62,6 @@ NO_ROW = -1
 def step_count(step: int) -> str:
     """The column beside rows that counts their matches in one step."""
     return f"{COUNT_COLUMN}_{step}"
-
-
-@dataclasses.dataclass
-class Crossings:
-    """Where counts become zero or stop being zero: parallel arrays."""
-
-    first: Positions
-    """Position of one of the events that do it."""
-    appears: Array
-    """1 where the pad comes, -1 where it goes."""
-    hidden: Slots
-    """Ascending owners whose pad would come and go within a micro-batch of which only the net change comes out."""
-
-
-def crossings(
-    kernels: Kernels, events: tuple[Array, Array, Array], before: Array, own: Array | None, *, net: bool
-) -> Crossings:
-    """Where counts cross zero.
-
-    Args:
-        kernels: the backend.
-        events: n owners (numbers), whose count each moves; n instants; n times 1 or -1.
-        before: n counts before the micro-batch, of each event's owner.
-        own: n flags: the owner itself comes or goes; moves its count, without output. None for none.
-        net: leave out what comes and goes; otherwise only within one change (an upsert does both).
-    """
-    xp = kernels.xp
-    owner, instants, deltas = events
-    owned = layouts.owned(owner, instants)
-    order = kernels.argsort(owned)
-    found = moments(xp, owned[order], deltas[order], lambda at: before[order[at]])
-    first = order[found.start]
-    at = found.switches(xp, found.after == 0, found.base == 0)
-    if own is not None:
-        at = at[xp.flatnonzero(~own[first[at]])]
-    owners = owner[first[at]]
-    twin = flickers(xp, owners, xp.zeros(at.size, np.int64) if net else instants[first[at]] >> 1)
-    hidden = xp.empty(0, np.int64)
-    if bool(twin.any()):
-        hidden = owners[twin] if net else hidden
-        at = at[xp.flatnonzero(~twin)]
-    return Crossings(first[at], xp.where(found.after[at] == 0, 1, -1).astype(np.int8), hidden)
 
 
 def _turns(xp: Any, begin: Instants, end: Instants) -> tuple[Positions, Instants, Array]:
@@ -224,7 +182,7 @@ class MultiWayJoin(KeyedOperator):
         if net:
             for number, side in enumerate(sides):
                 side.happens(deaths=number, births=2 * len(sides) - 1 - number)
-        finder = Finder(self.join, self.kernels, self.tables, sides, check=self.check_output)
+        finder = Finder(self.join, self.kernels, self.tables, sides, self.check_output)
         found = self._complete(finder, net=net)
         self._counters["candidates"] = finder.candidates
         return found
@@ -249,7 +207,7 @@ class MultiWayJoin(KeyedOperator):
             if owner is None or not gone.size:
                 continue
             nothing = [_untouched(self.kernels, t) for t in self.tables]
-            finder = Finder(self.join, self.kernels, self.tables, nothing, check=self.check_output)
+            finder = Finder(self.join, self.kernels, self.tables, nothing, self.check_output)
             slots = finder.matches({input_index: gone}, _back(self._plan.paths[input_index]), step=input_index)[1]
             self.tables[owner].add(step_count(input_index), slots, self.kernels.xp.full(slots.size, -1, np.int32))
 
@@ -277,14 +235,14 @@ class MultiWayJoin(KeyedOperator):
         """The changes of one input, completed: to the left along its path, then to the right step by step."""
         plan, tuples = self._plan, begun
         for operation in plan.paths[input_index]:
-            if isinstance(operation, Bind):
-                if operation.lookup.input_index not in tuples.slots:
-                    tuples = finder.bind(tuples, operation.lookup)
-            elif isinstance(operation, Extend):
-                tuples = finder.extend(tuples, plan.steps[operation.input_index], hidden[operation.input_index])
-            elif operation.input_index != input_index or plan.counted[input_index] is None:
+            number = operation.input_index
+            if operation.lookup is not None:
+                tuples = tuples if number in tuples.slots else finder.bind(tuples, operation.lookup)
+            elif operation.kind == "extend":
+                tuples = finder.extend(tuples, plan.steps[number], hidden[number])
+            elif number != input_index or plan.counted[input_index] is None:
                 # else it was checked while counting
-                tuples = finder.check(tuples, operation.input_index)
+                tuples = finder.check(tuples, number)
         if input_index and self.join.steps[input_index - 1].how == "left":
             if plan.counted[input_index] is None:
                 mark_afresh(finder, input_index, plan.steps[input_index], tuples, self.join.references[input_index - 1])
@@ -345,9 +303,8 @@ make = MultiWayJoin
 
 def _back(path: tuple[Operation, ...]) -> Lookup:
     """From a counted step's input to the rows that count it: its path's first lookup."""
-    first = path[0]
-    assert isinstance(first, Bind)
-    return first.lookup
+    assert path[0].lookup is not None
+    return path[0].lookup
 
 
 def _untouched(kernels: Kernels, table: KeyedTable) -> Lifetimes:
@@ -370,28 +327,19 @@ class Lookup:
     pairs: tuple[Pair, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Bind:
-    """Find rows of an input that must be there."""
+class Operation(NamedTuple):
+    """What brings a tuple on.
 
-    lookup: Lookup
+    Attributes:
+        kind: *bind*: find rows of an input that must be there; *extend*: find an input's rows by its own step, or none;
+            *check*: evaluate the residual condition of a step, whose inputs are all known.
+        input_index: which input's.
+        lookup: by what rows that must be there are found.
+    """
 
-
-@dataclasses.dataclass(frozen=True)
-class Extend:
-    """Find an input's rows by its own step, or none."""
-
+    kind: Literal["bind", "extend", "check"]
     input_index: int
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckCondition:
-    """Evaluate the residual condition of a step whose inputs are all known."""
-
-    input_index: int
-
-
-Operation = Bind | Extend | CheckCondition
+    lookup: Lookup | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,14 +400,14 @@ def _path(
     compared, bound = set[int](), {input_index}
     unchecked = [p for p in sorted(closure) if p and join.conditions[p - 1] is not None]
 
-    def now(operation: Bind | Extend, found: int) -> None:
+    def now(operation: Operation) -> None:
         path.append(operation)
-        bound.add(found)
+        bound.add(operation.input_index)
         for number in list(unchecked):
             condition = join.conditions[number - 1]
             assert condition is not None
             if {p for p, i in enumerate(join.inputs) if condition.columns.get(i.name)} <= bound:
-                path.append(CheckCondition(number))
+                path.append(Operation("check", number))
                 unchecked.remove(number)
 
     while bound < closure:
@@ -467,10 +415,10 @@ def _path(
         best = max(options, key=lambda p: _rank(join, options[p], p))
         chosen = counted if len(bound) == 1 and counted is not None else best
         compared |= {group[chosen, column] for column, _ in options[chosen]}
-        now(Bind(lookup(chosen, options[chosen])), chosen)
+        now(Operation("bind", chosen, lookup(chosen, options[chosen])))
     for other in range(1, input_index):
         if other not in bound:
-            now(Extend(other), other)
+            now(Operation("extend", other))
     return tuple(path)
 
 
@@ -547,29 +495,25 @@ def join_tuples(kernels: Kernels, parts: Sequence[Tuples]) -> Tuples:
     return Tuples(slots, *(cat([getattr(p, f) for p in parts]) for f in fields))
 
 
+@dataclasses.dataclass
 class Finder:
     """Looks rows up for one micro-batch.
 
-    Args:
+    Attributes:
         join: the description.
         kernels: the backend.
         tables: one per input, prepared.
         sides: their rows' lifetimes.
-        check: told now and then how many rows there are; it may refuse them.
+        refuse: told now and then how many rows there are; it may refuse them.
+        candidates: how many were looked at.
     """
 
-    def __init__(
-        self,
-        join: MultiJoin,
-        kernels: Kernels,
-        tables: Sequence[KeyedTable],
-        sides: Sequence[Lifetimes],
-        *,
-        check: Callable[[int], None],
-    ) -> None:
-        self._check = check
-        self.join, self.kernels, self.tables, self.sides = join, kernels, tables, sides
-        self.candidates = 0
+    join: MultiJoin
+    kernels: Kernels
+    tables: Sequence[KeyedTable]
+    sides: Sequence[Lifetimes]
+    refuse: Callable[[int], None]
+    candidates: int = 0
 
     def matches(
         self,
@@ -625,7 +569,7 @@ class Finder:
             )
 
         pieces = in_pieces(kernels, needles, lambda some, most: index.meet(some, staged=not committed, at_most=most))
-        return in_one(xp, map(matched, pieces), self._check)
+        return in_one(xp, map(matched, pieces), self.refuse)
 
     def _alive(
         self, table: KeyedTable, side: Lifetimes, slots: Slots, instants: Instants | None, *, committed: bool

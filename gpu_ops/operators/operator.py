@@ -87,12 +87,12 @@ class Operator(abc.ABC):
         join: the description.
         kernels: the backend.
         tables: the state of each input.
+        room: what output is too much; `gpu_ops.operators.make` sets it.
     """
 
     join: Any  # each operator's own kind of description
     kernels: Kernels
     room: Room
-    """What output is too much; `gpu_ops.operators.make` sets it."""
     tables: Sequence[InputTable]
 
     @abc.abstractmethod
@@ -162,7 +162,6 @@ class Operator(abc.ABC):
             )
         return [{} for _ in range(count)]
 
-    @abc.abstractmethod
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot, into an operator that has seen nothing yet.
 
@@ -173,6 +172,8 @@ class Operator(abc.ABC):
         Raises:
             StateError: it lacks something.
         """
+        for name, table in zip(self.join.sides, cast("Sequence[Any]", self.tables), strict=True):
+            table.restore(state[name], settle)
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Give back what is not memory."""
@@ -205,10 +206,12 @@ class TimedOperator(Operator, Generic[C]):
         join: its description.
         kernels: the backend.
         clock: what it knows before the first micro-batch.
+
+    Attributes:
+        stored_clock: what a snapshot calls it.
     """
 
     stored_clock = "time"
-    """What a snapshot calls it."""
 
     def __init__(self, join: Any, kernels: Kernels, clock: C) -> None:
         self.join, self.kernels = join, kernels

@@ -55,9 +55,8 @@ from gpu_ops.operators.core.emission import (
     with_nulls,
 )
 from gpu_ops.operators.core.visibility import Barrier, VisibilityChanges, When
-from gpu_ops.operators.keyed import KeyedOperator, TwoWayJoin
+from gpu_ops.operators.keyed import KeyedOperator, TwoWayJoin, side_table
 from gpu_ops.state.keyed_table import KeyedTable
-from gpu_ops.state.table import KeySet
 
 _Visible = VisibilityChanges | tuple[Slots, Slots]
 """Each change of visibility; or rows that stop being visible, and those that become it."""
@@ -230,12 +229,7 @@ class Lookup(KeyedOperator):
     def __init__(self, join: LookupJoin, kernels: Kernels) -> None:
         super().__init__(join, kernels)
         self.padded = (False, join.how == "left")
-        keys = [KeySet(join.key_columns(n), join.key_types, join.key_columns(n, strict=True)) for n in (0, 1)]
-        findable = not join.right.insert_only or join.right.ttl_ms is not None
-        self.tables = (
-            KeyedTable(kernels, join.left, keys[:1], findable=False),
-            KeyedTable(kernels, join.right, keys[1:], findable=findable),
-        )
+        self.tables = side_table(join, kernels, 0, findable=False), side_table(join, kernels, 1)
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> tuple[Slots, Slots]:
         """Left and right slots of the pairs."""

@@ -8,11 +8,10 @@ from typing import Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.by_time import Asof
-from gpu_ops.query.expressions import Column, Expr, is_no_op
+from gpu_ops.query.expressions import TURNED, Column, Expr, is_no_op
 from gpu_ops.query.relations import JoinOf
 
 _DAY: Final = 86_400_000_000
-_TURNED: Final = {"GreaterThan": "LessThan", "GreaterThanOrEqual": "LessThanOrEqual"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +29,6 @@ class FinerThanMillisecondsError(Exception):
     """A bound that is no whole number of milliseconds."""
 
 
-def bounds(condition: Expr, left: frozenset[Column], right: frozenset[Column]) -> list[Bound]:
-    """The bounds that a condition sets on two event times; arguments and errors as of `differences`."""
-    return differences(condition, left, right) if condition.times == set(condition.columns) else []
-
-
 def differences(condition: Expr, left: frozenset[Column], right: frozenset[Column]) -> list[Bound]:
     """The bounds that a condition sets on the difference of two columns; none if it is another one.
 
@@ -46,16 +40,13 @@ def differences(condition: Expr, left: frozenset[Column], right: frozenset[Colum
     Raises:
         FinerThanMillisecondsError: a bound in microseconds.
     """
-    kind = _TURNED.get(condition.kind, condition.kind)
-    columns = condition.columns
-    if kind not in ("LessThan", "LessThanOrEqual", "EqualTo") or len(columns) != 2:
+    columns, greater = condition.columns, condition.kind.startswith("Greater")
+    if condition.kind not in TURNED or len(columns) != 2:
         return []
-    sides = [_linear(arg) for arg in condition.args]
-    if kind != condition.kind:
-        sides.reverse()
-    if sides[0] is None or sides[1] is None:
+    one, other_side = (_linear(arg) for arg in (condition.args[::-1] if greater else condition.args))
+    if one is None or other_side is None:
         return []
-    (first, some), (second, others) = sides[0], sides[1]
+    (first, some), (second, others) = one, other_side
     total = {column: first.get(column, 0) - second.get(column, 0) for column in columns}
     own = [column for column in total if column in left]
     other = [column for column in total if column in right]
@@ -67,9 +58,9 @@ def differences(condition: Expr, left: frozenset[Column], right: frozenset[Colum
         raise FinerThanMillisecondsError
     upper = total[other[0]] == 1
     value = -constant // per_ms if upper else constant // per_ms
-    if kind == "EqualTo":
+    if condition.kind == "EqualTo":
         return [Bound(own[0], other[0], which, value, inclusive=True) for which in (False, True)]
-    return [Bound(own[0], other[0], upper, value, inclusive=kind == "LessThanOrEqual")]
+    return [Bound(own[0], other[0], upper, value, inclusive=condition.kind.endswith("OrEqual"))]
 
 
 def _linear(expr: Expr) -> tuple[dict[Column, int], int] | None:
@@ -108,12 +99,6 @@ def _constant(expr: Expr) -> int | None:
     return None if value.months else int(value.days) * _DAY + int(value.microseconds)
 
 
-_OTHER_WAY: Final = {
-    "GreaterThanOrEqual": "LessThanOrEqual", "GreaterThan": "LessThan",
-    "LessThanOrEqual": "GreaterThanOrEqual", "LessThan": "GreaterThan",
-}  # fmt: skip
-
-
 class NoComparisonError(Exception):
     """Args: what is wrong; the condition that is, or None."""
 
@@ -133,8 +118,8 @@ def nearest(join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
     """
     left_columns, right_columns = join.left.columns, join.right.columns
     both = [c for c in join.on if c.columns.keys() & left_columns and c.columns.keys() & right_columns]
-    compared = [c for c in both if c.kind in _OTHER_WAY]
-    found = [c for c in compared if all(_column(arg) is not None for arg in c.args)]
+    compared = [c for c in both if c.kind in TURNED and c.kind != "EqualTo"]
+    found = [c for c in compared if all(arg.plain.column is not None for arg in c.args)]
     if not found and compared:
         raise NoComparisonError("an ASOF join compares a column of each side", compared[0])
     if not found:
@@ -142,12 +127,10 @@ def nearest(join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
     if len(found) > 1:
         raise NoComparisonError("an ASOF join has one comparison of times, >=, >, <= or <, beside equalities", found[1])
     (condition,) = found
-    sides = [_column(arg) for arg in condition.args]
+    left, right = (arg.plain.column for arg in condition.args)
     kind = condition.kind
-    if sides[0] in right_columns:
-        sides.reverse()
-        kind = _OTHER_WAY[kind]
-    left, right = sides
+    if left in right_columns:
+        left, right, kind = right, left, TURNED[kind]
     if left is None or right is None or left not in left_columns or right not in right_columns:
         raise NoComparisonError("an ASOF join compares a column of each side", condition)
     backward, exact = kind.startswith("Greater"), kind.endswith("OrEqual")
@@ -171,9 +154,3 @@ def _tolerance(condition: Expr, join: JoinOf, times: tuple[Column, Column], *, b
     if ms < 0 or not found[0].inclusive:
         raise NoComparisonError(f"{hint}; it is inclusive, and not negative", condition)
     return ms
-
-
-def _column(expr: Expr) -> Column | None:
-    while expr.kind == "Cast" and is_no_op(expr):
-        expr = expr.args[0]
-    return expr.column

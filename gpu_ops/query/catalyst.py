@@ -22,6 +22,7 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.query.errors import PlacedError, SqlError
+from gpu_ops.query.expressions import leaves
 from gpu_ops.spark.datatypes import arrow_type
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
@@ -70,14 +71,7 @@ def class_of(java: Any) -> str:
 
 def conjuncts(condition: Any) -> list[Any]:
     """What a condition joins by AND."""
-    found, waiting = list[Any](), [condition]
-    while waiting:
-        part = waiting.pop()
-        if class_of(part) == "And":
-            waiting += [part.right(), part.left()]
-        else:
-            found.append(part)
-    return found
+    return leaves(condition, lambda part: (part.left(), part.right()) if class_of(part) == "And" else None)
 
 
 def _has_sub_query(session: SparkSession, java: Any) -> bool:
@@ -123,6 +117,14 @@ class Catalyst:
     def _class(self, name: str) -> Any:
         return java_class(self.session, name)
 
+    def _expression(self, kind: str, *args: Any) -> Any:
+        """A new expression of a class of Catalyst's."""
+        return self._class(f"{_CATALYST}.expressions.{kind}")(*args)
+
+    def _node(self, kind: str, *args: Any) -> Any:
+        """A new node of a logical plan, likewise."""
+        return self._class(f"{_CATALYST}.plans.logical.{kind}")(*args)
+
     @contextlib.contextmanager
     def _active(self) -> Iterator[None]:
         """Settings are those of the session that is active in the JVM's thread."""
@@ -160,13 +162,11 @@ class Catalyst:
     def parts(self, whole: Any) -> list[Any]:
         """The SELECTs of a parsed UNION ALL that nothing stands above, each with all of WITH; of any other it alone."""
         names = str(whole.nodeName()) == "UnresolvedWith"
-        found, waiting = list[Any](), [whole.child() if names else whole]
-        while waiting:
-            node = waiting.pop()
-            if str(node.nodeName()) == "Union" and not node.byName():
-                waiting += reversed(items(node.children()))
-            else:
-                found.append(node)
+
+        def selects(node: Any) -> list[Any] | None:
+            return items(node.children()) if str(node.nodeName()) == "Union" and not node.byName() else None
+
+        found = leaves(whole.child() if names else whole, selects)
         return [whole.withNewChildren(self.seq([node])) for node in found] if names else found
 
     def analysed(self, sql: str, parsed: Any) -> Any:
@@ -239,27 +239,27 @@ class Catalyst:
             plan = plan.withNewChildren(self.seq(made))
         if str(plan.nodeName()) != "Filter" or not _has_sub_query(self.session, plan.condition()):
             return plan
-        negation, both = (self._class(f"{_CATALYST}.expressions.{name}") for name in ("Not", "And"))
         parts = []
         for part in conjuncts(plan.condition()):
             negated = class_of(part) == "Not"
             inner = part.child() if negated else part
             if class_of(inner) in ("Exists", "InSubquery"):
                 inner = changed(inner, negated)
-                parts.append(negation(inner) if negated else inner)
+                parts.append(self._expression("Not", inner) if negated else inner)
             else:
                 parts.append(part)
-        return self._class(f"{_CATALYST}.plans.logical.Filter")(functools.reduce(both, parts), plan.child())
+        return self._node("Filter", self._all(parts), plan.child())
+
+    def _all(self, parts: Sequence[Any]) -> Any:
+        """All of some conditions."""
+        return functools.reduce(functools.partial(self._expression, "And"), parts)
 
     def _inside(self, query: Any, negated: bool) -> Any:
         """A sub-query with Join nodes for those in it."""
-        del negated
         if class_of(query) == "Exists":
             return query.withNewPlan(self._joined(query.plan()))
         inner = query.query()
-        return self._class(f"{_CATALYST}.expressions.InSubquery")(
-            query.values(), inner.withNewPlan(self._joined(inner.plan()))
-        )
+        return self._expression("InSubquery", query.values(), inner.withNewPlan(self._joined(inner.plan())))
 
     def _asked(self, query: Any, negated: bool) -> Any:
         """A sub-query that selects nothing that does not matter, and no column of what is around it."""
@@ -285,7 +285,7 @@ class Catalyst:
 
         Catalyst would join the sub-query with all values of these columns that there are.
         """
-        expressions, outer = f"{_CATALYST}.expressions", self._module(f"{_CATALYST}.expressions.SubExprUtils")
+        outer = self._module(f"{_CATALYST}.expressions.SubExprUtils")
         plan = self._rule("CollapseProject").apply(member.query().plan())
         while str(plan.nodeName()) in ("Distinct", "SubqueryAlias", "View"):
             plan = plan.child()
@@ -295,18 +295,16 @@ class Catalyst:
         selected = [x.child() if class_of(x) == "Alias" else x for x in items(plan.projectList())]
         if not any(outer.containsOuter(x) for x in selected):
             return None
-        equal, either, null = (self._class(f"{expressions}.{name}") for name in ("EqualTo", "Or", "IsNull"))
-        parts = [equal(self._outer(x), y) for x, y in zip(values, selected, strict=True)]
+        parts = [self._expression("EqualTo", self._outer(x), y) for x, y in zip(values, selected, strict=True)]
         if negated:
-            parts = [either(part, null(part)) for part in parts]
-        condition = functools.reduce(self._class(f"{expressions}.And"), parts)
-        plan = self._class(f"{_CATALYST}.plans.logical.Filter")(condition, plan.child())
-        return self._made(f"{expressions}.Exists", plan, outer.getOuterReferences(plan))
+            parts = [self._expression("Or", part, self._expression("IsNull", part)) for part in parts]
+        plan = self._node("Filter", self._all(parts), plan.child())
+        return self._made(f"{_CATALYST}.expressions.Exists", plan, outer.getOuterReferences(plan))
 
     def _outer(self, value: Any) -> Any:
         """An expression as a sub-query below it writes it."""
         if class_of(value) == "AttributeReference":
-            return self._class(f"{_CATALYST}.expressions.OuterReference")(value)
+            return self._expression("OuterReference", value)
         below = items(value.children())
         return value.withNewChildren(self.seq([self._outer(child) for child in below])) if below else value
 
@@ -318,18 +316,17 @@ class Catalyst:
             left: conditions to filter its left by.
             right: to filter its right by.
         """
-        logical, nothing = f"{_CATALYST}.plans.logical", self._class("scala.Option").empty()
-        only = self._class(f"{logical}.Filter")
         sides = [
-            functools.reduce(lambda a, b: only(b, a), x, y) for x, y in ((left, join.left()), (right, join.right()))
+            functools.reduce(lambda below, condition: self._node("Filter", condition, below), conditions, side)
+            for conditions, side in ((left, join.left()), (right, join.right()))
         ]
         outer = getattr(self._class(f"{_CATALYST}.plans.LeftOuter$"), "MODULE$")
         origin = self._class(f"{_CATALYST}.trees.CurrentOrigin")
         before = origin.get()
         origin.set(join.origin())
         try:
-            made = self._class(f"{logical}.Join")(*sides, outer, nothing, join.hint())
-            return self._class(f"{logical}.ReturnAnswer")(made)
+            made = self._node("Join", *sides, outer, self._class("scala.Option").empty(), join.hint())
+            return self._node("ReturnAnswer", made)
         finally:
             origin.set(before)
 
@@ -339,9 +336,8 @@ class Catalyst:
 
     def only_where(self, condition: Any, value: Any) -> Any:
         """A value where a condition is true, null elsewhere."""
-        expressions = f"{_CATALYST}.expressions"
-        nothing = self._class(f"{expressions}.Literal").create(None, value.dataType())
-        return self._class(f"{expressions}.If")(condition, value, nothing)
+        nothing = self._class(f"{_CATALYST}.expressions.Literal").create(None, value.dataType())
+        return self._expression("If", condition, value, nothing)
 
     def true(self) -> Any:
         """The constant."""
@@ -350,19 +346,18 @@ class Catalyst:
     def field(self, value: Any, number: int) -> Any:
         """A field of a struct, by its number."""
         name = self._class("scala.Option").apply(list(value.dataType().fieldNames())[number])
-        return self._class(f"{_CATALYST}.expressions.GetStructField")(value, number, name)
+        return self._expression("GetStructField", value, number, name)
 
     def struct(self, fields: Mapping[str, Any]) -> Any:
         """A struct of values by name."""
         literal = self._class(f"{_CATALYST}.expressions.Literal")
         text = self._class("org.apache.spark.sql.types.DataType").fromJson(st.StringType().json())
         parts = [part for name, value in fields.items() for part in (literal.create(name, text), value)]
-        return self._class(f"{_CATALYST}.expressions.CreateNamedStruct")(self.seq(parts))
+        return self._expression("CreateNamedStruct", self.seq(parts))
 
     def exploded(self, values: Sequence[Any]) -> Any:
         """``explode(array(...))`` of some values."""
-        expressions = f"{_CATALYST}.expressions"
-        return self._class(f"{expressions}.Explode")(self._class(f"{expressions}.CreateArray")(self.seq(values), False))
+        return self._expression("Explode", self._expression("CreateArray", self.seq(values), False))
 
     def seq(self, items: Sequence[Any]) -> Any:
         """Java objects as a sequence of Scala."""
@@ -370,7 +365,7 @@ class Catalyst:
 
     def collation_key(self, value: Any) -> Any:
         """Bytes that compare as a string does in its collation (Spark 4)."""
-        return self._class(f"{_CATALYST}.expressions.CollationKey")(value)
+        return self._expression("CollationKey", value)
 
     def null_of_nulls(self, value: Any) -> bool:
         """Whether an expression is null where all of its columns are; False where only a query could tell."""
@@ -378,7 +373,7 @@ class Catalyst:
         of = self._class(f"{_CATALYST}.expressions.package$AttributeSeq")(attributes)
         try:
             bound = self._class(f"{_CATALYST}.expressions.BindReferences").bindReference(value, of, False)
-            row = self._class(f"{_CATALYST}.expressions.GenericInternalRow")(attributes.length())
+            row = self._expression("GenericInternalRow", attributes.length())
             with self._active():
                 return bound.eval(row) is None
         except (Py4JError, PySparkException):

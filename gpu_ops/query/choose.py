@@ -25,11 +25,11 @@ from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.times import show_ms, time_type
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, NoComparisonError, bounds, nearest
+from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, NoComparisonError, differences, nearest
 from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, arrow_type_of
 from gpu_ops.query.errors import in_sql
-from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, is_no_op, quoted
+from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, quoted
 from gpu_ops.query.groups import Scope
 from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
 from gpu_ops.spark.datatypes import is_binary_collated
@@ -177,6 +177,11 @@ class Choice:
         return self.rule.kind
 
     @property
+    def shown(self) -> str:
+        """Its kind, as messages have it."""
+        return "ASOF" if self.kind == "asof" else self.kind
+
+    @property
     def inputs(self) -> tuple[Relation, ...]:
         """Of the operator."""
         return self.join.inputs
@@ -255,14 +260,14 @@ class Chooser(Scope):
 
     def event_times(self, relation: Relation) -> frozenset[Column]:
         """The columns of a relation that an interval join can go by."""
-        if isinstance(relation, Scan):
-            return frozenset(c for c in relation.columns if c.event_time)
-        if isinstance(relation, RowByRow):
-            return self.event_times(relation.below)
-        if isinstance(relation, OfGroups | UnionOf):
-            return frozenset()
-        assert isinstance(relation, JoinOf)
-        return self.choice(relation).rule.kept
+        match relation:
+            case Scan():
+                return frozenset(c for c in relation.columns if c.event_time)
+            case RowByRow():
+                return self.event_times(relation.below)
+            case JoinOf():
+                return self.choice(relation).rule.kept
+        return frozenset()  # of groups, and of a union
 
     def taken_back(self, relation: Relation) -> str | None:
         """What in a relation takes rows back, or None if it only grows."""
@@ -275,13 +280,9 @@ class Chooser(Scope):
         if isinstance(relation, OfGroups):
             return f"the {'top-N' if relation.kind == 'top' else relation.kind} below takes rows back"
         assert isinstance(relation, JoinOf)
-        kind = self.choice(relation).kind
-        name = "ASOF" if kind == "asof" else kind
-        return (
-            None
-            if kind in ("interval", "temporal", "lookup") or (kind == "asof" and self.final)
-            else f"the {name} join below takes rows back"
-        )
+        choice = self.choice(relation)
+        grows = choice.kind in ("interval", "temporal", "lookup") or (choice.kind == "asof" and self.final)
+        return None if grows else f"the {choice.shown} join below takes rows back"
 
     def _lost(self, relation: Relation, column: Column) -> str | None:
         """Where in a relation an event time ceases to be one; None where it is none."""
@@ -302,13 +303,11 @@ class Chooser(Scope):
         below = self._lost(side, column)
         if below is not None or column not in self.event_times(side) or column in self.event_times(relation):
             return below
-        kind: str = self.choice(relation).kind
-        why = (
-            "may leave it null" if kind in ("interval", "temporal") else "gives rows of any age, and may take them back"
-        )
+        choice = self.choice(relation)
+        null = choice.kind in ("interval", "temporal")
+        why = "may leave it null" if null else "gives rows of any age, and may take them back"
         names = " and ".join(", ".join(x.alias for x in of.scans) for of in (relation.left, relation.right))
-        kind = "ASOF" if kind == "asof" else kind
-        return f"{column} is no event time any more: the {kind} {relation.sql_name} of {names} below {why}"
+        return f"{column} is no event time any more: the {choice.shown} {relation.sql_name} of {names} below {why}"
 
     # --- choosing -------------------------------------------------------------------------------
 
@@ -468,8 +467,7 @@ class Chooser(Scope):
 
     def _column(self, expr: Expr, what: str) -> tuple[Column, Expr | None]:
         """The column of an operand, and the expression to compute it by; the same one for the same expression."""
-        while expr.kind == "Cast" and is_no_op(expr):
-            expr = expr.args[0]
+        expr = expr.plain
         collated = self._is_text(expr) and not is_binary_collated(
             st._parse_datatype_json_string(expr.java.dataType().json())
         )
@@ -513,7 +511,9 @@ class Chooser(Scope):
         found: list[tuple[Expr, list[Bound]]] = []
         for condition in timed:
             try:
-                found.append((condition, bounds(condition, join.left.columns, join.right.columns)))
+                plain = condition.times == set(condition.columns)  # nothing else is compared
+                own = differences(condition, join.left.columns, join.right.columns) if plain else []
+                found.append((condition, own))
             except FinerThanMillisecondsError:
                 self.fail("the bounds of an interval join are whole milliseconds", condition.java)
         pair = next(((b.left, b.right) for _, bs in found for b in bs), None)
@@ -522,8 +522,8 @@ class Chooser(Scope):
         lower = [b for b in every if not b.upper]
         upper = [b for b in every if b.upper]
         if pair is None or not lower or not upper:
-            own = [next(c for c in timed[0].times if c in side.columns) for side in (join.left, join.right)]
-            names = [str(column) for column in pair or own]
+            times = [next(c for c in timed[0].times if c in side.columns) for side in (join.left, join.right)]
+            names = [str(column) for column in pair or times]
             if pair is None:
                 what = f"the event times {names[0]} and {names[1]} are compared, but not with a constant between them"
             else:

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from typing import Final
 
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, TextError
 
 
-class SqlError(DescriptionError):
-    """A query that cannot be planned.
-
-    Args:
-        message: what is wrong, and what to do instead.
-        sql: the query as given.
-        line: 1-based line in ``sql``.
-        column: 1-based column in that line.
-    """
-
-    def __init__(self, message: str, sql: str, line: int, column: int) -> None:
-        self.message, self.sql, self.line, self.column = message, sql, line, column
-        lines = sql.splitlines() or [""]
-        shown = lines[line - 1] if line <= len(lines) else ""
-        caret = "".join("\t" if c == "\t" else " " for c in shown[: column - 1].ljust(column - 1)) + "^"
-        super().__init__(f"{message} (line {line}, column {column})\n  {shown}\n  {caret}")
-
-    def __reduce__(self) -> tuple[type[SqlError], tuple[str, str, int, int]]:
-        return type(self), (self.message, self.sql, self.line, self.column)
+class SqlError(TextError):
+    """A query that cannot be planned."""
 
 
 class PlacedError(DescriptionError):
@@ -48,15 +29,6 @@ def in_sql(error: DescriptionError) -> str:
     """What a description refuses, its arguments in Python as the names of what they say."""
     text = re.sub(r"\bon=", "ON", str(error))
     return re.sub(r"\b([a-z_]+)=(?=['\d])", r"\1 ", re.sub(r"\b([a-z_]+)=(?!['\d])", r"\1", text))
-
-
-def closest(wanted: str, names: Iterable[str]) -> str:
-    """The names, those most like the wanted one first, as a message lists them."""
-    lowered = {name: name.lower() for name in dict.fromkeys(names)}
-    close = difflib.get_close_matches(wanted.lower(), list(lowered.values()), n=3)
-    found = sorted(lowered, key=lambda name: close.index(lowered[name]) if lowered[name] in close else len(close))
-    more = len(found) - 12
-    return ", ".join(found[:12]) + (f" and {more} more" if more > 0 else "") if found else "none"
 
 
 _AFTER: Final = (

@@ -10,13 +10,14 @@ import abc
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.conditions.expressions import BOOL, INT, STRING, Builder, Literal, Node, Op, is_null, logic
 
+T = TypeVar("T")
 Java = Callable[[], Any]
 """Gives the JVM's object."""
 
@@ -118,6 +119,19 @@ def tree(items: Sequence[Mapping[str, Any]], java: Java) -> Tree:
     return root
 
 
+def leaves(root: T, parts: Callable[[T], Sequence[T] | None]) -> list[T]:
+    """What a tree of one kind of nodes joins, in order; ``parts``: gives those of such a node, None of any other."""
+    found, waiting = list[T](), [root]
+    while waiting:
+        node = waiting.pop()
+        below = parts(node)
+        if below is None:
+            found.append(node)
+        else:
+            waiting += reversed(below)
+    return found
+
+
 class Expr:
     """An expression whose attributes are columns.
 
@@ -160,6 +174,11 @@ class Expr:
         """The column, if it is nothing else."""
         return self.of[number_of(self.tree)] if self.kind == "AttributeReference" else None
 
+    @property
+    def plain(self) -> Expr:
+        """It without a CAST that gives what it takes."""
+        return self.args[0].plain if self.kind == "Cast" and is_no_op(self) else self
+
     @functools.cached_property
     def times(self) -> frozenset[Column]:
         """The event times in it; a column that is CAST is none any more."""
@@ -187,15 +206,7 @@ class Expr:
 
     def conjuncts(self) -> list[Expr]:
         """What it joins by AND."""
-        found: list[Expr] = []
-        waiting = [self]
-        while waiting:
-            part = waiting.pop()
-            if part.kind == "And":
-                waiting += reversed(part.args)
-            else:
-                found.append(part)
-        return found
+        return leaves(self, lambda part: part.args if part.kind == "And" else None)
 
     def text(self, call: Callable[[Column], str] = str) -> str:
         """SQL text, near enough to read it; each column as ``call`` names it."""
@@ -318,8 +329,7 @@ def _operands(kind: str, expr: Expr, call: Callable[[Column], str]) -> list[str]
 
 def _is_loose(kind: str, arg: Expr) -> bool:
     """Whether an operand needs parentheses."""
-    while arg.kind == "Cast" and is_no_op(arg):
-        arg = arg.args[0]
+    arg = arg.plain
     if kind not in _LOOSE or arg.kind not in _LOOSE or kind == arg.kind == "And":
         return False
     return kind not in ("And", "Or", "Not") or arg.kind in ("And", "Or")
@@ -343,6 +353,11 @@ _COMPARISONS: Final = {
     "EqualTo": "=", "EqualNullSafe": "<=>", "LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">",
     "GreaterThanOrEqual": ">=",
 }  # fmt: skip
+TURNED: Final = {
+    "GreaterThanOrEqual": "LessThanOrEqual", "GreaterThan": "LessThan", "LessThanOrEqual": "GreaterThanOrEqual",
+    "LessThan": "GreaterThan", "EqualTo": "EqualTo",
+}  # fmt: skip
+"""Comparisons, and what they are when their operands change places."""
 _ARITHMETIC: Final = {"Add": "+", "Subtract": "-", "Multiply": "*", "Divide": "/", "Remainder": "%"}
 _WIDER: Final = {
     "byte": pa.int8(), "short": pa.int16(), "integer": INT, "long": pa.int64(), "double": pa.float64(),
@@ -393,7 +408,6 @@ class Reader(abc.ABC):
 
     def calculated(self, expr: Expr, operator: str, left: Node, right: Node) -> Node | None:
         """Arithmetic."""
-        del expr
         return self.builder.arithmetic(operator, left, right)
 
     def among(self, value: Node, members: list[Node]) -> Node | None:

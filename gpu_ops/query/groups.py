@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.descriptions.groups import Order
 from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items, position, text_of
 from gpu_ops.query.errors import LIMIT, NODES, SqlError
-from gpu_ops.query.expressions import Column, Expr, tree
+from gpu_ops.query.expressions import TURNED, Column, Expr, tree
 from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, TopOf
 from gpu_ops.spark.datatypes import arrow_type, is_window
 
@@ -248,10 +247,6 @@ _OTHERS: Final = (
     "window functions are not understood, but for one: SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k "
     "ORDER BY t DESC) AS n FROM x) WHERE n <= 3"
 )
-_TURNED: Final = {
-    "LessThanOrEqual": "GreaterThanOrEqual", "LessThan": "GreaterThan", "GreaterThanOrEqual": "LessThanOrEqual",
-    "GreaterThan": "LessThan", "EqualTo": "EqualTo",
-}  # fmt: skip
 
 
 def top_of(scope: Scope, node: Any, terms: Any, below: Relation) -> Relation:
@@ -335,15 +330,12 @@ def decides(condition: Expr) -> bool:
 
 def _bound(condition: Expr) -> tuple[Column, int] | None:
     """The column that a condition bounds, and by what."""
-    if condition.kind not in _TURNED or len(condition.args) != 2:
+    if condition.kind not in TURNED or len(condition.args) != 2:
         return None
     kind, (one, other) = condition.kind, condition.args
     if one.kind == "Literal":
-        kind, one, other = _TURNED[kind], other, one
+        kind, one, other = TURNED[kind], other, one
     value = other.tree.fields.get("value") if other.kind == "Literal" else None
-    if one.column is None or value is None or not str(value).lstrip("-").isdigit():
+    if one.column is None or value is None or not str(value).lstrip("-").isdigit() or kind.startswith("Greater"):
         return None
-    most: dict[str, Callable[[int], int]] = {
-        "LessThanOrEqual": lambda n: n, "LessThan": lambda n: n - 1, "EqualTo": lambda n: n
-    }  # fmt: skip
-    return (one.column, most[kind](int(value))) if kind in most else None
+    return one.column, int(value) - (kind == "LessThan")

@@ -8,8 +8,9 @@ A plan is made of few things: scans of the query's relations, operators with the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -23,13 +24,6 @@ from gpu_ops.descriptions.times import show_ms
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.expressions import Column, Expr, TimeWindow, quoted
 from gpu_ops.query.relations import Grouping, JoinOf, Relation, Scan
-
-
-class Where(NamedTuple):
-    """A condition: the text of it over the columns of the node below, and Catalyst's expression."""
-
-    text: str
-    expr: Expr
 
 
 class Named(NamedTuple):
@@ -88,9 +82,9 @@ class Calc:
         return pa.schema([pa.field(name, column.type) for name, column in self.left])
 
     @property
-    def where(self) -> list[Where]:
-        """The conditions, with their text."""
-        return [Where(expr.text(self._call), expr) for expr in self.conditions]
+    def where(self) -> list[str]:
+        """The conditions as text, over the columns of the node below."""
+        return [expr.text(self._call) for expr in self.conditions]
 
     @property
     def select(self) -> list[Named]:
@@ -252,12 +246,9 @@ class Namer:
             self._add(column, unique=labels.count(column.label.lower()) == 1)
 
     def _add(self, column: Column, *, unique: bool = True) -> str:
-        name, number = column.label, 2
-        longer = f"{column.owner}__{column.label}" if column.owner else column.label
+        name = column.label
         if not unique or name.lower() in self._taken:
-            name = longer
-        while name.lower() in self._taken:
-            name, number = f"{longer}_{number}", number + 1
+            name = _unused(f"{column.owner}__{column.label}" if column.owner else column.label, self._taken)
         self._taken.add(name.lower())
         self._names[column] = name
         return name
@@ -278,13 +269,15 @@ def input_names(sides: Sequence[Relation]) -> list[str]:
     """What a join calls its inputs: by their aliases."""
     found: list[str] = []
     for side in sides:
-        scans = [scan.alias for scan in side.scans]
-        name = base = "_".join(dict.fromkeys(scans))
-        number = 2
-        while name.lower() in [other.lower() for other in found]:
-            name, number = f"{base}_{number}", number + 1
-        found.append(name)
+        name = "_".join(dict.fromkeys(scan.alias for scan in side.scans))
+        found.append(_unused(name, [other.lower() for other in found]))
     return found
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    """A name, with a number behind it where it is taken, in whatever case."""
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(one for one in names if one.lower() not in taken)
 
 
 # --- as text, in Flink's manner ---------------------------------------------------------------------
@@ -326,7 +319,7 @@ def _tree(node: Node, shown: set[int]) -> list[str]:
 
 def _below(node: Node, number: int, shown: set[int]) -> list[str]:
     """One input of a node, and the shuffle between them; upserts that become retractions first are shuffled twice."""
-    lines = _tree(node.inputs[number], shown)
+    lines = _tree(cast("Node", node.inputs[number]), shown)
     if not isinstance(node, JoinNode):
         return lines
     runs, retracted = without_upserts(node.description) or (node.description, ())
@@ -357,7 +350,7 @@ def _text(node: Node) -> str:
             more.append(f"uniqueKey=[{', '.join(table.unique_key)}]")
         return f"Source(table=[{table.name}], {', '.join(more)})"
     if isinstance(node, Calc):
-        terms = [_term(x.text, len(node.conditions)) for x in node.where]
+        terms = [_term(text, len(node.conditions)) for text in node.where]
         where = f", where=[{' AND '.join(terms)}]" if terms else ""
         return f"Calc(select=[{', '.join(_named(x) for x in node.select)}]{where})"
     if isinstance(node, Union):
@@ -392,32 +385,26 @@ def _term(text: str, count: int) -> str:
     return f"({text})" if count > 1 and " or " in text.lower() else text
 
 
+def _all(equal: Sequence[str], where: object) -> str:
+    """Equalities and a residual condition, joined by AND."""
+    return " AND ".join([*equal, *([_term(str(where), 2 if equal else 1)] if where else [])])
+
+
 def _two_way(join: Join) -> str:
-    left, right = join.left, join.right
-    equal = [
-        f"{left.name}.{quoted(k.left)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} {right.name}.{quoted(k.right)}"
-        for k in join.keys
-    ]
-    where = " AND ".join([*equal, *([_term(str(join.where), 2 if equal else 1)] if join.where else [])]) or "true"
-    kind = f"joinType=[{_TYPES[join.how]}]"
+    where, kind = _all(join.equalities(quoted), join.where) or "true", f"joinType=[{_TYPES[join.how]}]"
+    left, right = (f"{source.name}.{quoted(str(source.event_time))}" for source in join.inputs)
     if join.interval is not None:
-        low, high = join.interval.lower_inclusive, join.interval.upper_inclusive
-        times = f"{right.name}.{quoted(str(right.event_time))} - {left.name}.{quoted(str(left.event_time))}"
-        bounds = f"{show_ms(join.interval.lower_ms)} {'<=' if low else '<'} {times}"
-        bounds += f" {'<=' if high else '<'} {show_ms(join.interval.upper_ms)}"
+        bounds = str(join.interval).replace("right - left", f"{right} - {left}")
         return f"IntervalJoin({kind}, windowBounds=[{bounds}], where=[{where}])"
     if isinstance(join, AsofJoin):
         sign = (">" if join.asof.direction == "backward" else "<") + "=" * join.asof.exact
-        times = f"{left.name}.{quoted(str(left.event_time))} {sign} {right.name}.{quoted(str(right.event_time))}"
         apart = join.asof.tolerance_ms
         tolerance = "" if apart is None else f", tolerance=[{show_ms(apart)}]"
-        return f"AsofJoin({kind}, matchCondition=[{times}]{tolerance}, where=[{where}])"
+        return f"AsofJoin({kind}, matchCondition=[{left} {sign} {right}]{tolerance}, where=[{where}])"
     if isinstance(join, LookupJoin):
-        return f"LookupJoin({kind}, table=[{right.name}], where=[{where}])"
+        return f"LookupJoin({kind}, table=[{join.right.name}], where=[{where}])"
     if isinstance(join, TemporalJoin):
-        versions = f"{right.name}.{quoted(str(right.event_time))}"
-        times = f"{left.name}.{quoted(str(left.event_time))}], versionsBy=[{versions}"
-        return f"TemporalJoin({kind}, asOf=[{times}], where=[{where}])"
+        return f"TemporalJoin({kind}, asOf=[{left}], versionsBy=[{right}], where=[{where}])"
     aware = ", nullAware=[true]" if join.null_aware else ""
     specs = ", ".join(f"{s}InputSpec=[{_SPECS[join.layout(n)]}]" for n, s in enumerate(("left", "right")))
     return f"Join({kind}{aware}, where=[{where}], {specs})"
@@ -427,15 +414,7 @@ def _multi_way(join: MultiJoin) -> str:
     common = ", ".join(quoted(columns[0]) for columns in join.common_key)
     hows = ", ".join(step.how.upper() for step in join.steps)
     unique = ", ".join(f"({', '.join(s.unique_key)})" if s.unique_key else "noUniqueKey" for s in join.inputs)
-    terms = []
-    for index, step in enumerate(join.steps, start=1):
-        own = join.inputs[index].name
-        equal = [
-            f"{join.inputs[k.input].name}.{quoted(k.column)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} "
-            f"{own}.{quoted(k.own)}"
-            for k in step.on
-        ]
-        terms.append(" AND ".join([*equal, *([_term(str(step.where), 2)] if step.where else [])]))
+    terms = [_all(join.equalities(number, quoted), step.where) for number, step in enumerate(join.steps, start=1)]
     return (
         f"MultiJoin(commonJoinKey=[{common}], joinTypes=[{hows}], inputUniqueKeys=[{unique}], "
         f"joinConditions=[{', '.join(terms)}])"

@@ -11,26 +11,17 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.query import by_time, errors
+from gpu_ops.descriptions.join import JoinType
+from gpu_ops.errors import closest
+from gpu_ops.query import by_time, errors, groups
 from gpu_ops.query.by_time import ByTime, QueryText, set_apart
 from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, id_of, items, text_of
-from gpu_ops.query.errors import SqlError, closest
+from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
-from gpu_ops.query.groups import (
-    NO_BOUND,
-    Scope,
-    aggregate_of,
-    bounded,
-    decides,
-    distinct_of,
-    expanded,
-    limit_of,
-    top_of,
-)
-from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
+from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
 from gpu_ops.query.rewrite import lifted
 
-_HOWS: Final[dict[str, How]] = {
+_HOWS: Final[dict[str, JoinType]] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
     "LeftSemi": "semi", "LeftAnti": "anti",
 }  # fmt: skip
@@ -40,7 +31,7 @@ Outputs = list[tuple[str, Column]]
 """A query's columns by their names, in its order."""
 
 
-class Reader(Scope):
+class Reader(groups.Scope):
     """Reads the plan of one query."""
 
     def __init__(self, text: QueryText, tables: Mapping[str, Table], catalyst: Catalyst) -> None:
@@ -50,7 +41,7 @@ class Reader(Scope):
         self._by_time: Mapping[frozenset[str], ByTime] = {}
         self._owners: dict[int, str] = {}
         self._aliases: dict[int, str] = {}
-        self._join_types: dict[frozenset[str], How] = {}
+        self._join_types: dict[frozenset[str], JoinType] = {}
 
     def read(self, parsed: Any) -> tuple[Relation, Outputs]:
         """The relation of a parsed query, and the result's columns by their names."""
@@ -105,7 +96,7 @@ class Reader(Scope):
         whole = self._relation(after)
         for relation in whole.walk():
             if isinstance(relation, TopOf) and relation.n is None:
-                self.fail(NO_BOUND, relation.java)
+                self.fail(groups.NO_BOUND, relation.java)
         relation, left_over = lifted(whole)
         return filtered(relation, left_over)
 
@@ -170,15 +161,15 @@ class Reader(Scope):
                 for inner in node.walk():  # that of a LIMIT in a sub-query, which Catalyst makes a window function
                     if inner.kind == "Sort" and _window_above(inner) is node and not order.length():
                         order = inner.java.order()
-                return top_of(self, node.java, order, self._relation(node.args[0]))
+                return groups.top_of(self, node.java, order, self._relation(node.args[0]))
             case "Aggregate":
-                return aggregate_of(self, node.java, self._relation(node.args[0]))
+                return groups.aggregate_of(self, node.java, self._relation(node.args[0]))
             case "Distinct":
-                return distinct_of(node.java, self._relation(node.args[0]))
+                return groups.distinct_of(node.java, self._relation(node.args[0]))
             case "GlobalLimit" if node.args[0].kind == "LocalLimit":
                 return self._limit(node, node.args[0].args[0])
             case "Expand":
-                return expanded(self, node.java, self._relation(node.args[0]))
+                return groups.expanded(self, node.java, self._relation(node.args[0]))
             case "LocalRelation":
                 return self._scan(node)
             case "Union":
@@ -244,7 +235,7 @@ class Reader(Scope):
             return self._project(node, self._limit(limit, node.args[0]))
         if node.kind != "Sort":
             self.fail(errors.NODES.get(node.kind, errors.LIMIT), limit.java)
-        return limit_of(self, limit.java, node.java, self._relation(node.args[0]))
+        return groups.limit_of(self, limit.java, node.java, self._relation(node.args[0]))
 
     def _filter(self, below: Relation, condition: Expr) -> Relation:
         conditions: list[Expr] = []
@@ -252,16 +243,16 @@ class Reader(Scope):
             inner = part.args[0] if part.kind == "Not" else part
             if inner.kind == "Exists":  # one that correlates with nothing: Catalyst would run it on its own
                 right = Reader(self.text, self.tables, self.catalyst).plan(inner.java.plan())
-                how: How = "anti" if inner is not part else "semi"
+                how: JoinType = "anti" if inner is not part else "semi"
                 below = JoinOf(how, below, right, (), inner.java, "EXISTS")
             else:
                 conditions.append(part)
         left: list[Expr] = []
         for part in conditions:
             self._check_sub_queries(part.tree)
-            first = bounded(below, part)
+            first = groups.bounded(below, part)
             below = below if first is None else first
-            if first is None or not decides(part):
+            if first is None or not groups.decides(part):
                 left.append(part)
         return filtered(below, left)
 
@@ -300,7 +291,7 @@ class Reader(Scope):
             self._check_sub_queries(condition.tree)
         return dataclasses.replace(join, how=how, on=on, by_time=said, sql_name=f"{how.upper()} JOIN")
 
-    def _how(self, node: Tree) -> How:
+    def _how(self, node: Tree) -> JoinType:
         given = node.fields["joinType"]
         name = str(given.get("object") or given.get("product-class")).rsplit(".", 1)[-1].rstrip("$")
         if name not in _HOWS:

@@ -2,7 +2,7 @@
 
 A relation answers for itself what the planner asks of all: its columns, which are never null, which it names; one of
 groups also which description it is. A new kind needs a class, a case in `gpu_ops.query.read`, and, where it is neither
-row by row nor of groups, a method in `gpu_ops.query.build`.
+row by row nor of groups, a method in `gpu_ops.query.plan`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gpu_ops.descriptions.aggregate import Aggregate, Function, Measure
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups import Latest, Order, Top
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import JoinType
 from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.expressions import Column, Expr, TimeWindow
 
-How = Literal["inner", "left", "right", "full", "semi", "anti"]
 Called = Callable[[Column], str]
 """What a column is called in the frames below and between operators."""
 Grouping = Aggregate | Latest | Top
@@ -55,18 +55,23 @@ class Table(Input):
         return "upserts" if self.upserts else "insert-only" if self.insert_only else "retractions"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Relation:
-    """Some rows: of an input, or made of those of other relations."""
+    """Some rows: of an input, or made of those of other relations, which its fields hold."""
 
-    @property
+    @functools.cached_property
     def inputs(self) -> tuple[Relation, ...]:
         """The relations whose rows it takes."""
-        return ()
+        held = (getattr(self, field.name) for field in dataclasses.fields(self))
+        each = (one for value in held for one in (value if isinstance(value, tuple) else (value,)))
+        return tuple(one for one in each if isinstance(one, Relation))
 
     def over(self, *inputs: Relation) -> Self:
         """The same of other relations."""
-        del inputs
-        return self
+        if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
+            return self
+        names = [field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), Relation)]
+        return dataclasses.replace(self, **dict(zip(names, inputs, strict=True)))
 
     @property
     def columns(self) -> frozenset[Column]:
@@ -123,11 +128,6 @@ class Scan(Relation):
         """Whether no row is ever taken back."""
         return self.table.insert_only
 
-    @property
-    def inputs(self) -> tuple[()]:
-        """None."""
-        return ()
-
     @functools.cached_property
     def columns(self) -> frozenset[Column]:
         """Its columns."""
@@ -169,16 +169,6 @@ class OfOne(Relation):
     """
 
     below: Relation
-
-    @property
-    def inputs(self) -> tuple[Relation, ...]:
-        """The relation below."""
-        return (self.below,)
-
-    def over(self, *inputs: Relation) -> Self:
-        """The same of another relation."""
-        (below,) = inputs
-        return self if below is self.below else dataclasses.replace(self, below=below)
 
     @property
     def columns(self) -> frozenset[Column]:
@@ -278,7 +268,7 @@ class JoinOf(Relation):
         by_time: what the query says of an ASOF or temporal join.
     """
 
-    how: How
+    how: JoinType
     left: Relation
     right: Relation
     on: tuple[Expr, ...]
@@ -286,17 +276,6 @@ class JoinOf(Relation):
     sql_name: str
     member: Expr | None = None
     by_time: ByTime | None = None
-
-    @property
-    def inputs(self) -> tuple[Relation, Relation]:
-        """Both."""
-        return self.left, self.right
-
-    def over(self, *inputs: Relation) -> Self:
-        """The same of others."""
-        left, right = inputs
-        same = left is self.left and right is self.right
-        return self if same else dataclasses.replace(self, left=left, right=right)
 
     @property
     def outputs(self) -> tuple[Relation, ...]:
@@ -356,11 +335,6 @@ class UnionOf(Relation):
     made: dict[Column, tuple[Column, ...]]
     ids: dict[int, Column]
     java: Any
-
-    @property
-    def inputs(self) -> tuple[Relation, ...]:
-        """All parts."""
-        return self.parts
 
     def over(self, *inputs: Relation) -> Self:
         """The same of others."""
@@ -483,7 +457,6 @@ class AggregateOf(OfGroups):
 
     def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Aggregate, str]:
         """One row per group, whether all of it is needed or not; with ``at_watermark`` as windows close."""
-        del needed
         end = next(map(called, self.ends), None) if emit == "at_watermark" else None
         by, calls = tuple(map(called, self.by)), tuple(Measure(*call.named(called)) for call in self.calls)
         always = not by and emit != "at_end" and source.ttl_ms is None
@@ -526,7 +499,6 @@ class LatestOf(OfGroups):
 
     def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Latest, str]:
         """The latest row of each key."""
-        del called, needed
         why = f"{self.below.alias} brings upserts: each takes the row back that it replaces, below a filter or a union"
         return Latest(source, emit), why
 

@@ -13,30 +13,13 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from gpu_ops.descriptions.aggregate import Function
+from gpu_ops.query import relations
 from gpu_ops.query.expressions import Column, Expr, TimeWindow, Tree, number_of
-from gpu_ops.query.relations import (
-    AggregateOf,
-    Call,
-    Compute,
-    Expand,
-    Filter,
-    JoinOf,
-    LatestOf,
-    LocalAggregateOf,
-    OfGroups,
-    Relation,
-    RowByRow,
-    Scan,
-    TopOf,
-    UnionOf,
-    filtered,
-    origin,
-)
 
 # --- inputs whose rows are replaced -----------------------------------------------------------------
 
 
-def lifted(relation: Relation, *, versions: bool = False) -> tuple[Relation, list[Expr]]:
+def lifted(relation: relations.Relation, *, versions: bool = False) -> tuple[relations.Relation, list[Expr]]:
     """A relation without filters on an input whose rows are replaced by their unique key alone.
 
     The row before, which passed the filter, would stay. So the filter becomes part of the join's condition, or
@@ -50,23 +33,23 @@ def lifted(relation: Relation, *, versions: bool = False) -> tuple[Relation, lis
     Returns:
         The relation, and the conditions that have to be met above it, or in the join above it.
     """
-    if isinstance(relation, Filter):
+    if isinstance(relation, relations.Filter):
         below, over = lifted(relation.below, versions=versions)
         if _upserted(below) or (versions and _changes(below)):
             return below, [*over, *relation.conditions]
-        return filtered(below, [*over, *relation.conditions]), []
-    if isinstance(relation, Expand | OfGroups):
+        return relations.filtered(below, [*over, *relation.conditions]), []
+    if isinstance(relation, relations.Expand | relations.OfGroups):
         below, over = lifted(relation.below)
-        taken_back = over or (isinstance(relation, Expand) and _upserted(below))
+        taken_back = over or (isinstance(relation, relations.Expand) and _upserted(below))
         return relation.over(_normalized(relation.below, relation.java) if taken_back else below), []
-    if isinstance(relation, Compute):
+    if isinstance(relation, relations.Compute):
         below, over = lifted(relation.below, versions=versions)
         return relation.over(below), over
-    if isinstance(relation, UnionOf):
+    if isinstance(relation, relations.UnionOf):
         parts = [(part, *lifted(part)) for part in relation.parts]  # upserts of one say nothing of the rows of others
         made = (_normalized(part, relation.java) if over or _upserted(below) else below for part, below, over in parts)
         return relation.over(*made), []
-    if not isinstance(relation, JoinOf):
+    if not isinstance(relation, relations.JoinOf):
         return relation, []
     temporal = relation.by_time is not None and relation.by_time.kind == "temporal"
     left, left_over = lifted(relation.left)
@@ -80,28 +63,28 @@ def lifted(relation: Relation, *, versions: bool = False) -> tuple[Relation, lis
         on, above = [*relation.on, *right_over], left_over
     elif relation.how == "right":
         on, above = [*relation.on, *left_over], right_over
-    return filtered(dataclasses.replace(relation, left=left, right=right, on=tuple(on)), above), []
+    return relations.filtered(dataclasses.replace(relation, left=left, right=right, on=tuple(on)), above), []
 
 
-def _upserted(relation: Relation) -> bool:
+def _upserted(relation: relations.Relation) -> bool:
     """Whether a relation is an input whose rows are replaced without being taken back; joins always take back."""
-    while isinstance(relation, Filter | Compute):
+    while isinstance(relation, relations.Filter | relations.Compute):
         relation = relation.below
-    return isinstance(relation, Scan) and relation.table.upserts
+    return isinstance(relation, relations.Scan) and relation.table.upserts
 
 
-def _changes(relation: Relation) -> bool:
+def _changes(relation: relations.Relation) -> bool:
     """Whether a relation is an input whose rows may be taken back or replaced."""
-    scan = origin(relation)
-    return isinstance(scan, Scan) and not scan.table.insert_only
+    scan = relations.origin(relation)
+    return isinstance(scan, relations.Scan) and not scan.table.insert_only
 
 
-def _normalized(relation: Relation, java: Any) -> Relation:
+def _normalized(relation: relations.Relation, java: Any) -> relations.Relation:
     """A filtered input that brings upserts, with the old row of each below its filters."""
-    if isinstance(relation, RowByRow):
+    if isinstance(relation, relations.RowByRow):
         return relation.over(_normalized(relation.below, java))
-    assert isinstance(relation, Scan)
-    return LatestOf(relation, tuple(relation.own(key) for key in relation.table.unique_key or ()), java)
+    assert isinstance(relation, relations.Scan)
+    return relations.LatestOf(relation, tuple(relation.own(key) for key in relation.table.unique_key or ()), java)
 
 
 # --- windows in two phases ------------------------------------------------------------------------
@@ -110,19 +93,19 @@ _MERGED: Final[dict[str, Function]] = {"count": "sum", "sum": "sum", "min": "min
 """By an aggregate function the one that makes a window's value of those of its slices."""
 
 
-def in_two_phases(relation: Relation) -> Relation:
+def in_two_phases(relation: relations.Relation) -> relations.Relation:
     """A query in which windows over rows that are never taken back are aggregated in two phases, where they can be."""
-    made = _two_phases(relation) if isinstance(relation, AggregateOf) else None
+    made = _two_phases(relation) if isinstance(relation, relations.AggregateOf) else None
     return made or relation.over(*map(in_two_phases, relation.inputs))
 
 
-def _two_phases(aggregate: AggregateOf) -> AggregateOf | None:
+def _two_phases(aggregate: relations.AggregateOf) -> relations.AggregateOf | None:
     """An aggregate over slices; None where it is no aggregate of windows, or cannot be one."""
     if not _only_inserts(aggregate.below) or not all(map(_mergeable, aggregate.calls)):
         return None
     computed: dict[Column, Expr] = {}
     below = aggregate.below
-    while isinstance(below, Compute):
+    while isinstance(below, relations.Compute):
         computed |= below.computed
         below = below.below
     ends = {column: end for column in aggregate.by if (end := _end_of_window(column, computed)) is not None}
@@ -143,30 +126,34 @@ def _two_phases(aggregate: AggregateOf) -> AggregateOf | None:
     needed.update(column for expr in own.values() for column in expr.columns)
     if not needed <= below.columns:
         return None
-    calls = tuple(
-        Call(Column(f"local_{call.column.label}", "", lambda call=call: call.column.type), call.function, call.of)  # type: ignore[misc]
-        for call in aggregate.calls
-    )
-    rows = Compute(below, own, below.shown) if own else below
+    calls = tuple(map(_of_slices, aggregate.calls))
+    rows = relations.Compute(below, own, below.shown) if own else below
     places = {column: end.place for column, end in ends.items()}
-    local = LocalAggregateOf(rows, aggregate.by, aggregate.java, calls, window=window, time=window.time, places=places)
+    local = relations.LocalAggregateOf(
+        rows, aggregate.by, aggregate.java, calls, window=window, time=window.time, places=places
+    )
     merged = (
-        Call(call.column, _MERGED[call.function], first.column)
+        relations.Call(call.column, _MERGED[call.function], first.column)
         for call, first in zip(aggregate.calls, calls, strict=True)
     )
     return dataclasses.replace(aggregate, below=local, calls=tuple(merged))
 
 
-def _only_inserts(relation: Relation) -> bool:
+def _of_slices(call: relations.Call) -> relations.Call:
+    """The same call, of the rows of a slice."""
+    return dataclasses.replace(call, column=Column(f"local_{call.column.label}", "", lambda: call.column.type))
+
+
+def _only_inserts(relation: relations.Relation) -> bool:
     """Whether it is an input that may come in any order, and of which nothing is ever taken back or forgotten."""
-    scan = origin(relation)
-    if not isinstance(scan, Scan):
+    scan = relations.origin(relation)
+    if not isinstance(scan, relations.Scan):
         return False
     table = scan.table
     return table.insert_only and table.row_kind is None and table.sequence_by is None and table.ttl_ms is None
 
 
-def _mergeable(call: Call) -> bool:
+def _mergeable(call: relations.Call) -> bool:
     """Whether a window's value follows from those of its slices, to the bit."""
     if call.function == "count":
         return True
@@ -212,11 +199,11 @@ class Same(NamedTuple):
         columns: by column of the relation the first one's.
     """
 
-    first: Relation
+    first: relations.Relation
     columns: Mapping[Column, Column]
 
 
-def repeated(root: Relation) -> dict[Relation, Same]:
+def repeated(root: relations.Relation) -> dict[relations.Relation, Same]:
     """The joins, aggregates and top-Ns of a query that it has before, the largest alone; those inside are not there.
 
     Args:
@@ -224,12 +211,14 @@ def repeated(root: Relation) -> dict[Relation, Same]:
     """
     numbers = _Numbers()
     numbers.rows(root)
-    first: dict[int, Relation] = {}
-    found: dict[Relation, Same] = {}
+    first: dict[int, relations.Relation] = {}
+    found: dict[relations.Relation, Same] = {}
     waiting = [root]
     while waiting:
         relation = waiting.pop()
-        if isinstance(relation, JoinOf | OfGroups) and not isinstance(relation, LocalAggregateOf):
+        if isinstance(relation, relations.JoinOf | relations.OfGroups) and not isinstance(
+            relation, relations.LocalAggregateOf
+        ):
             number, columns = numbers.found[relation]
             other = first.setdefault(number, relation)
             named = {of: column for column, of in numbers.found[other][1].items()}
@@ -250,7 +239,7 @@ class _Numbers:
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
         self._columns: dict[Column, int] = {}
-        self.found: dict[Relation, tuple[int, dict[Column, int]]] = {}
+        self.found: dict[relations.Relation, tuple[int, dict[Column, int]]] = {}
 
     def _of(self, *made: Hashable) -> int:
         return self._known.setdefault(made, len(self._known))
@@ -258,42 +247,42 @@ class _Numbers:
     def _column(self, column: Column) -> int:
         return self._columns.setdefault(column, self._of("column", column))
 
-    def rows(self, relation: Relation) -> int:
+    def rows(self, relation: relations.Relation) -> int:
         """A relation's; its columns have theirs afterwards."""
         number = self._rows(relation)
         self.found[relation] = number, {c: self._column(c) for c in relation.columns}
         return number
 
-    def _rows(self, relation: Relation) -> int:
-        if isinstance(relation, Scan):
+    def _rows(self, relation: relations.Relation) -> int:
+        if isinstance(relation, relations.Scan):
             name = relation.table.name
             self._columns |= {c: self._of("column", name, c.label) for c in relation.ids.values()}
             return self._of("scan", name)
-        if isinstance(relation, RowByRow):
+        if isinstance(relation, relations.RowByRow):
             below = self.rows(relation.below)
-            if isinstance(relation, Filter):
+            if isinstance(relation, relations.Filter):
                 return self._of("filter", below, *sorted(self._expr(x) for x in relation.conditions))
-            if isinstance(relation, Expand):
+            if isinstance(relation, relations.Expand):
                 ((column, value),) = relation.computed.items()
                 self._columns[column] = self._of("each", self._expr(value))
                 return self._of("expand", below, self._columns[column])
-            if isinstance(relation, Compute):
+            if isinstance(relation, relations.Compute):
                 self._compute(relation)
                 return below
-        if isinstance(relation, AggregateOf):
+        if isinstance(relation, relations.AggregateOf):
             return self._aggregate(relation)
-        if isinstance(relation, LatestOf):
+        if isinstance(relation, relations.LatestOf):
             return self._of("latest", self.rows(relation.below))
-        if isinstance(relation, TopOf):
+        if isinstance(relation, relations.TopOf):
             below = self.rows(relation.below)
             by = (self._column(c) for c in relation.by)
             order = (self._of(self._column(c), how._replace(column="")) for c, how in relation.order)
             number = self._of("top", below, *by, "order", *order)
             self._columns[relation.number] = self._of("row number", number)
             return self._of("first", number, relation.n)
-        if isinstance(relation, JoinOf) and relation.by_time is None:
+        if isinstance(relation, relations.JoinOf) and relation.by_time is None:
             return self._join(relation)
-        if isinstance(relation, UnionOf):
+        if isinstance(relation, relations.UnionOf):
             number = self._of("union", *map(self.rows, relation.parts))
             self._columns |= {c: self._of("in union", *map(self._column, of)) for c, of in relation.made.items()}
             return number
@@ -301,12 +290,12 @@ class _Numbers:
             self.rows(side)
         return self._unlike(relation)
 
-    def _unlike(self, relation: Relation) -> int:
+    def _unlike(self, relation: relations.Relation) -> int:
         """Of one that is like no other."""
         self._columns |= {c: self._of("column", c) for c in relation.columns}
         return self._of("rows", relation)
 
-    def _compute(self, relation: Compute) -> None:
+    def _compute(self, relation: relations.Compute) -> None:
         """Columns that may be made of one another."""
         waiting = dict(relation.computed)
         while waiting:
@@ -314,9 +303,9 @@ class _Numbers:
             for column in ready:
                 self._columns[column] = self._expr(waiting.pop(column))
 
-    def _aggregate(self, relation: AggregateOf) -> int:
+    def _aggregate(self, relation: relations.AggregateOf) -> int:
         below, more = self.rows(relation.below), tuple[Hashable, ...]()
-        if isinstance(relation, LocalAggregateOf):
+        if isinstance(relation, relations.LocalAggregateOf):
             window = relation.window
             more = (self._column(relation.time), window.size, window.slide, window.offset)
             self._columns |= {c: self._of("end", *more, place) for c, place in relation.places.items()}
@@ -327,7 +316,7 @@ class _Numbers:
             self._columns[call.column] = calls[-1]
         return self._of(type(relation).__name__, below, *by, "calls", *calls, *more)
 
-    def _join(self, relation: JoinOf) -> int:
+    def _join(self, relation: relations.JoinOf) -> int:
         sides = []
         for place, side in enumerate(relation.inputs):
             sides.append(self.rows(side))

@@ -19,13 +19,8 @@ from gpu_ops.query.errors import one
 from gpu_ops.query.expressions import Column, Expr, NotOursError
 from gpu_ops.query.relations import Called, JoinOf, Relation
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Link:
-    """A key of a step: which input to its left it leads to."""
-
-    input: int
-    key: KeyColumns
+Link = tuple[int, KeyColumns]
+"""A key of a step, and which input to its left it leads to."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,13 +64,13 @@ class Run:
 
     @property
     def _keys(self) -> frozenset[Column]:
-        return frozenset(c for links in self.links for x in links for c in (x.key.left, x.key.right))
+        return frozenset(c for links in self.links for _, key in links for c in (key.left, key.right))
 
     def describe(self, inputs: Sequence[Input], called: Called, emit: Emit, *, ansi: bool) -> MultiJoin:
         """The description of it; arguments and errors as of `gpu_ops.query.choose.Choice.describe`."""
         steps = []
         for index, (how, links, residual) in enumerate(zip(self.hows, self.links, self.residual, strict=True), start=1):
-            on = tuple(Equality(x.input, called(x.key.left), called(x.key.right), x.key.null_safe) for x in links)
+            on = tuple(Equality(n, called(key.left), called(key.right), key.null_safe) for n, key in links)
             sides = self.inputs[: index + 1], self.computed[: index + 1], inputs[: index + 1]
             steps.append(Step(how, on, where_of(residual, *sides, called, ansi=ansi)))  # type: ignore[arg-type]
         return MultiJoin(tuple(inputs), tuple(steps), emit=emit, ansi=ansi)
@@ -130,7 +125,7 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
             for column, side, number in ((swapped.left, sides[0], owner), (swapped.right, sides[1], index)):
                 if column in side:
                     computed[number][column] = side[column]
-            found.append(Link(owner, swapped))
+            found.append((owner, swapped))
         links.append(tuple(found))
         hows.append(how)
         try:

@@ -89,7 +89,7 @@ class PlanRunner:
             assert set(table[below].to_pylist()) <= {"+I"}
         kind = [f'"{below}" AS "{node.row_kind}"'] if below and node.row_kind else []
         listed = ", ".join([*kind, *(f'{duck_sql(x.text)} AS "{x.name}"' for x in node.select)])
-        where = " AND ".join(f"({duck_sql(x.text)})" for x in node.where) or "true"
+        where = " AND ".join(f"({duck_sql(x)})" for x in node.where) or "true"
         self.duck.register("__rows", table)
         found = self.duck.sql(f"SELECT {listed} FROM __rows WHERE {where}").to_arrow_table()
         if any(node is part.root for part in self.plan.parts):

@@ -87,7 +87,7 @@ def test_exists_is_a_semi_join_by_all_that_correlates():
     )
     assert (join.kind, join.description.how) == ("semi", "semi")
     assert str(join.description.where) == "u.name <> o.note"
-    assert [[t.text for t in side.where] for side in join.inputs] == [["amount > 1"], ["name LIKE 'a%'"]]
+    assert [side.where for side in join.inputs] == [["amount > 1"], ["name LIKE 'a%'"]]
     assert join.why == "semi: SEMI JOIN"
 
 
@@ -135,13 +135,13 @@ def test_what_a_correlated_not_in_correlates_by_is_not_null_aware():
     join = one(sql)
     assert join.description.keys == (Key("id", "uid"),)
     assert str(join.description.where) == "y.paid = o.amount"
-    assert [t.text for t in join.inputs[1].where] == ["paid > 1"]
+    assert join.inputs[1].where == ["paid > 1"]
 
 
 def test_a_constant_that_is_not_in():
     join = one("SELECT id FROM orders WHERE 3 NOT IN (SELECT uid FROM payments)")
     assert (join.kind, join.description.keys) == ("anti", ())
-    assert [x.text for x in join.inputs[1].where] == ["3 = uid OR (3 = uid) IS NULL"]
+    assert join.inputs[1].where == ["3 = uid OR (3 = uid) IS NULL"]
 
 
 # --- interval ---------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_exists_with_bounds_makes_an_interval_join(rest, how):
     assert (join.kind, join.description.how) == ("interval", how)
     assert (interval.lower_ms, interval.upper_ms / MINUTE) == (0, 240)
     assert [side.event_time for side in join.description.inputs] == ["c__ts", "v__ts"]
-    assert [[x.text for x in side.where] for side in join.inputs] == [["x > 1"], []]
+    assert [side.where for side in join.inputs] == [["x > 1"], []]
     assert str(join.description.where) == "c.x < v.y"
     assert [c.name for c in join.description.output if "ts" in c.name] == ["c__ts"]
 
@@ -272,8 +272,8 @@ def test_filters_of_an_asof_join_stay_where_they_are():
     plan = planned(ASOF.format("LEFT JOIN", rest))
     (join,) = plan.joins
     assert join.description.how == "left"
-    assert [[x.text for x in side.where] for side in join.inputs] == [[], ["y > 0"]]
-    assert [x.text for x in plan.root.where] == ["y > 3", "x > 2"]
+    assert [side.where for side in join.inputs] == [[], ["y > 0"]]
+    assert plan.root.where == ["y > 3", "x > 2"]
 
 
 def test_an_asof_join_among_others():
@@ -365,7 +365,7 @@ def test_a_temporal_join_and_an_interval_join_of_what_it_gives():
     assert [side.event_time for side in temporal.description.inputs] == ["c__ts", "r__ts"]
     assert [side.event_time for side in interval.description.inputs] == ["c__ts", "m__ts"]
     assert str(temporal.description.where) == "r.y > c.x"
-    assert [[x.text for x in side.where] for side in temporal.inputs] == [[], []]
+    assert [side.where for side in temporal.inputs] == [[], []]
     assert "TemporalJoin(joinType=[LeftOuterJoin], asOf=[c.c__ts], versionsBy=[r.r__ts]" in show(plan)
 
 

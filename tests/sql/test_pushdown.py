@@ -16,12 +16,12 @@ def placed(sql, **options):
     """Join type, filters below left and right, the join's condition, filters above."""
     plan = planned(sql, **options)
     (join,) = plan.joins
-    below = [[t.text for t in side.where] if isinstance(side, Calc) else [] for side in join.inputs]
+    below = [side.where if isinstance(side, Calc) else [] for side in join.inputs]
     return (
         join.description.how,
         *below,
         join.description.where and str(join.description.where),
-        [t.text for t in plan.root.where],
+        plan.root.where,
     )
 
 
@@ -221,7 +221,7 @@ def test_a_filter_of_upserts_below_what_cannot_take_it(sql, where):
     assert first.kind == "latest"
     assert first.description.by == tuple(first.inputs[0].schema.names[:1])
     filtered = [side for side in last.inputs if isinstance(side, Calc) and side.input is first]
-    assert [[x.text for x in side.where] for side in filtered] == [where]
+    assert [side.where for side in filtered] == [where]
 
 
 def test_upserts_that_nothing_filters_stay_as_they_are():

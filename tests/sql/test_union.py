@@ -49,7 +49,7 @@ def test_filters_and_columns_go_below_it_and_upserts_are_taken_back_there():
     made = planned(sql)
     assert [join.kind for join in made.joins] == ["latest", "aggregate"]
     below = [node for node in walk(made.root) if isinstance(node, Calc) and node.where]
-    assert [[x.text for x in node.where] for node in below] == [["price > 2"], ["amount > 2"]]
+    assert [node.where for node in below] == [["price > 2"], ["amount > 2"]]
     assert [[x.name for x in node.select] for node in below] == [["k"], ["k"]]
 
 

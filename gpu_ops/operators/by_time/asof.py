@@ -43,14 +43,14 @@ from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct, value_chan
 from gpu_ops.descriptions.by_time import AsofJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
-from gpu_ops.kernels import Columns, Kernels, as_slots
+from gpu_ops.kernels import Columns, Kernels, as_slots, sorted_by
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
 from gpu_ops.operators.core.match import Direction, Nearest, first_equal, live_matches
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.operators.keyed import KeyedOperator
+from gpu_ops.operators.keyed import KeyedOperator, side_table
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
-from gpu_ops.state.table import DEAD, LIVE, KeySet
+from gpu_ops.state.table import DEAD, LIVE
 
 Alive = Callable[[Slots], Array]
 """Gives, of slots, a mask of the rows that are there."""
@@ -270,12 +270,15 @@ _ANY_LEVEL = 63
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """Left rows with what they meet from some state on: parallel arrays, by left row and state."""
+    """Left rows with what they meet from some state on: parallel arrays, by left row and state.
+
+    Attributes:
+        right: -1 for none.
+    """
 
     left: Slots
     begin: Array
     right: Slots
-    """-1 for none."""
 
 
 def matches_over_time(
@@ -413,9 +416,7 @@ class _Painting:
 
         time = rising(changed.times)
         tie = changed.slots if ties is None else ties[changed.slots]
-        order = kernels.argsort(tie)
-        order = order[kernels.argsort(time[order])]
-        order = order[kernels.argsort(self._group[order])]
+        order = sorted_by(kernels, self._group, time, tie)
         time, tie, slots = time[order], tie[order], changed.slots[order]
         low = xp.where(self._own >= 0, self._bounds[self._own], 0)
         high = xp.where(self._own >= 0, self._bounds[self._own + 1], 0)
@@ -511,14 +512,17 @@ class _Tree:
 
 @dataclasses.dataclass(frozen=True)
 class NetMatches:
-    """Left rows with their right rows, -1 for none, before and after a micro-batch."""
+    """Left rows with their right rows, -1 for none, before and after a micro-batch.
+
+    Attributes:
+        gone: left rows that go, and what they met.
+        changed: left rows that stay, what they met, and what they meet.
+        new: left rows that come, and what they meet.
+    """
 
     gone: tuple[Slots, Slots]
-    """Left rows that go, and what they met."""
     changed: tuple[Slots, Slots, Slots]
-    """Left rows that stay, what they met, and what they meet."""
     new: tuple[Slots, Slots]
-    """Left rows that come, and what they meet."""
 
 
 class Asof(KeyedOperator):
@@ -532,12 +536,8 @@ class Asof(KeyedOperator):
         self.padded = False, join.how == "left"
 
         def table(side: int) -> KeyedTable:
-            keys = KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
             beside = [TIME_COLUMN, *([TIES_COLUMN] if join.ties_by(side) is not None else [])]
-            source = join.inputs[side]
-            return KeyedTable(
-                kernels, source, [keys], findable=not source.insert_only, beside=beside, arrival_counts=side == 1
-            )
+            return side_table(join, kernels, side, beside=beside, arrival_counts=side == 1)
 
         self.tables = table(0), table(1)
         self._lookup = Lookup(join, self.tables)

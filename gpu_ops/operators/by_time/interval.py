@@ -43,7 +43,7 @@ from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped, shifted
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels
+from gpu_ops.kernels import Columns, Frame, Kernels, sorted_by
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order, left_right, with_nulls
 from gpu_ops.operators.core.match import first_equal, fulfilling, match
 from gpu_ops.operators.core.order import Groups
@@ -150,8 +150,7 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positio
     right = same & (table.status.values[slots] != DEAD)
     at, swept = needle[right], table.sweep[slots[right]]
     if not once:
-        by_time = kernels.argsort(swept)
-        order = by_time[kernels.argsort(at[by_time])]
+        order = sorted_by(kernels, at, swept)
         lowest = order[value_changes(xp, at[order])]
         at, swept = at[lowest], swept[lowest]
     timer[at] = xp.minimum(timer[at], swept)
@@ -160,18 +159,21 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positio
 
 @dataclasses.dataclass(frozen=True)
 class NewRows:
-    """The new rows of one side; arrays by row, by ascending sequence."""
+    """The new rows of one side; arrays by row, by ascending sequence.
+
+    Attributes:
+        keys: the key columns, others beside them.
+        matchable: mask of rows whose key can match at all, None for all.
+        kept: mask of rows that later ones may meet, None for all.
+    """
 
     slots: Slots
     keys: Frame
-    """The key columns, others beside them."""
     hashes: Hashes
     matchable: Array | None
-    """Mask of rows whose key can match at all, None for all."""
     times: Array
     instants: Instants
     kept: Array | None
-    """Mask of rows that later ones may meet, None for all."""
 
 
 class IntervalOperator(TimedOperator[IntervalClock]):
@@ -456,8 +458,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         assert matched is not None
         rows = chained(kernels, pairs)
         rows = rows.pick(xp.flatnonzero(matched[rows.slots[0]] == 0))
-        by_time = kernels.argsort(rows.instants)
-        order = by_time[kernels.argsort(rows.slots[0][by_time])]
+        order = sorted_by(kernels, rows.slots[0], rows.instants)
         found = rows.pick(order[value_changes(xp, rows.slots[0][order])])
         return dataclasses.replace(found, slots=with_nulls(xp, 0, found.slots[0]))
 

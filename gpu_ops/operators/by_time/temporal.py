@@ -159,14 +159,17 @@ class TemporalOperator(TimedOperator[Clock]):
     Args:
         join: its description.
         kernels: the backend.
+
+    Attributes:
+        beside: what stands beside a version: whether it ends what was valid, without being valid; whether it has a
+            timer.
+        held: how far behind the watermark rows may still come out, in the unit of times; None for any distance.
     """
 
     join: TemporalJoin | AsofJoin
     tables: tuple[IntervalTable, IntervalTable]
     beside: Mapping[str, npt.DTypeLike] = {_ENDS: np.int8, _TIMER: np.int8}
-    """What stands beside a version: whether it ends what was valid, without being valid; whether it has a timer."""
     held: int | None = 0
-    """How far behind the watermark rows may still come out, in the unit of times; None for any distance."""
 
     def __init__(self, join: TemporalJoin | AsofJoin, kernels: Kernels) -> None:
         super().__init__(join, kernels, Clock())

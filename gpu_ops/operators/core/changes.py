@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
-from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.changelog import DELETE, UPDATE_AFTER, UPDATE_BEFORE, adds
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.layouts import INSTANT_BITS
@@ -44,23 +44,25 @@ class Lifetimes:
     """What a micro-batch does to one input, by row.
 
     The new rows get the slots from ``first_new`` on.
+
+    Attributes:
+        new: how many new rows there are.
+        deaths: instants, one per new row; None when none of them dies.
+        killed: slots of committed rows that die, ascending.
+        unknown: how many retractions were of rows that were not there; a number, or an array of no dimensions.
+        refreshed: slots of committed rows that the micro-batch writes without changing them, for their TTL.
+        net: of a net change: when everything happens.
+        instants: see `births` and `killed_at`; of a net change made when asked for.
     """
 
     first_new: int
     new: int
-    """How many new rows there are."""
     deaths: Instants | None
-    """Instants, one per new row; None when none of them dies."""
     killed: Slots
-    """Slots of committed rows that die, ascending."""
     unknown: Array | int
-    """How many retractions were of rows that were not there; a number, or an array of no dimensions."""
     refreshed: Slots | None = None
-    """Slots of committed rows that the micro-batch writes without changing them, for their TTL."""
     net: NetChange | None = None
-    """Of a net change: when everything happens."""
     instants: tuple[Instants, Instants] | None = None
-    """See `births` and `killed_at`; of a net change made when asked for."""
 
     @classmethod
     def of_new(cls, xp: Any, first_new: int, new: int, births: Instants | None) -> Lifetimes:
@@ -139,10 +141,13 @@ class Lifetimes:
 
 @dataclasses.dataclass(frozen=True)
 class NetChange:
-    """When a net change happens, and the states of rows, in which those that die are marked."""
+    """When a net change happens, and the states of rows, in which those that die are marked.
+
+    Attributes:
+        xp: numpy or cupy.
+    """
 
     xp: Any
-    """numpy or cupy."""
     status: Growing
     deaths: int = 0
     births: int = 1
@@ -155,16 +160,19 @@ _SPARSE: Final = 16
 
 
 class Given(NamedTuple):
-    """What the changes of one input do, in the backend's memory."""
+    """What the changes of one input do, in the backend's memory.
+
+    Attributes:
+        inserts: mask of those that bring a row; None where all do, and none looks for a row that is there.
+        kinds: their row kinds; None of a net change.
+        sequence: their positions in the micro-batch's total order; None of a net change.
+        beside: what stands beside the rows they bring, by name; see `gpu_ops.state.keyed_table`.
+    """
 
     inserts: Array | None
-    """Mask of those that bring a row; None where all do, and none looks for a row that is there."""
     kinds: Array | None
-    """Their row kinds; None of a net change."""
     sequence: Array | None
-    """Their positions in the micro-batch's total order; None of a net change."""
     beside: Mapping[str, Array] = {}
-    """What stands beside the rows they bring, by name; see `gpu_ops.state.keyed_table`."""
 
 
 def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[Given]:
@@ -198,7 +206,7 @@ def _looking(table: KeyedTable, kinds: Array) -> Array | None:
     """Mask of changes that bring a row; None where all do, and none looks for a row that is there."""
     if table.identity_index is None or not kinds.size:
         return None
-    inserts = (kinds == INSERT) | (kinds == UPDATE_AFTER)
+    inserts = adds(kinds)
     # With a TTL even an insertion is looked up: it refreshes the equal rows there are.
     looks = table.source.unique_key is not None or table.written is not None or not inserts.all()
     return inserts if looks else None
@@ -254,14 +262,17 @@ def apply_changes(table: KeyedTable, frame: Frame, change: Given, event_kinds: A
 
 @dataclasses.dataclass(frozen=True)
 class _InputChanges:
-    """The changes of one input, on their way to lifetimes; arrays by row of the frame."""
+    """The changes of one input, on their way to lifetimes; arrays by row of the frame.
+
+    Attributes:
+        sequence: None for a net change.
+    """
 
     table: KeyedTable
     frame: Frame
     hashes: Hashes
     inserts: Array
     sequence: Array | None
-    """None for a net change."""
     event_kinds: Array | None
 
     @functools.cached_property

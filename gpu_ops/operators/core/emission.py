@@ -35,12 +35,14 @@ class OutputRows:
         slots    ([3,      3     ],
                   [-1,     8     ])
         instants  [11,     11    ]
+
+    Attributes:
+        kinds: in host memory where `net_rows` made them: only the host looks at them.
+        slots: of each input; -1 stands for a row of nulls.
     """
 
     kinds: Array
-    """In host memory where `net_rows` made them: only the host looks at them."""
     slots: tuple[Slots, ...]
-    """Of each input; -1 stands for a row of nulls."""
     instants: Instants
 
     @property
@@ -133,38 +135,45 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass
 class Pairs:
-    """Matching pairs that a micro-batch makes or unmakes: parallel arrays."""
+    """Matching pairs that a micro-batch makes or unmakes: parallel arrays.
+
+    Attributes:
+        comes: positions of those that the micro-batch makes, or a slice.
+        goes: positions of those that it unmakes.
+        deltas: by how much each pair moves the association counts of its two rows.
+    """
 
     slots: tuple[Slots, Slots]
     comes: Positions | slice
-    """Positions of those that the micro-batch makes, or a slice."""
     goes: Positions
-    """Positions of those that it unmakes."""
     deltas: Array
-    """By how much each pair moves the association counts of its two rows."""
 
 
 @dataclasses.dataclass
 class NetPairs(Pairs):
-    """The pairs of a net change. Those of a row that comes with one that goes are among them, and count for nothing."""
+    """The pairs of a net change. Those of a row that comes with one that goes are among them, and count for nothing.
+
+    Attributes:
+        dying: masks of pairs whose left, whose right row dies; None for none.
+    """
 
     dying: tuple[Array | None, Array | None]
-    """Masks of pairs whose left, whose right row dies; None for none."""
 
 
 @dataclasses.dataclass
 class TimedPairs(Pairs):
-    """All pairs that live at some instant of the micro-batch, with their times (int64)."""
+    """All pairs that live at some instant of the micro-batch, with their times (int64).
+
+    Attributes:
+        deaths: when the left and the right row die.
+        begin: the later birth; `ALWAYS` if the pair is older than the micro-batch.
+        end: the earlier death; `NEVER` if the pair outlives it.
+    """
 
     comes: Positions
-    births: tuple[Instants, Instants]
-    """When the left and the right row were born."""
     deaths: tuple[Instants, Instants]
-    """When they die."""
     begin: Instants
-    """The later birth; `ALWAYS` if the pair is older than the micro-batch."""
     end: Instants
-    """The earlier death; `NEVER` if the pair outlives it."""
 
 
 def net_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> NetPairs:
@@ -191,17 +200,16 @@ def timed_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> TimedPairs:
     """All pairs one of whose rows the micro-batch touches and that live at some instant of it."""
     xp = tables[0].kernels.xp
     slots = _candidates(tables, sides, wanted)
-    births = sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1])
     deaths = sides[0].died(xp, slots[0]), sides[1].died(xp, slots[1])
-    begin, end = xp.maximum(*births), xp.minimum(*deaths)
+    begin = xp.maximum(sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1]))
+    end = xp.minimum(*deaths)
     if any(side.any_death for side in sides):
         live = xp.flatnonzero(begin < end)
         if live.size < begin.size:
-            slots = slots[0][live], slots[1][live]
-            births, deaths = (births[0][live], births[1][live]), (deaths[0][live], deaths[1][live])
+            slots, deaths = (slots[0][live], slots[1][live]), (deaths[0][live], deaths[1][live])
             begin, end = begin[live], end[live]
     deltas, comes, goes = tables[0].kernels.fused(_timed)(begin, end)
-    return TimedPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, births, deaths, begin, end)
+    return TimedPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, deaths, begin, end)
 
 
 def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:

@@ -270,10 +270,13 @@ def forget_rows(table: KeyedTable, frame: Frame) -> int:
 
 
 class Followed(StateTable):
-    """A table to which the numbers of another one lead."""
+    """A table to which the numbers of another one lead.
+
+    Attributes:
+        follow: called before a compaction with each slot's new one, -1 for none.
+    """
 
     follow: Callable[[Slots], None] | None = None
-    """Called before a compaction with each slot's new one, -1 for none."""
 
     def _renumber(self, new_slots: Slots) -> None:
         if self.follow is not None:

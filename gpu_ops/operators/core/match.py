@@ -15,6 +15,7 @@ looked at: where rows come about in the order of their times, most needles look 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -225,10 +226,11 @@ _STEPS = 8
 """After so many, needles jump over what is gone."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Nearest:
     """Looks up nearest rows in one index.
 
-    Args:
+    Attributes:
         kernels: the backend.
         index: of the rows that are looked for.
         types: what keys are compared as; none where there is no key.
@@ -239,20 +241,13 @@ class Nearest:
         staged: whether rows of this micro-batch are looked at.
     """
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        index: TimeIndex,
-        types: Sequence[pa.DataType],
-        found: Columns,
-        alive: Callable[[Slots], Array],
-        *,
-        newer: Callable[[Slots], Array] | None = None,
-        staged: bool = True,
-    ) -> None:
-        self._kernels, self._index, self._types, self._found = kernels, index, types, found
-        self._alive, self._newer = alive, newer
-        self._runs = [*index.runs, *([index.staged] if staged and index.staged is not None else [])]
+    kernels: Kernels
+    index: TimeIndex
+    types: Sequence[pa.DataType]
+    found: Columns
+    alive: Callable[[Slots], Array]
+    newer: Callable[[Slots], Array] | None = None
+    staged: bool = True
 
     def search(
         self,
@@ -277,9 +272,10 @@ class Nearest:
         Returns:
             N slots, -1 for none.
         """
-        xp = self._kernels.xp
+        xp = self.kernels.xp
         best, best_time = xp.full(times.size, -1, np.int64), xp.zeros(times.size, np.int64)
         back, needles = direction == "backward", (own, hashes)
+        runs = [*self.index.runs, *([self.index.staged] if self.staged and self.index.staged is not None else [])]
 
         def near(needle: Positions, time: Array) -> Array:
             """No farther than what was found, and than what is wanted."""
@@ -289,7 +285,7 @@ class Nearest:
                 mask &= (time >= farthest[needle]) if back else (time <= farthest[needle])
             return mask
 
-        for run in sorted(self._runs, key=lambda run: -run.span[1] if back else run.span[0]):
+        for run in sorted(runs, key=lambda run: -run.span[1] if back else run.span[0]):
             first, last = run.span
             if back:
                 worth = (times >= first) & ((best < 0) | (best_time <= last))
@@ -300,11 +296,11 @@ class Nearest:
             looking = xp.flatnonzero(worth)
             if not looking.size:
                 continue
-            at = self._index.bisect(run, hashes[looking], times[looking], after=exact == back)
+            at = self.index.bisect(run, hashes[looking], times[looking], after=exact == back)
             needle, at = self._walk(run, needles, (looking, at - 1 if back else at), near, back=back)
             if not back and needle.size:
                 needle, at = self._last_of_time(run, needles, needle, at)
-            _, time, slot = self._index.read(run, at)
+            _, time, slot = self.index.read(run, at)
             self._keep(needle, slot, time, best, best_time)
         return best
 
@@ -329,7 +325,7 @@ class Nearest:
         Returns:
             Those of the needles that find one, and where.
         """
-        xp, (own, hashes) = self._kernels.xp, needles
+        xp, (own, hashes) = self.kernels.xp, needles
         step, (walking, at), steps = -1 if back else 1, standing, 0
         found: list[tuple[Positions, Array]] = []
         while True:
@@ -338,14 +334,14 @@ class Nearest:
             if walking.size and steps and steps % _STEPS == 0:
                 at = self._jumped(run, at, back=back)
             if walking.size:
-                hashed, time, slot = self._index.read(run, at)
+                hashed, time, slot = self.index.read(run, at)
                 mask = near(walking, time) & (hashed == hashes[walking] >> np.uint64(32))
                 walking, at, slot = walking[mask], at[mask], slot[mask]
             if not walking.size:
                 break
-            mine = self._alive(slot)
-            if self._types:
-                mine = mine & self._kernels.equal_at(self._types, (own[0], own[1][walking]), (self._found, slot), mine)
+            mine = self.alive(slot)
+            if self.types:
+                mine = mine & self.kernels.equal_at(self.types, (own[0], own[1][walking]), (self.found, slot), mine)
             found.append((walking[mine], at[mine]))
             walking, at, steps = walking[~mine], at[~mine] + step, steps + 1
         if len(found) == 1:
@@ -357,7 +353,7 @@ class Nearest:
         self, run: TimeRun, needles: tuple[tuple[Columns, Array], Hashes], needle: Positions, at: Array
     ) -> tuple[Positions, Array]:
         """Of the rows that needles have found the newest of the same time; arguments and result as of `_walk`."""
-        xp, index = self._kernels.xp, self._index
+        xp, index = self.kernels.xp, self.index
         hashed, time, _ = index.read(run, at)
         after = xp.minimum(at + 1, run.entries.size - 1)
         next_hash, next_time, _ = index.read(run, after)
@@ -373,22 +369,22 @@ class Nearest:
     def _keep(self, needle: Positions, slot: Slots, time: Array, best: Slots, best_time: Array) -> None:
         """Take rows that are no farther than what was found, where they are as far only newer ones."""
         before = best[needle]
-        if self._newer is None:
+        if self.newer is None:
             later = slot > before
         else:
-            order, other = self._newer(slot), self._newer(self._kernels.xp.maximum(before, 0))
+            order, other = self.newer(slot), self.newer(self.kernels.xp.maximum(before, 0))
             later = (order > other) | ((order == other) & (slot > before))
         right = (before < 0) | (time != best_time[needle]) | later
         best[needle[right]], best_time[needle[right]] = slot[right], time[right]
 
     def _jumped(self, run: TimeRun, at: Array, *, back: bool) -> Array:
         """Each position, moved on over entries whose rows are gone: to one that is alive, or of the next hash."""
-        xp, index, size = self._kernels.xp, self._index, int(run.entries.size)
+        xp, index, size = self.kernels.xp, self.index, int(run.entries.size)
         low, high, width = int(at.min()), int(at.max()) + 1, 64
         while True:
             low, high = (max(low - width, 0), high) if back else (low, min(high + width, size))
             hashes, _, slots = index.read(run, xp.arange(low, high, dtype=np.int64))
-            stop = self._alive(slots)
+            stop = self.alive(slots)
             if back:
                 stop[:-1] |= hashes[:-1] != hashes[1:]
                 stop[0] |= low == 0

@@ -63,24 +63,27 @@ _TIME_BITS: Final = layouts.INSTANT_BITS + 2
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """n instants at which something happens to a row, by row and instant: arrays of n, but for `opening`, `base`."""
+    """n instants at which something happens to a row, by row and instant: arrays of n, but for `opening`, `base`.
+
+    Attributes:
+        start: position of the moment's first event.
+        last: position of its last event.
+        rows: whose moment it is.
+        instants: when.
+        opening: which of the moments are the first ones of their rows.
+        after: the row's count after it.
+        row: number of its row among those that anything happens to.
+        base: the count before the micro-batch, of each of these rows.
+    """
 
     start: Positions
-    """Position of the moment's first event."""
     last: Positions
-    """Position of its last event."""
     rows: Array
-    """Whose moment it is."""
     instants: Instants
-    """When."""
     opening: Positions
-    """Which of the moments are the first ones of their rows."""
     after: Array
-    """The row's count after it."""
     row: Array
-    """Number of its row among those that anything happens to."""
     base: Array
-    """The count before the micro-batch, of each of these rows."""
 
     def switches(self, xp: Any, state: Array, initial: Array) -> Positions:
         """Moments at which something about the row switches.
@@ -136,15 +139,64 @@ def flickers(xp: Any, rows: Array, changes: Array) -> Array:
 
 
 @dataclasses.dataclass
+class Crossings:
+    """Where counts become zero or stop being zero: parallel arrays.
+
+    Attributes:
+        first: position of one of the events that do it.
+        appears: 1 where the pad comes, -1 where it goes.
+        hidden: ascending owners whose pad would come and go within a micro-batch of which only the net change comes
+            out.
+    """
+
+    first: Positions
+    appears: Array
+    hidden: Slots
+
+
+def crossings(
+    kernels: Kernels, events: tuple[Array, Array, Array], before: Array, own: Array | None, *, net: bool
+) -> Crossings:
+    """Where counts cross zero.
+
+    Args:
+        kernels: the backend.
+        events: n owners (numbers), whose count each moves; n instants; n times 1 or -1.
+        before: n counts before the micro-batch, of each event's owner.
+        own: n flags: the owner itself comes or goes; moves its count, without output. None for none.
+        net: leave out what comes and goes; otherwise only within one change (an upsert does both).
+    """
+    xp = kernels.xp
+    owner, instants, deltas = events
+    owned = layouts.owned(owner, instants)
+    order = kernels.argsort(owned)
+    found = moments(xp, owned[order], deltas[order], lambda at: before[order[at]])
+    first = order[found.start]
+    at = found.switches(xp, found.after == 0, found.base == 0)
+    if own is not None:
+        at = at[xp.flatnonzero(~own[first[at]])]
+    owners = owner[first[at]]
+    twin = flickers(xp, owners, xp.zeros(at.size, np.int64) if net else instants[first[at]] >> 1)
+    hidden = xp.empty(0, np.int64)
+    if bool(twin.any()):
+        hidden = owners[twin] if net else hidden
+        at = at[xp.flatnonzero(~twin)]
+    return Crossings(first[at], xp.where(found.after[at] == 0, 1, -1).astype(np.int8), hidden)
+
+
+@dataclasses.dataclass
 class VisibilityChanges:
-    """Where visibility changes: parallel arrays."""
+    """Where visibility changes: parallel arrays.
+
+    Attributes:
+        appears: whether the row becomes visible, or stops being.
+        own: whether a change of the row itself did it, or one of the other side.
+    """
 
     slots: Slots
     instants: Instants
     appears: Array
-    """Whether the row becomes visible, or stops being."""
     own: Array
-    """Whether a change of the row itself did it, or one of the other side."""
 
 
 @dataclasses.dataclass
@@ -160,6 +212,11 @@ class Barrier:
     before: int
     instants: Instants
     after: Array
+
+    @property
+    def last(self) -> int:
+        """The number in the end."""
+        return int(self.after[-1]) if self.after.size else self.before
 
     def at(self, table: KeyedTable, instants: Instants) -> Array:
         """The number at (the end of) each instant."""
@@ -194,17 +251,20 @@ class When:
 
 @dataclasses.dataclass
 class Spells:
-    """While rows have matches: parallel arrays, any number of spells a row. A pair is one for each of its rows."""
+    """While rows have matches: parallel arrays, any number of spells a row. A pair is one for each of its rows.
+
+    Attributes:
+        comes: positions of those that begin within the micro-batch.
+        goes: positions of those that end within it.
+        before: how many each of some rows had before the micro-batch.
+    """
 
     slots: Slots
     begin: Instants
     end: Instants
     comes: Positions
-    """Positions of those that begin within the micro-batch."""
     goes: Positions
-    """Positions of those that end within it."""
     before: Callable[[Slots], Array]
-    """How many each of some rows had before the micro-batch."""
 
 
 def visible_per_event(
@@ -319,10 +379,7 @@ def changes_per_batch(
     def visible(counts: Array, which: Slots, moment: str) -> Array:
         shown = counts == 0 if when.alone else counts != 0
         if when.barriers is not None:
-            numbers = [
-                b.before if moment == "before" else int(b.after[-1]) if b.after.size else b.before
-                for b in when.barriers
-            ]
+            numbers = [b.last if moment == "after" else b.before for b in when.barriers]
             shown &= xp.where(_keyless(table, which), numbers[1], numbers[0]) == 0
         return shown
 
@@ -570,13 +627,9 @@ class KeyCounts:
 
         What an upsert takes and gives back within one change is left out.
         """
-        xp, (number, instants, signs) = self._kernels.xp, touched.events
-        owned = layouts.owned(number, instants)
-        order = self._kernels.argsort(owned)
-        found = moments(xp, owned[order], signs[order], lambda at: touched.before[number[order[at]]])
-        at = found.switches(xp, found.after == 0, found.base == 0)
-        at = at[~flickers(xp, found.rows[at], found.instants[at] >> 1)]
-        return touched.slots[found.rows[at]], found.instants[at], found.after[at] == 0
+        number, instants, _ = touched.events
+        found = crossings(self._kernels, touched.events, touched.before[number], None, net=False)
+        return touched.slots[number[found.first]], instants[found.first], found.appears > 0
 
     def _spells(
         self, touched: _Touched, switches: tuple[Slots, Instants, Array], standing: Slots

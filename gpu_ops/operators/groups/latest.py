@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, adds
 from gpu_ops.descriptions.groups import Latest
 from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import Ingested
@@ -66,11 +66,8 @@ class LatestRows(KeyedOperator):
             return (self._completed(change, join.unavailable),)
         if not join.chooses or not change.kinds.size:
             return changes
-        kernels, xp, (table,) = self.kernels, self.kernels.xp, self.tables
-        frame = change.frame(kernels)
-        identity = table.hash_identity(frame)
-        groups = Groups(kernels, frame, table.identity, table.identity_types, identity)
-        owner, slots = present(table, frame, groups.leader, identity)
+        kernels, xp = self.kernels, self.kernels.xp
+        groups, owner, slots = self._by_key(change)
         new, old = self._ranks(change, slots)
         size, total = groups.order.size, int(groups.leader.size)
         # one lower than another is chosen over it; none is there: higher than any
@@ -85,6 +82,13 @@ class LatestRows(KeyedOperator):
         counts[groups.order] = ranks <= before if join.keep == "last" else ranks < before
         return (change.pick(kernels.asnumpy(counts)),)
 
+    def _by_key(self, change: Ingested) -> tuple[Groups, Array, Slots]:
+        """Changes by their keys; numbers of the keys of which a row is there, and its slot."""
+        (table,), frame = self.tables, change.frame(self.kernels)
+        identity = table.hash_identity(frame)
+        groups = Groups(self.kernels, frame, table.identity, table.identity_types, identity)
+        return groups, *present(table, frame, groups.leader, identity)
+
     def _completed(self, change: Ingested, unavailable: str) -> Ingested:
         """Changes that have all their values.
 
@@ -95,16 +99,14 @@ class LatestRows(KeyedOperator):
         rows, told = change.table, change.column(unavailable).combine_chunks()
         lacks = self._lacking(change, told)
         if lacks:
-            frame = change.frame(kernels)
-            identity = table.hash_identity(frame)
-            groups = Groups(kernels, frame, table.identity, table.identity_types, identity)
-            owner, slots = (kernels.asnumpy(x) for x in present(table, frame, groups.leader, identity))
+            groups, *found = self._by_key(change)
+            owner, slots = map(kernels.asnumpy, found)
             order, group = kernels.asnumpy(groups.order), kernels.asnumpy(groups.group)
             held = table.store.take(kernels.asarray(slots), list(lacks), present=True)
             stored = kernels.to_arrow(held, pa.schema([join.source.schema.field(name) for name in lacks]))
             of_group = np.full(int(groups.leader.size), -1)
             of_group[owner] = change.kinds.size + np.arange(slots.size)
-            brings, ends = self._brings(change)[order], change.kinds[order] == DELETE
+            brings, ends = adds(change.kinds)[order], change.kinds[order] == DELETE
             starts = kernels.asnumpy(groups.starts)[group]
         lost = np.zeros(change.kinds.size, bool)
         for name, lacking in lacks.items():
@@ -126,8 +128,8 @@ class LatestRows(KeyedOperator):
         nothing = pa.nulls(change.kinds.size, told.type)
         rows = rows.set_column(rows.schema.get_field_index(unavailable), rows.schema.field(unavailable), nothing)
         self._lost = change.table.filter(pa.array(lost)) if lost.any() else None
-        found = dataclasses.replace(change, rows=rows)
-        return found.pick(~lost) if lost.any() else found
+        whole = dataclasses.replace(change, rows=rows)
+        return whole.pick(~lost) if lost.any() else whole
 
     def _lacking(self, change: Ingested, told: pa.ListArray) -> dict[str, npt.NDArray[np.bool_]]:
         """By column, which of the changes that bring a row do not bring its value."""
@@ -140,15 +142,9 @@ class LatestRows(KeyedOperator):
             if name in join.source.schema.names and name != join.unavailable:
                 mask = np.zeros(change.kinds.size, bool)
                 mask[owner[pc.equal(names, name).to_numpy(zero_copy_only=False)]] = True
-                mask &= self._brings(change)
+                mask &= adds(change.kinds)
                 found |= {name: mask} if mask.any() else {}
         return found
-
-    @staticmethod
-    def _brings(change: Ingested) -> npt.NDArray[np.bool_]:
-        """Which changes bring a row."""
-        brings: npt.NDArray[np.bool_] = (change.kinds == INSERT) | (change.kinds == UPDATE_AFTER)
-        return brings
 
     def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
         self._lost = None

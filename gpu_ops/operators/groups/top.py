@@ -32,27 +32,25 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
-from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
+from gpu_ops.kernels import Columns, Frame, Kernels, as_slots, sorted_by
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
-from gpu_ops.operators.core.key_table import KeyTable, forget_rows
-from gpu_ops.operators.core.order import NONE, Groups, exact, least, value_codes
-from gpu_ops.operators.groups.aggregate.state import Linked, cut_groups
+from gpu_ops.operators.core.order import NONE, Groups, exact, least, order_codes, value_codes
+from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets
 from gpu_ops.state.index import TimeRun, postponed
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, KeySet
+from gpu_ops.values import one_array
 
 FIRST: Final = BEFORE_ALL + 2
 LAST: Final = AFTER_ALL - 1
@@ -63,8 +61,6 @@ _MARGIN: Final = 4
 
 _AT_ONCE: Final = 1 << 22
 """Numbers of first rows, moment by moment, that are in memory at once."""
-
-_ALL: Final = "all"
 
 
 def sort_keys(column: pa.ChunkedArray, order: Order) -> npt.NDArray[np.int64]:
@@ -100,11 +96,8 @@ def places(
     keys: list[npt.NDArray[np.generic]] = []
     for column, by in zip(columns, order, strict=True):
         nulls = column.is_null().to_numpy()
-        if exact(column.type):
-            values = value_codes(column)
-        else:
-            values = pc.rank(column, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
-        values = np.where(nulls, 0, ~values if by.descending else values)
+        codes = order_codes(one_array(column))
+        values = np.where(nulls, 0, ~codes if by.descending else codes)
         keys += [~nulls if by.nulls_first else nulls, values]
     sorted_ = np.lexsort((arrival, *reversed(keys)))
     found = np.empty(sorted_.size, np.int64)
@@ -142,9 +135,7 @@ class FirstRows:
         for run in self._table.time_index.runs:
             found += self._from_run(run, own, hashes, wanted)
         groups, times, slots = (xp.concatenate(part) for part in zip(*found, strict=True))
-        order = self._kernels.argsort(slots)
-        for part in (times, groups):
-            order = order[self._kernels.argsort(part[order])]
+        order = sorted_by(self._kernels, groups, times, slots)
         groups, times, slots = groups[order], times[order], slots[order]
         starts = xp.searchsorted(groups, xp.arange(hashes.size, dtype=np.int64))
         place = xp.arange(groups.size, dtype=np.int64) - starts[groups]
@@ -205,41 +196,6 @@ class FirstRows:
         return (number, times, slots), more
 
 
-class Expiry:
-    """When groups were last changed.
-
-    Args:
-        table: the rows.
-        by: the columns that make a group.
-        ttl_ms: how long after that one is forgotten.
-
-    Attributes:
-        groups: the groups, each once.
-    """
-
-    def __init__(self, table: KeyedTable, by: tuple[str, ...], ttl_ms: int) -> None:
-        self._table, self._by, self._clock = table, by, 0
-        schema = pa.schema([table.source.schema.field(column) for column in by] or [(_ALL, pa.int8())])
-        self.groups = KeyTable(table.kernels, schema, {}, table.source.name, ttl_ms=ttl_ms)
-        table.attached.append(self.groups)
-
-    def begin(self, clock_ms: int) -> int:
-        """Prepare a micro-batch: groups that have expired go with their rows; how many rows."""
-        self._clock, groups = clock_ms, self.groups
-        gone = groups.expired(clock_ms)
-        if not gone.size:
-            return 0
-        groups.move(gone, LIVE, DEAD)
-        return forget_rows(self._table, groups.store.take(gone, groups.source.schema.names, present=True))
-
-    def touch(self, frame: Frame) -> None:
-        """Groups that the micro-batch changes; ``frame`` has a row of each."""
-        kernels = self._table.kernels
-        if not self._by:
-            frame = kernels.frame(pa.table({_ALL: pa.array(np.zeros(kernels.num_rows(frame), np.int8))}))
-        self.groups.touch(self.groups.locate(frame).slots, self._clock)
-
-
 @dataclasses.dataclass(frozen=True)
 class Candidates:
     """The rows of changed groups that can be among the first: by group, and within it in their order."""
@@ -271,9 +227,10 @@ class TopRows(KeyedOperator):
             beside=[TIME_COLUMN],
             arrival_counts=True,
         )
-        self._expiry: Expiry | None = None
+        self._state: GroupState | None = None
         if join.source.ttl_ms is not None:
-            self._expiry = Expiry(self._table, join.by, join.source.ttl_ms)
+            self._groups, self._clock = group_table(kernels, join.source, join.by, {}), 0
+            self._state = GroupState(join.source, self._groups, self._table, {}, [])
         self.tables = (self._table,)
         first = source.schema.field(join.order[0].column).type
         self._sole = len(join.order) == 1 and exact(first)
@@ -284,9 +241,9 @@ class TopRows(KeyedOperator):
             self._numbers.append(kernels.frame(pa.table({join.number: counted})))
 
     def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
-        if self._expiry is None:
+        if self._state is None:
             return super()._prepare(changes, clock_ms, net=net)
-        gone = self._expiry.begin(clock_ms)
+        self._clock, gone = clock_ms, self._state.forget(self._groups.expired(clock_ms))
         made = super()._prepare(changes, clock_ms, net=net)
         made.metrics[f"{self.join.source.name}_expired"] = gone
         return made
@@ -317,8 +274,9 @@ class TopRows(KeyedOperator):
         group[grouped.order] = number[grouped.group]
         taken = xp.bincount(group[: side.killed.size], minlength=leader.size)
         leaders = kernels.take(values, leader, names, present=True)
-        if self._expiry is not None:
-            self._expiry.touch(leaders)
+        if self._state is not None:
+            keys = leaders if join.by else one_key(kernels, 1)
+            self._groups.touch(self._groups.locate(keys).slots, self._clock)
         own = Columns(leaders, join.by)
         first = FirstRows(table, decides=self._sole)
         held_by, held = first.search(own, hashes[leader], taken + join.n)
@@ -329,19 +287,13 @@ class TopRows(KeyedOperator):
 
     def _ordered(self, groups: Array, slots: Slots) -> Positions:
         """Positions of rows by group, order and arrival."""
-        kernels, xp, order = self.kernels, self.kernels.xp, self.join.order
+        kernels, order = self.kernels, self.join.order
         numbers = self._table.beside[TIME_COLUMN].values[slots]
         if self._sole and not bool(((numbers == FIRST) | (numbers == LAST)).any()):
-            by_arrival = kernels.argsort(slots)
-            at = by_arrival[kernels.argsort(numbers[by_arrival])]
-        else:
-            schema = pa.schema([self.join.source.schema.field(one.column) for one in order])
-            rows = kernels.to_arrow(self._table.store.take(slots, schema.names, present=True), schema)
-            place = kernels.asarray(places(rows.columns, order, kernels.asnumpy(slots)))
-            at = xp.empty(slots.size, np.int64)
-            at[place] = xp.arange(slots.size, dtype=np.int64)
-        by_group: Positions = at[kernels.argsort(groups[at])]
-        return by_group
+            return sorted_by(kernels, groups, numbers, slots)
+        schema = pa.schema([self.join.source.schema.field(one.column) for one in order])
+        rows = kernels.to_arrow(self._table.store.take(slots, schema.names, present=True), schema)
+        return sorted_by(kernels, groups, kernels.asarray(places(rows.columns, order, kernels.asnumpy(slots))))
 
     def rows(self, found: Candidates, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Rows that come to be among the first, and rows that are not any more."""
@@ -463,27 +415,17 @@ class TopRows(KeyedOperator):
 
     def kept(self) -> dict[str, Storable]:
         """The rows, and the groups where they expire."""
-        more = {} if self._expiry is None else {self._stored_groups: self._expiry.groups}
-        return super().kept() | more
+        return super().kept() if self._state is None else self._state.kept()
 
     def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
         """The groups where they expire, for other partitions; see `gpu_ops.operators.operator.Operator`."""
-        if self._expiry is None:
+        if self._state is None:
             return super().cut(parts, targets, to, count)
-        linked = Linked(self._stored_groups, len(self._expiry.groups.source.schema), {}, None, ())
-        return cut_groups(linked, parts, ((), targets[0]), to, count)
+        return self._state.cut(parts, targets[0], to, count)
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
-        super().restore(state, settle)
-        if self._expiry is not None:
-            if self._stored_groups not in state:
-                raise StateError(f"the snapshot lacks {self._stored_groups}")
-            self._expiry.groups.restore(state[self._stored_groups], settle)
-
-    @property
-    def _stored_groups(self) -> str:
-        return f"groups of {self.join.source.name}"
+        (super().restore if self._state is None else self._state.restore)(state, settle)
 
 
 make = TopRows

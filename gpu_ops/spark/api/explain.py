@@ -109,7 +109,7 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
     for side, source in enumerate(description.inputs):
         if description.emit == "at_end":
             kept = "kept as it comes until the input ends" if not plan.bounded else "read once"
-        elif description.not_kept(side):
+        elif side in description.not_kept:
             kept = "not kept beyond its micro-batch"
         elif not description.by_time:
             kept = _kept(description, side)

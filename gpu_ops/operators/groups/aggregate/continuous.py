@@ -27,6 +27,7 @@ and Flink's (``WindowOperator`` without allowed lateness), which take no retract
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,21 +43,19 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Frame, Kernels, as_slots
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, apply_changes, given
-from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable
+from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.extremes import Extreme, OwnFunction, best_schema
-from gpu_ops.operators.groups.aggregate.state import GroupState
+from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
 from gpu_ops.operators.operator import AT_WATERMARK, Clock, Cut, Operator, Output, Parts, Targets, TimedOperator
 from gpu_ops.output import Changelog, append_rows
 from gpu_ops.state.index import TimeQueue
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import LIVE, KeySet, StateTable
-
-_ALL = "all"
 
 
 class ContinuousAggregate(Operator):
@@ -73,10 +72,7 @@ class ContinuousAggregate(Operator):
     def __init__(self, join: Aggregate, kernels: Kernels) -> None:
         self.join, self.kernels = join, kernels
         schema = join.source.schema
-        self._numbers = {m.name: -1 if m.column is None else schema.names.index(m.column) for m in join.measures}
-        self._kinds = {m.name: None if m.column is None else schema.field(m.column).type for m in join.measures}
         self._ttl = join.source.ttl_ms
-        by = pa.schema([schema.field(c) for c in join.by] or [(_ALL, pa.int8())])
         types = tuple(schema.field(c).type for c in join.by)
         self._rows: InputRows | None = None
         if not join.source.insert_only:
@@ -85,33 +81,39 @@ class ContinuousAggregate(Operator):
             own_rows = dataclasses.replace(join.source, ttl_ms=None)  # a group goes as one
             self._rows = InputRows(kernels, own_rows, keys, findable=True, arrival_counts=arrival)
         columns: dict[str, npt.DTypeLike] = {"rows": np.int64}
-        self._extremes: dict[str, Extreme | OwnFunction] = {}
-        self._values: dict[str, KeyTable] = {}
+        extremes: list[Extreme | OwnFunction] = []
         parts: dict[str, StateTable] = {}
+        self._moved: list[Callable[[Step], Running]] = []
+        """Gives, of a micro-batch, each aggregate at each moment."""
         for number, measure in enumerate(join.measures):
+            place = -1 if measure.column is None else schema.names.index(measure.column)
+            kind = None if measure.column is None else schema.field(place).type
+            moved: Callable[[Step], Running]
             if measure.function == "count_distinct":
                 columns |= {sums.GROUP_NUMBER: np.int64, f"different_{number}": np.int64}
                 forgets = join.by_time or self._ttl is not None
-                table = sums.value_table(kernels, self._kinds[measure.name], measure.name, forgets=forgets)
-                self._values[measure.name] = parts[f"values {number}"] = table
+                table = parts[f"values {number}"] = sums.value_table(kernels, kind, measure.name, forgets=forgets)
+                moved = functools.partial(sums.different, name=f"different_{number}", table=table, measure=measure)
             elif measure.own is not None:
                 states = ValueTable(kernels, Input(measure.name, measure.own.state), {})
                 parts[f"states {number}"] = states
-                self._extremes[measure.name] = own = OwnFunction(measure, number, states)
-                columns[own.name] = np.int64
+                extremes.append(own := OwnFunction(measure, f"state_{number}", states))
+                columns[own.name], moved = np.int64, own.moved
             elif measure.function in ("min", "max", "first", "last"):
-                columns[f"best_{number}"] = np.int64
                 order = join.source.sequence_by if measure.function in ("first", "last") else None
                 best: Any = self._rows
                 if best is None:
                     own_rows = Input(measure.name, best_schema(measure, schema, order))
                     best = parts[f"rows {number}"] = ValueTable(kernels, own_rows, {})
-                self._extremes[measure.name] = Extreme(measure, number, best, order, own=self._rows is None)
+                extremes.append(one := Extreme(measure, f"best_{number}", best, order, own=self._rows is None))
+                columns[one.name], moved = np.int64, one.moved
             else:
-                kind, column = self._kinds[measure.name], self._numbers[measure.name]
-                columns.update(dict.fromkeys(sums.columns_of(measure, kind, column), np.int64))
-        self._groups = KeyTable(kernels, by, columns, join.source.name, ttl_ms=self._ttl)
-        self._state = GroupState(join.source, self._groups, self._rows, parts, list(self._extremes.values()))
+                columns.update(dict.fromkeys(sums.columns_of(measure, kind, place), np.int64))
+                result = join.output[len(join.by) + number].type
+                moved = functools.partial(sums.moved, measure=measure, kind=kind, number=place, result=result)
+            self._moved.append(moved)
+        self._groups = group_table(kernels, join.source, join.by, columns)
+        self._state = GroupState(join.source, self._groups, self._rows, parts, extremes)
         self.tables = (self._state.main,)
         self._next_number = self._given = 1
 
@@ -132,7 +134,7 @@ class ContinuousAggregate(Operator):
         begins = self.join.always and not self._groups.live_after()
         step, unknown = self._step(change, net=net)
         if step is None and begins:
-            found = self._groups.locate(self._one_key(1))
+            found = self._groups.locate(one_key(self.kernels, 1))
             self._number(found.slots)
             step = Step.without_events(self._groups, found.slots, self.join.source.schema)
         updated = time.perf_counter()
@@ -159,7 +161,7 @@ class ContinuousAggregate(Operator):
     def _applied(self, step: Step) -> tuple[tuple[Array, Array], list[Running]]:
         """The number of rows and the aggregates of each group, moved."""
         count = step.counted()
-        running = [self._moved(step, number) for number in range(len(self.join.measures))]
+        running = [moved(step) for moved in self._moved]
         if not self.join.always:
             self._groups.end(step.line.slots[step.line.final(count[1]) == 0])
         return count, running
@@ -197,16 +199,12 @@ class ContinuousAggregate(Operator):
 
         if not total:
             return None, unknown
-        found = self._groups.locate(frame if self.join.by else self._one_key(total))
+        found = self._groups.locate(frame if self.join.by else one_key(kernels, total))
         self._number(found.slots)
         # of a net change an event is a row
         line = Timeline(kernels, found.slots, found.number if net else found.number[row], instants, net=net)
         events = Events(row, instants, sign)
         return Step(self._groups, line, events, Rows(frame, column, found.number, new, kept)), unknown
-
-    def _one_key(self, rows: int) -> Frame:
-        """The key of the one group that there is without group columns, of some rows."""
-        return self.kernels.frame(pa.table({_ALL: pa.array(np.zeros(rows, np.int8))}))
 
     def _number(self, slots: Array) -> None:
         """Give new groups numbers, where their values need them."""
@@ -217,18 +215,6 @@ class ContinuousAggregate(Operator):
         fresh = slots[slots >= self._groups.first_new]
         column.values[fresh] = xp.arange(fresh.size, dtype=np.int64) + self._next_number
         self._given = self._next_number + int(fresh.size)
-
-    def _moved(self, step: Step, number: int) -> Running:
-        measure = self.join.measures[number]
-        if measure.name in self._extremes:
-            return self._extremes[measure.name].moved(step)
-        own, kind = self._numbers[measure.name], self._kinds[measure.name]
-        if measure.name in self._values:
-            column, table = measure.column, self._values[measure.name]
-            assert column is not None
-            name = f"different_{number}"
-            return sums.counted(step.summed(name, lambda: step.line.moves(sums.crossings(step, table, column))))
-        return sums.moved(step, measure, kind, own, self.join.output[len(self.join.by) + number].type)
 
     # --- the changelog -----------------------------------------------------------------------
 

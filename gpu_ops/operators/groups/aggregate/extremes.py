@@ -47,22 +47,17 @@ class Extreme:
 
     Attributes:
         measure: which.
-        number: of the aggregate, for names.
+        name: of the number beside a group.
         table: where best rows lie.
         order: the column that rows are ordered by; None for arrival alone.
         own: whether the table has best rows only.
     """
 
     measure: Measure
-    number: int
+    name: str
     table: InputRows | ValueTable
     order: str | None
     own: bool
-
-    @property
-    def name(self) -> str:
-        """Of the number beside a group."""
-        return f"best_{self.number}"
 
     def moved(self, step: Step) -> Running:
         """The aggregate at each moment; the group's best row is another then."""
@@ -326,20 +321,15 @@ class OwnFunction:
 
     Attributes:
         measure: which.
-        number: of the aggregate, for names.
+        name: of the number beside a group.
         table: the states of groups.
         own: that table has nothing else.
     """
 
     measure: Measure
-    number: int
+    name: str
     table: ValueTable
     own: bool = True
-
-    @property
-    def name(self) -> str:
-        """Of the number beside a group."""
-        return f"state_{self.number}"
 
     @property
     def function(self) -> AggregateFunction:
@@ -351,9 +341,9 @@ class OwnFunction:
         """The aggregate at each moment."""
         line = step.line
         state = self._states(step)
-        base = self._called("result", len(state), state)
+        base = called(self.measure, "result", len(state), state)
         after, final = self._of_groups(step, state) if line.net else self._of_moments(step, state)
-        found = self._called("result", len(after), after)
+        found = called(self.measure, "result", len(after), after)
         values = one_zero(one_array(pa.chunked_array([*base.chunks, *found.chunks], base.type)))
         codes = np.arange(len(values))
         if not pa.types.is_nested(values.type):
@@ -373,7 +363,7 @@ class OwnFunction:
         known = xp.flatnonzero(slots >= 0)
         held = step.kernels.to_arrow(self.table.store.take(slots[known], schema.names, present=True), schema)
         fresh = int(slots.size - known.size)
-        made = pa.concat_tables([held, self._called("empty", fresh, fresh)])
+        made = pa.concat_tables([held, called(self.measure, "empty", fresh, fresh)])
         place = np.full(int(slots.size), -1, np.int64)
         there = step.kernels.asnumpy(known)
         place[there] = np.arange(there.size)
@@ -420,11 +410,8 @@ class OwnFunction:
                 taken = pa.array(rows[some])
                 columns = [step.column(name).take(taken) for name in self.function.columns]
                 values = pa.Table.from_arrays(columns, names=list(self.function.columns))
-                state = self._called(method, len(state), state, pa.array(groups[some]), values)
+                state = called(self.measure, method, len(state), state, pa.array(groups[some]), values)
         return state
-
-    def _called(self, method: str, size: int, *given: Any) -> Any:
-        return called(self.measure, method, size, *given)
 
     def _keep(self, step: Step, final: pa.Table) -> None:
         """Note each group's state; of groups without rows there is none."""

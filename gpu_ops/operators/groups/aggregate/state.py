@@ -18,10 +18,12 @@ import pyarrow as pa
 from gpu_ops.arrays import Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.operators.core.key_table import InputRows, KeyTable, ValueTable, forget_rows
+from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.operators.core.key_table import KeyTable, ValueTable, forget_rows
 from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, OwnFunction, renumbered
 from gpu_ops.operators.groups.aggregate.sums import GROUP, GROUP_NUMBER, PART_OF_DOUBLES, with_parts
 from gpu_ops.operators.operator import Cut, Parts, Targets
+from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, StateTable, put_behind
 
@@ -128,7 +130,18 @@ def _places(target: Targets) -> Ints:
     return places
 
 
-_GROUPS = "groups of {}"
+_ALL = "all"
+
+
+def group_table(kernels: Kernels, source: Input, by: Sequence[str], columns: Mapping[str, npt.DTypeLike]) -> KeyTable:
+    """The groups of an input's rows, with numbers beside them; one group without group columns."""
+    schema = pa.schema([source.schema.field(column) for column in by] or [(_ALL, pa.int8())])
+    return KeyTable(kernels, schema, columns, source.name, ttl_ms=source.ttl_ms)
+
+
+def one_key(kernels: Kernels, rows: int) -> Frame:
+    """The key of the one group that there is without group columns, of some rows."""
+    return kernels.frame(pa.table({_ALL: pa.array(np.zeros(rows, np.int8))}))
 
 
 def _among_left(rows: StateTable, best: Ints) -> Ints:
@@ -138,7 +151,7 @@ def _among_left(rows: StateTable, best: Ints) -> Ints:
 
 
 class GroupState:
-    """An aggregate's state.
+    """The state of an aggregate, or of first rows.
 
     Args:
         source: the input.
@@ -155,11 +168,13 @@ class GroupState:
         self,
         source: Input,
         groups: KeyTable,
-        rows: InputRows | None,
+        rows: KeyedTable | None,
         parts: Mapping[str, StateTable],
         extremes: Sequence[Extreme | OwnFunction],
     ) -> None:
-        self._source, self._groups, self._rows, self._parts, self._extremes = source, groups, rows, parts, extremes
+        self._source, self._groups, self._rows, self._extremes = source, groups, rows, extremes
+        self._values = [table for table in parts.values() if isinstance(table, KeyTable)]
+        self._named = {f"{name} of {source.name}": table for name, table in {"groups": groups, **parts}.items()}
         self.main: StateTable = groups if rows is None else rows
         self.main.attached += [*([] if rows is None else [groups]), *parts.values()]
         for table in {id(extreme.table): extreme.table for extreme in extremes}.values():
@@ -174,41 +189,40 @@ class GroupState:
         for best, new in zip(numbers, found, strict=True):  # from here on nothing is allocated
             best[:] = new
 
-    def forget(self, slots: Slots) -> None:
-        """Some groups go, and all that is kept for them, before the micro-batch's changes."""
-        groups = self._groups
+    def forget(self, slots: Slots) -> int:
+        """Some groups go, and all that is kept for them, before the micro-batch's changes; how many of its rows."""
+        groups, gone = self._groups, 0
         kernels, xp = groups.kernels, groups.kernels.xp
         if not slots.size:
-            return
+            return 0
         if self._rows is not None:
-            forget_rows(self._rows, groups.store.take(slots, groups.source.schema.names, present=True))
+            gone = forget_rows(self._rows, groups.store.take(slots, groups.source.schema.names, present=True))
         for extreme in self._extremes:
             if extreme.own:
                 best = groups.beside[extreme.name].values[slots]
                 extreme.table.move(best[xp.flatnonzero(best > NO_ROW)] - 1, LIVE, DEAD)
-        for table in self._parts.values():
-            if isinstance(table, KeyTable):
-                numbers = kernels.asnumpy(groups.beside[GROUP_NUMBER].values[slots])
-                found = table.of_first(kernels.frame(pa.table({GROUP: pa.array(numbers)})))
-                table.move(found, LIVE, DEAD)
+        for table in self._values:
+            numbers = kernels.asnumpy(groups.beside[GROUP_NUMBER].values[slots])
+            found = table.of_first(kernels.frame(pa.table({GROUP: pa.array(numbers)})))
+            table.move(found, LIVE, DEAD)
         groups.move(slots, LIVE, DEAD)
+        return gone
 
     # --- the stored form ---------------------------------------------------------------------
 
     def kept(self) -> dict[str, Storable]:
         """All tables, by name."""
         rows = self._source.schema.empty_table() if self._rows is None else self._rows
-        found = {self._source.name: rows, _GROUPS.format(self._source.name): self._groups}
-        return found | {self._named(name): table for name, table in self._parts.items()}
+        return {self._source.name: rows, **self._named}
 
     def cut(self, parts: Parts, targets: Targets, to: Callable[[pa.Table], Targets], count: int) -> Cut:
         """All tables but the input's, for other partitions; see `gpu_ops.operators.operator.Operator.cut`."""
         groups, own = self._groups, len(self._groups.source.schema)
         places = {name: place for place, name in enumerate(groups.beside, start=own)}
-        tables = {id(table): self._named(name) for name, table in self._parts.items()}
+        tables = {id(table): name for name, table in self._named.items()}
         leads = {places[e.name]: tables[id(e.table)] if e.own else None for e in self._extremes}
-        values = [self._named(name) for name, table in self._parts.items() if isinstance(table, KeyTable)]
-        linked = Linked(_GROUPS.format(self._source.name), own, leads, places.get(GROUP_NUMBER), values)
+        values = [tables[id(table)] for table in self._values]
+        linked = Linked(tables[id(groups)], own, leads, places.get(GROUP_NUMBER), values)
         sizes = [] if self._rows is None else [len(part[self._source.name]) for part in parts]
         return cut_groups(linked, parts, (sizes, targets), to, count)
 
@@ -218,21 +232,17 @@ class GroupState:
         Raises:
             StateError: a table is missing.
         """
-        named: dict[str, StateTable] = {_GROUPS.format(self._source.name): self._groups}
-        named |= {self._named(name): table for name, table in self._parts.items()}
+        named: dict[str, StateTable] = {**self._named}
         if self._rows is not None:
             named[self._source.name] = self._rows
         missing = sorted(named.keys() - state.keys())
         if missing:
             raise StateError(f"the snapshot lacks {', '.join(missing)}")
-        groups, own = _GROUPS.format(self._source.name), len(self._groups.source.schema)
+        groups, own = next(iter(self._named)), len(self._groups.source.schema)
         stored = state[groups]
         state = {**state, groups: with_parts(stored, own) if isinstance(stored, pa.Table) else stored}
         more = state[groups].column_names[own:]
         self._groups.have(name for name in more if name.startswith(PART_OF_DOUBLES))
         for name, table in named.items():
-            assert isinstance(table, KeyTable | ValueTable | InputRows)
+            assert isinstance(table, KeyTable | ValueTable | KeyedTable)
             table.restore(state[name], settle)
-
-    def _named(self, name: str) -> str:
-        return f"{name} of {self._source.name}"

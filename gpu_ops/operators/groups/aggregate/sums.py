@@ -533,6 +533,13 @@ def value_table(kernels: Kernels, kind: pa.DataType, name: str, *, forgets: bool
     return KeyTable(kernels, schema, {_ROWS: np.int64}, name, by_first=forgets)
 
 
+def different(step: Step, name: str, table: KeyTable, measure: Measure) -> Running:
+    """The number of different values at each moment, which has a name beside the groups; others as of `crossings`."""
+    assert measure.column is not None
+    column = measure.column
+    return counted(step.summed(name, lambda: step.line.moves(crossings(step, table, column))))
+
+
 def crossings(step: Step, table: KeyTable, column: str) -> Array:
     """By how much each event moves the number of different values: 1, -1 or 0; moves the values' own numbers.
 
