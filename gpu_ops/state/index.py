@@ -309,6 +309,26 @@ class HashIndex(Runs[Run]):
             entries.sort()
             self.staged = _hash_run(self._kernels, entries)
 
+    def put(self, entries: Array) -> None:
+        """Make rows findable for good, of n ascending entries; they are a run of their own until `unite`."""
+        if entries.size:
+            self.runs.append(_hash_run(self._kernels, entries))
+
+    def unite(self) -> None:
+        """Make one run of those that were put, as far as a run may be that large."""
+        place, most = len(self.runs), self._kernels.piece_bytes
+        while place and self.runs[place - 1].home is self._kernels and self.runs[place - 1].file is None:
+            place -= 1
+        groups: list[list[Array]] = []
+        for run in self.runs[place:]:
+            size = sum(entries.nbytes for entries in groups[-1]) + run.nbytes if groups else 0
+            if groups and (most is None or size <= most):
+                groups[-1].append(run.entries)
+            else:
+                groups.append([run.entries])
+        with postponed(self._kernels, "merging an index"):
+            self.runs[place:] = [_hash_run(self._kernels, _united(self._xp, group)) for group in groups]
+
     def probe(self, hashes: Hashes, *, staged: bool) -> tuple[Positions, Slots]:
         """Candidates for each of n hashes.
 
@@ -367,6 +387,18 @@ class HashIndex(Runs[Run]):
             if entries.size:
                 index.runs.append(_hash_run(run.home, entries))
         return index
+
+
+def _united(xp: Any, parts: Sequence[Array]) -> Array:
+    """Ascending entries as one array."""
+    if len(parts) == 1:
+        return parts[0]
+    entries = xp.concatenate(parts)
+    if xp is np:
+        entries.sort(kind="stable")  # timsort, which merges ascending parts
+    else:
+        entries.sort()
+    return entries
 
 
 def _hash_run(home: Kernels, entries: Array) -> Run:

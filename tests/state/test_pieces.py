@@ -16,7 +16,7 @@ from gpu_ops.spark.server import recovery
 from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.state import pieces
 from gpu_ops.state.durable import PartitionLog
-from gpu_ops.state.pieces import Piece, StoredTable, Taken, grouped, renumbered, write
+from gpu_ops.state.pieces import Content, Flush, Piece, StoredTable, merges, renumbered, write
 from state.support import WIRE, expected, make_command, wire_batches
 from state.test_rescale import CASES, Partitions, counted
 
@@ -38,63 +38,63 @@ def files_of(folder: Path, suffix: str) -> list[Path]:
 def piece(rows: int, *, name: str | None = "x", left: int | None = None) -> Piece:
     """Each row has a byte."""
     found = Piece(name, rows, rows)
-    return found if left is None else found.keeping(np.arange(rows) < left)
+    return found if left is None else found.having(np.arange(rows) < left)
 
 
-def test_small_pieces_are_taken_along_and_large_ones_stay() -> None:
+def test_small_pieces_are_merged_and_large_ones_stay() -> None:
     """A worked example: seven at a time, of 1,000 bytes at most, none of them eight times as large."""
     new = piece(10, name=None)
-    assert grouped([], 1000) == ()
-    assert grouped([piece(50), piece(5)], 1000) == (range(1), range(1, 2))  # nothing is new
-    assert grouped([*[piece(9)] * 6, new], 1000) == (*(range(n, n + 1) for n in range(7)),)
-    assert grouped([*[piece(9)] * 7, new], 1000) == (range(8),)
-    assert grouped([piece(200), *[piece(9)] * 7, new], 1000) == (range(1), range(1, 9))
-    assert grouped([piece(81), *[piece(9)] * 6, new], 1000) == (*(range(n, n + 1) for n in range(8)),)
-    assert grouped([*[piece(70)] * 7, *[piece(9)] * 7, new], 1000) == (range(15),)
-    assert grouped([*[piece(70)] * 7, *[piece(9)] * 7, new], 500) == (
+    assert merges([], 1000) == ()
+    assert merges([piece(50), piece(5)], 1000) == (range(1), range(1, 2))  # nothing is new
+    assert merges([*[piece(9)] * 6, new], 1000) == (*(range(n, n + 1) for n in range(7)),)
+    assert merges([*[piece(9)] * 7, new], 1000) == (range(8),)
+    assert merges([piece(200), *[piece(9)] * 7, new], 1000) == (range(1), range(1, 9))
+    assert merges([piece(81), *[piece(9)] * 6, new], 1000) == (*(range(n, n + 1) for n in range(8)),)
+    assert merges([*[piece(70)] * 7, *[piece(9)] * 7, new], 1000) == (range(15),)
+    assert merges([*[piece(70)] * 7, *[piece(9)] * 7, new], 500) == (
         *(range(n, n + 1) for n in range(7)),
         range(7, 15),
     )
-    assert grouped([piece(10, left=0), *[piece(9)] * 7, new], 1000) == (range(1, 9),)
+    assert merges([piece(10, left=0), *[piece(9)] * 7, new], 1000) == (range(1, 9),)
 
 
-def test_rows_that_are_gone_are_left_out_of_what_is_written_again() -> None:
+def test_obsolete_rows_are_left_out_of_what_is_written_again() -> None:
     """Of a piece that has lost less than half only the numbers are; they stand where its rows do."""
-    files = {"a": pa.table({"v": range(4)}), "b": pa.table({"v": range(4, 8)})}
-    kept_a, kept_b = np.array([1, 0, 1, 1], bool), np.array([0, 0, 1, 0], bool)
-    taken = Taken(
-        (Piece("a", 4, 4).keeping(kept_a), Piece("b", 4, 4).keeping(kept_b), Piece(None, 1, 1)),
+    files = {"a": Content(pa.table({"v": range(4)}), {}), "b": Content(pa.table({"v": range(4, 8)}), {})}
+    present_a, present_b = np.array([1, 0, 1, 1], bool), np.array([0, 0, 1, 0], bool)
+    flush = Flush(
+        (Piece("a", 4, 4).having(present_a), Piece("b", 4, 4).having(present_b), Piece(None, 1, 1)),
         pa.table({"v": [8]}),
         {pieces.STATUS_COLUMN: np.array([1, 0, 1, 1, 1], np.int8), "n": np.array([10, 12, 13, 16, 18])},
     )
 
-    def store(rows: pa.Table) -> str:
+    def store(content: Content) -> str:
         name = f"new {len(files)}"
-        files[name] = rows
+        files[name] = content
         return name
 
-    written = write(taken, files.__getitem__, store, most=0)
+    written = write(flush, files.__getitem__, store, most=0)
     assert written.pieces == (("a", 4), ("new 2", 1), ("new 3", 1))
-    assert files["new 2"]["v"].to_pylist() == [6]
+    assert files["new 2"].rows["v"].to_pylist() == [6]
     assert written.numbers["n"].to_pylist() == [10, 0, 12, 13, 16, 18]
     stored = StoredTable(written.numbers, written.pieces, written.columns, files.__getitem__)
     parts = list(stored.parts())
     assert [row for part in parts for row in part.rows["v"].to_pylist()] == [0, 3, 6, 8]
     assert [n for part in parts for n in part.numbers["n"].tolist()] == [10, 13, 16, 18]
     # a compaction beside the writing drops slot 1 (the row 2), which no longer counted, and slot 3 (the row 6)
-    now = renumbered(taken.pieces, np.array([1, 0, 1, 0, 1], bool))
-    assert [p.slots for p in written.settled(taken.pieces, now)] == [2, 0, 1]
+    now = renumbered(flush.pieces, np.array([1, 0, 1, 0, 1], bool))
+    assert [p.slots for p in written.installed(flush.pieces, now)] == [2, 0, 1]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_compactions_at_any_moment_lose_no_row(seed: int) -> None:
     """Rows come and go, pieces are written, and compactions come before, between and after; all is there in the end."""
-    rng, files = np.random.default_rng(seed), dict[str, pa.Table]()
+    rng, files = np.random.default_rng(seed), dict[str, Content]()
     table: list[int] = []  # by slot, negative where it is dead
     own: tuple[Piece, ...] = ()
 
-    def store(rows: pa.Table) -> str:
-        files[name := str(len(files))] = rows
+    def store(content: Content) -> str:
+        files[name := str(len(files))] = content
         return name
 
     def compact() -> None:
@@ -109,17 +109,17 @@ def test_compactions_at_any_moment_lose_no_row(seed: int) -> None:
         if rng.random() < 0.3:
             compact()
         first = sum(p.slots for p in own)
-        fresh = pa.table({"v": pa.array(map(abs, table[first:]), pa.int64())})
-        own = (*own, Piece(None, len(fresh), fresh.nbytes)) if len(fresh) else own
+        rows = pa.table({"v": pa.array(map(abs, table[first:]), pa.int64())})
+        own = (*own, Piece(None, len(rows), rows.nbytes)) if len(rows) else own
         status = np.array([row > 0 for row in table], np.int8)
-        taken = Taken(own, fresh, {pieces.STATUS_COLUMN: status})
-        written = write(taken, files.__getitem__, store, int(rng.integers(0, 400)))
+        flush = Flush(own, rows, {pieces.STATUS_COLUMN: status})
+        written = write(flush, files.__getitem__, store, int(rng.integers(0, 400)))
         stored = StoredTable(written.numbers, written.pieces, written.columns, files.__getitem__)
         assert [v for part in stored.parts() for v in part.rows["v"].to_pylist()] == [row for row in table if row > 0]
-        assert all(2 * p.slots >= p.rows for p in written.settled(taken.pieces, own))
+        assert all(2 * p.slots >= p.rows for p in written.installed(flush.pieces, own))
         if rng.random() < 0.3:
             compact()
-        own = written.settled(taken.pieces, own)
+        own = written.installed(flush.pieces, own)
         assert sum(p.slots for p in own) == len(table)
 
 

@@ -15,7 +15,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.state.durable import PartitionLog, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
-from gpu_ops.state.pieces import PIECE_BYTES, WHOLE_BYTES, Pieced, Storable, Taken, Written
+from gpu_ops.state.pieces import PIECE_BYTES, WHOLE_BYTES, Flush, Pieced, Storable, Written
 
 _log = logging.getLogger(__name__)
 
@@ -283,7 +283,7 @@ class Snapshots:
         self.seconds = 0.0
         snapshot = _Snapshot(self._log, version, held(), self.stored.pieces, tiny=self._tiny)
         if snapshot.nbytes <= _WRITTEN_AT_ONCE:
-            self._settle(snapshot, snapshot.write)
+            self._install(snapshot, snapshot.write)
         else:
             thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
             self._writing = snapshot, thread.submit(snapshot.write)
@@ -298,9 +298,9 @@ class Snapshots:
         """Wait for what is being written, and delete what it replaces."""
         if self._writing is not None:
             snapshot, writing = self._writing
-            self._settle(snapshot, writing.result)
+            self._install(snapshot, writing.result)
 
-    def _settle(self, snapshot: _Snapshot, written: Callable[[], None]) -> None:
+    def _install(self, snapshot: _Snapshot, written: Callable[[], None]) -> None:
         self._writing = None
         try:
             written()
@@ -309,7 +309,7 @@ class Snapshots:
             self._bytes += snapshot.size + sum(snapshot.sizes.values())
             # Another server may have taken the partition over, and names what this one does not: a piece that no
             # snapshot of this one names any more is deleted with the next one, which it does not come to then.
-            unneeded = self.stored.pieces.keys() - snapshot.settle()
+            unneeded = self.stored.pieces.keys() - snapshot.install()
             self.stored = self._log.prune(snapshot.version, self.stored, unneeded & self._unneeded)
             self._unneeded = frozenset(unneeded)
         except (StateError, OSError) as error:
@@ -340,7 +340,7 @@ class _Snapshot:
         self._log, self.version, self._held = log, version, held
         self._most, least = (1 << 10, 0) if tiny else (PIECE_BYTES, WHOLE_BYTES)
         self._whole: dict[str, pa.Table] = {}
-        self._taken: dict[str, tuple[Pieced, Taken]] = {}
+        self._flushed: dict[str, tuple[Pieced, Flush]] = {}
         self._written: dict[str, Written] = {}
         self.size, self.sizes = 0, dict[str, int]()
         for name, table in held.tables.items():
@@ -353,25 +353,25 @@ class _Snapshot:
             if table.nbytes <= least:
                 self._whole[name] = table.snapshot()
             else:
-                self._taken[name] = table, table.take()
+                self._flushed[name] = table, table.flush()
         self.nbytes = sum(table.nbytes for table in self._whole.values())
-        self.nbytes += sum(taken.nbytes for _, taken in self._taken.values())
+        self.nbytes += sum(flush.nbytes for _, flush in self._flushed.values())
 
     def write(self) -> None:
         """Writes new pieces, then the snapshot that names them."""
-        for name, (_, taken) in self._taken.items():
-            self._written[name], sizes = self._log.write_pieces(self.version, name, taken, self._most)
+        for name, (_, flush) in self._flushed.items():
+            self._written[name], sizes = self._log.write_pieces(self.version, name, flush, self._most)
             self.sizes |= sizes
         held, tables = self._held, self._whole | self._written
         self.size = self._log.write_snapshot(self.version, tables, held.clock_ms, held.times, backlog=held.backlog)
 
-    def settle(self) -> set[str]:
+    def install(self) -> set[str]:
         """Says to the tables which pieces they have now; gives the names of these."""
-        for name, (table, taken) in self._taken.items():
-            table.pieces = self._written[name].settled(taken.pieces, table.pieces)
+        for name, (table, flush) in self._flushed.items():
+            table.pieces = self._written[name].installed(flush.pieces, table.pieces)
         return {name for written in self._written.values() for name, _ in written.pieces}
 
     def give_up(self) -> None:
         """What is not written is no piece."""
-        for table, _ in self._taken.values():
+        for table, _ in self._flushed.values():
             table.pieces = tuple(piece for piece in table.pieces if piece.name is not None)
