@@ -1,10 +1,12 @@
 """The stored form of a table in pieces: rows that are written once, and the numbers beside them, which change.
 
 A snapshot of a table names pieces, and holds the numbers of all their rows. Rows that have come since the last one are
-flushed to a new piece, with their index entries, so that a restart sorts nothing. Pieces as small before it are merged
-with it, up to `PIECE_BYTES`; and a piece of which more than half is obsolete is written again without that. So each row
-is written a few times at most, and what a snapshot costs follows the changes since the last one, but for the numbers,
-which are a few bytes a row.
+flushed to a new piece. Pieces as small before it are merged with it, up to `PIECE_BYTES`; and a piece of which more
+than half is obsolete is written again without that. So each row is written a few times at most, and what a snapshot
+costs follows the changes since the last one, but for the numbers, which are a few bytes a row.
+
+A large piece has the index entries of its rows, so that a restart sorts few. Small ones, which are soon merged, have
+none; neither have those of earlier versions.
 
 A row of a piece has a slot of the table, in the same order, until a compaction drops it: then it is *obsolete*, and its
 numbers are 0; a status of 0 says that a row is no more.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -43,7 +45,7 @@ places among the rows; a row that nothing is to find has none."""
 
 
 class Content(NamedTuple):
-    """What is in a piece; of one that an earlier version wrote no index entries."""
+    """What is in a piece: rows, and their index entries if it has them."""
 
     rows: pa.Table
     entries: Entries
@@ -243,26 +245,28 @@ def write(
             if present is not None:
                 numbers = {name: _spread(values, present) for name, values in numbers.items()}
         else:
-            parts = (Content(flush.rows, {}) if part.name is None else read(part.name).of(part.present) for part in own)
-            found.append((store(_merged(parts, flush.entries_of)), slots))
+            parts = [Content(flush.rows, {}) if part.name is None else read(part.name).of(part.present) for part in own]
+            found.append((store(_merged(parts, flush.entries_of, most // (_FANOUT + 1))), slots))
         beside.append(pa.table(numbers))
     empty = pa.table({name: pa.array(values[:0]) for name, values in flush.numbers.items()})
     return Written(pa.concat_tables([empty, *beside]), tuple(found), tuple(flush.rows.column_names), groups)
 
 
-def _merged(parts: Iterable[Content], entries_of: Callable[[pa.Table], Entries]) -> Content:
-    """Parts one behind the other; the entries of those that have none are made."""
-    rows, found, first = [], list[Entries](), 0
+def _merged(parts: Sequence[Content], entries_of: Callable[[pa.Table], Entries], least: int) -> Content:
+    """Parts one behind the other; of ``least`` bytes or more with entries, which are made for parts that have none."""
+    rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
+    if rows.nbytes < least:
+        return Content(rows, {})
+    found, first = [], 0
     for part in parts:
         own = part.entries or entries_of(part.rows)
         found.append({label: entries + np.uint64(first) for label, entries in own.items()})
-        rows.append(part.rows)
         first += len(part.rows)
-    labels = set.intersection(*(set(own) for own in found))
+    labels = set.intersection(*map(set, found))
     together = {label: np.concatenate([own[label] for own in found]) for label in sorted(labels)}
     for entries in together.values():
         entries.sort(kind="stable")  # timsort, which merges what is ascending
-    return Content(pa.concat_tables(rows).combine_chunks(), together)
+    return Content(rows, together)
 
 
 def _spread(values: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:

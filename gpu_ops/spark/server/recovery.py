@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 MIN_RECORDS: Final = 16
 """No snapshot before this many records."""
 
-REPLAY_SECONDS: Final = 5.0
+REPLAY_SECONDS: Final = 2.0
 """A snapshot when the micro-batches since the last one took longer: to replay them takes about as long."""
 
 RECORD_COST: Final = 256 << 10
@@ -176,10 +176,10 @@ def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) 
 
 
 def snapshot_due(version: int, partition: int, stored: Stored, every: int | None, seconds: float = 0) -> bool:
-    """Whether the log has grown as large as the last snapshot, its pieces left out, or takes long to replay.
+    """Whether the log has grown twice as large as the last snapshot, its pieces left out, or takes long to replay.
 
-    A snapshot writes the numbers of all rows, and else what is new: that is written again only after as many bytes of
-    changes.
+    A snapshot writes the numbers of all rows, and else what is new: that is written again only after twice as many
+    bytes of changes.
 
     Args:
         version: of which a snapshot would be.
@@ -196,7 +196,7 @@ def snapshot_due(version: int, partition: int, stored: Stored, every: int | None
         return True
     if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS and seconds < REPLAY_SECONDS / 4:
         return False
-    return sum(max(size, RECORD_COST) for size in sizes) >= stored.snapshots.get(last, 0)
+    return sum(max(size, RECORD_COST) for size in sizes) >= 2 * stored.snapshots.get(last, 0)
 
 
 def stored_version(files: Files, manifest: Manifest) -> int:
