@@ -310,24 +310,20 @@ class HashIndex(Runs[Run]):
             self.staged = _hash_run(self._kernels, entries)
 
     def put(self, entries: Array) -> None:
-        """Make rows findable for good, of n ascending entries; they are a run of their own until `unite`."""
+        """Make rows findable from the next `commit` on, of n ascending entries; on the CPU `unite` has to follow."""
         if entries.size:
-            self.runs.append(_hash_run(self._kernels, entries))
+            run = _hash_run(self._kernels, entries)
+            if self._kernels.host is None:
+                self.runs.append(run)
+            else:
+                self.staged = run
 
     def unite(self) -> None:
-        """Make one run of those that were put, as far as a run may be that large."""
-        place, most = len(self.runs), self._kernels.piece_bytes
-        while place and self.runs[place - 1].home is self._kernels and self.runs[place - 1].file is None:
-            place -= 1
-        groups: list[list[Array]] = []
-        for run in self.runs[place:]:
-            size = sum(entries.nbytes for entries in groups[-1]) + run.nbytes if groups else 0
-            if groups and (most is None or size <= most):
-                groups[-1].append(run.entries)
-            else:
-                groups.append([run.entries])
-        with postponed(self._kernels, "merging an index"):
-            self.runs[place:] = [_hash_run(self._kernels, _united(self._xp, group)) for group in groups]
+        """Make one run of those that were put and are in memory."""
+        if len(there := [run for run in self.runs if run.file is None]) > 1:
+            entries = self._xp.concatenate([run.entries for run in there])
+            entries.sort(kind="stable")  # timsort, which merges ascending parts
+            self.runs = [*(run for run in self.runs if run.file is not None), _hash_run(self._kernels, entries)]
 
     def probe(self, hashes: Hashes, *, staged: bool) -> tuple[Positions, Slots]:
         """Candidates for each of n hashes.
@@ -381,24 +377,10 @@ class HashIndex(Runs[Run]):
         """Another index that follows a compaction."""
         index, everywhere = HashIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
-            slots = everywhere.at(run.home)[layouts.entry_slots(run.entries)]
-            alive = slots >= 0
-            entries = layouts.entries(run.entries[alive], slots[alive])
+            entries, _ = layouts.renumbered(run.entries, everywhere.at(run.home))
             if entries.size:
                 index.runs.append(_hash_run(run.home, entries))
         return index
-
-
-def _united(xp: Any, parts: Sequence[Array]) -> Array:
-    """Ascending entries as one array."""
-    if len(parts) == 1:
-        return parts[0]
-    entries = xp.concatenate(parts)
-    if xp is np:
-        entries.sort(kind="stable")  # timsort, which merges ascending parts
-    else:
-        entries.sort()
-    return entries
 
 
 def _hash_run(home: Kernels, entries: Array) -> Run:
@@ -550,9 +532,7 @@ class TimeIndex(Runs[TimeRun]):
         """Another index that follows a compaction."""
         index, everywhere = TimeIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
-            slots = everywhere.at(run.home)[layouts.entry_slots(run.entries)]
-            alive = slots >= 0
-            entries = layouts.entries(run.entries[alive], slots[alive])
+            entries, alive = layouts.renumbered(run.entries, everywhere.at(run.home))
             if entries.size:
                 ties = None if run.ties is None else run.ties[alive]
                 index.runs.append(_with_directory(run.home, entries, run.times[alive], run.span, ties))

@@ -54,12 +54,9 @@ class Content(NamedTuple):
         """The same without the other rows; None for all."""
         if present is None:
             return self
-        places, found = np.cumsum(present) - 1, {}
-        for label, entries in self.entries.items():
-            slots: Any = layouts.entry_slots(entries)
-            left = present[slots]
-            found[label] = layouts.entries(entries[left], places[slots[left]])
-        return Content(self.rows.filter(pa.array(present)), found)
+        places: Any = np.where(present, np.cumsum(present) - 1, -1)
+        entries = {label: layouts.renumbered(own, places)[0] for label, own in self.entries.items()}
+        return Content(self.rows.filter(pa.array(present)), entries)
 
 
 @dataclasses.dataclass(frozen=True)

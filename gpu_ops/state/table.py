@@ -26,17 +26,7 @@ from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import HashIndex, Runs, TimeQueue, postponed
-from gpu_ops.state.pieces import (
-    STATUS_COLUMN,
-    Entries,
-    Flush,
-    FromSnapshot,
-    Numbers,
-    Part,
-    Piece,
-    StoredTable,
-    renumbered,
-)
+from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Numbers, Part, Piece, StoredTable, renumbered
 from gpu_ops.values import with_types
 
 DEAD, LIVE, DYING = 0, 1, 2
@@ -504,7 +494,7 @@ class StateTable:
         numbers = self._numbers({STATUS_COLUMN: self.status, **self._stored()})
         return Flush(self.pieces, rows, numbers, self._stored_entries)
 
-    def _stored_entries(self, rows: pa.Table) -> Entries:
+    def _stored_entries(self, rows: pa.Table) -> dict[str, Array]:
         """The index entries that a piece has beside its rows: of the CPU's hashes only."""
         return {} if self.kernels.host is not None else self._entries(self.kernels.frame(rows))
 
@@ -559,17 +549,16 @@ class StateTable:
         for name, column in self._stored().items():
             values = np.concatenate([own[name] for own in numbers]) if numbers else column.values
             column.values[:] = self.kernels.asarray(values.astype(column.values.dtype))
-        for index in self.indexes.values():
-            if isinstance(index, HashIndex):
-                index.unite()
+        if self.kernels.host is None:
+            for name in self.key_sets_of:
+                cast("HashIndex", self.indexes[name]).unite()
         self.pieces = tuple(found)
 
-    def _take_in(self, frame: Frame, stored: Entries) -> None:
-        """Prepare rows of a snapshot, with their index entries where a piece has them."""
-        first, labels = len(self), {keys.label for keys in self.key_sets_of.values()}
+    def _take_in(self, frame: Frame, stored: Mapping[str, Array]) -> None:
+        """Prepare rows of a snapshot, with the index entries that a piece has of them: a GPU's differ."""
+        first, labels = np.uint64(len(self)), {keys.label for keys in self.key_sets_of.values()}
         if self.append(frame):
-            # a GPU hashes otherwise
-            there = self.kernels.host is None and labels <= stored.keys()
-            entries = stored if there else self._entries(frame)
+            known = self.kernels.host is None and labels <= stored.keys()
+            entries = stored if known else self._entries(frame)
             for name, keys in self.key_sets_of.items():
-                cast("HashIndex", self.indexes[name]).put(entries[keys.label] + np.uint64(first))
+                cast("HashIndex", self.indexes[name]).put(entries[keys.label] + first)
