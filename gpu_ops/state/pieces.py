@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -305,22 +305,25 @@ class StoredTable:
 
     def parts(self) -> Iterator[Part]:
         """The rows, piece by piece; the next one is read while one is taken in."""
-        first = 0
+        first, coming = 0, list[Future[Part]]()
         with ThreadPoolExecutor(1, thread_name_prefix="piece") as pool:
-            coming = [pool.submit(self.read, name) for name, _ in self.pieces[:1]]
-            for number, (name, rows) in enumerate(self.pieces):
-                coming += [pool.submit(self.read, after) for after, _ in self.pieces[number + 1 : number + 2]]
-                content = coming.pop(0).result()
-                part = self.numbers.slice(first, rows)
-                numbers = {column: part.column(column).to_numpy() for column in part.column_names}
-                present = numbers[STATUS_COLUMN] != 0
+            for name, rows in self.pieces:
+                coming.append(pool.submit(self._part, name, self.numbers.slice(first, rows)))
                 first += rows
-                seen_to_move()
-                piece = Piece(name, rows, content.rows.nbytes).having(present)
-                if piece.bits is not None:
-                    content = content.of(present)
-                    numbers = {column: values[present] for column, values in numbers.items()}
-                yield Part(content.rows, numbers, content.entries, piece)
+                if len(coming) > 1:
+                    seen_to_move()
+                    yield coming.pop(0).result()
+            if coming:
+                yield coming[0].result()
+
+    def _part(self, name: str, beside: pa.Table) -> Part:
+        content, numbers = self.read(name), {column: beside.column(column).to_numpy() for column in beside.column_names}
+        present = numbers[STATUS_COLUMN] != 0
+        piece = Piece(name, len(beside), content.rows.nbytes).having(present)
+        if piece.bits is not None:
+            content = content.of(present)
+            numbers = {column: values[present] for column, values in numbers.items()}
+        return Part(content.rows, numbers, content.entries, piece)
 
 
 FromSnapshot: TypeAlias = pa.Table | StoredTable
