@@ -5,8 +5,8 @@ flushed to a new piece. Pieces as small before it are merged with it, up to `PIE
 than half is obsolete is written again without that. So each row is written a few times at most, and what a snapshot
 costs follows the changes since the last one, but for the numbers, which are a few bytes a row.
 
-A large piece has the index entries of its rows, so that a restart sorts few. Small ones, which are soon merged, have
-none; neither have those of earlier versions.
+A large piece has the index entries of its rows, too, which a restart then need not hash and sort. Small ones, which are
+soon merged, have none; neither have those of earlier versions.
 
 A row of a piece has a slot of the table, in the same order, until a compaction drops it: then it is *obsolete*, and its
 numbers are 0; a status of 0 says that a row is no more.
