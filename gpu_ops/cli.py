@@ -183,7 +183,7 @@ def rescale(
     """Cut a state folder into another number of partitions. Its query must be stopped; then it goes on from here."""
     from gpu_ops.spark.server.rescale import rescale as cut  # noqa: PLC0415
 
-    done = cut(state, partitions)
+    done = cut(state, partitions, lambda text: typer.echo(text, err=True))
     rows = f"{sum(done.rows):,} rows, {min(done.rows):,} to {max(done.rows):,} in a partition"
     typer.echo(f"{done.before} partitions became {done.after}: {rows}, after {done.version} micro-batches")
 

@@ -52,6 +52,13 @@ def entry_slots(made: Array) -> Slots:
     return (made & _LOW).view(np.int64)
 
 
+def renumbered(made: Array, new_slots: Slots) -> tuple[Array, Array]:
+    """Entries in the new slot (int64) of each old one, without those that have none, -1; and which have one."""
+    slots = new_slots[entry_slots(made)]
+    there = slots >= 0
+    return entries(made[there], slots[there]), there
+
+
 def by_hash_and(made: Array, less: Array) -> Array:
     """Numbers that sort n entries by hash, then by something else of 32 bits (int64, not negative)."""
     return (made & _HIGH) | less.view(np.uint64)

@@ -42,7 +42,7 @@ from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import InputTable, Operator, Output, Room
 from gpu_ops.output import Changelog, changelog_table, gathered, together
 from gpu_ops.state.keyed_table import KeyedTable
-from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot, Piece, Storable, Taken
+from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Piece, Storable
 from gpu_ops.state.table import Coolable, KeySet, parts_of, put_behind
 from gpu_ops.values import with_types
 
@@ -288,13 +288,13 @@ class KeptInput(Coolable):
         """All changes, in order within each key."""
         return pa.concat_tables([self._table(t) for t, _ in self.segments] or [self.schema.empty_table()])
 
-    def take(self) -> Taken:
+    def flush(self) -> Flush:
         """What a snapshot is made of; see `gpu_ops.state.pieces.Pieced`."""
         first = sum(piece.rows for piece in self.pieces)
-        fresh = self.snapshot().slice(first)
-        if len(fresh):
-            self.pieces = (*self.pieces, Piece(None, len(fresh), fresh.nbytes))
-        return Taken(self.pieces, fresh, {STATUS_COLUMN: np.ones(first + len(fresh), np.int8)})
+        rows = self.snapshot().slice(first)
+        if len(rows):
+            self.pieces = (*self.pieces, Piece(None, len(rows), rows.nbytes))
+        return Flush(self.pieces, rows, {STATUS_COLUMN: np.ones(first + len(rows), np.int8)})
 
     def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
         """Fill an empty one with changes of a snapshot; ``settle``: called after each part.

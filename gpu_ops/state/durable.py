@@ -8,10 +8,10 @@ Layout::
     p/<partition>/<version>.snapshot    the state after micro-batches 0 .. version - 1
     p/<partition>/<version>.<id>.piece  rows of a table, written by the snapshot of a version, named by later ones, too
 
-The numbers have 20 digits. A record and a piece are an Arrow IPC stream; a snapshot is one stream per table, one
-after the other: its rows, or, where they are stored in pieces (`gpu_ops.state.pieces`), the numbers beside them. Each
-file ends with a trailer: magic, length and CRC-32 of what is before it. (The IPC stream ends before that, so any Arrow
-reader opens these files.)
+The numbers have 20 digits. A record is an Arrow IPC stream. A piece is one of rows, and one more of the entries of each
+index, past which versions read that knew none. A snapshot is one stream per table, one after the other: its rows, or,
+where they are stored in pieces (`gpu_ops.state.pieces`), the numbers beside them. Each file ends with a trailer: magic,
+length and CRC-32 of what is before it. (The IPC stream ends before that, so any Arrow reader opens these files.)
 
 The schema of each stream carries facts: the file's number, and the query, join, generation and partition that it
 belongs to. Whoever reads a file, or its facts alone, checks them, so a file from elsewhere is refused.
@@ -43,7 +43,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.state.blocks import Part, together, without
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
 from gpu_ops.state.manifest import Manifest
-from gpu_ops.state.pieces import FromSnapshot, StoredTable, Taken, Written, write
+from gpu_ops.state.pieces import Content, Flush, FromSnapshot, StoredTable, Written, write
 
 _TRAILER: Final = struct.Struct("<8sQI")
 _MAGIC: Final = b"GPUJOIN1"
@@ -51,6 +51,8 @@ _META: Final = b"gpu_join."
 _BACKLOG: Final = "backlog"
 _PIECES: Final = "pieces"
 """The fact of a table that is stored in pieces: their names and numbers of rows, and the names of the columns."""
+_ENTRIES: Final = "entries"
+"""The fact of a piece's index entries: their label."""
 _CHECK: Final = "check"
 """The fact that is a checksum of the others: a reader of facts alone does not see the file's."""
 _ROWS_PER_BATCH: Final = 1 << 16
@@ -373,42 +375,45 @@ class PartitionLog:
             parts.append((table.numbers if isinstance(table, Written) else table, facts))
         return _write(self._files, _SNAPSHOT.path(self._folder, version), parts, "lz4")
 
-    def write_pieces(self, version: int, name: str, taken: Taken, most: int) -> tuple[Written, dict[str, int]]:
+    def write_pieces(self, version: int, name: str, flush: Flush, most: int) -> tuple[Written, dict[str, int]]:
         """Writes what is new of a table; durable on return.
 
         Args:
             version: as of `write_snapshot`.
             name: of the table.
-            taken: what a snapshot of it is made of.
-            most: bytes of a piece that takes others along.
+            flush: what a snapshot of it is made of.
+            most: bytes of a piece that others are merged into.
 
         Returns:
             What a snapshot has of it, and the sizes of new pieces in bytes.
 
         Raises:
-            StateError: it cannot be written, or a piece that it takes along cannot be read.
+            StateError: it cannot be written, or a piece that is merged cannot be read.
         """
         sizes: dict[str, int] = {}
 
-        def store(rows: pa.Table) -> str:
+        def store(content: Content) -> str:
             # two servers may both hold a partition for a while: neither may write over what the other names
             own = f"{version:020d}.{uuid.uuid4().hex[:16]}"
             facts = {_PIECE.number: own, "table": name, **self._manifest.facts(self._partition)}
             path = _PIECE.path(self._folder, own)
-            sizes[own] = _write(self._files, path, [(rows, facts)], self._record_compression)
+            parts = [(content.rows, facts)]
+            parts += [(pa.table([x], ["entry"]), {**facts, _ENTRIES: label}) for label, x in content.entries.items()]
+            sizes[own] = _write(self._files, path, parts, self._record_compression)
             return own
 
-        return write(taken, self.read_piece, store, most), sizes
+        return write(flush, self.read_piece, store, most), sizes
 
-    def read_piece(self, name: str) -> pa.Table:
-        """The rows of a piece.
+    def read_piece(self, name: str) -> Content:
+        """What is in a piece.
 
         Raises:
             StateError: it is missing, cut short or damaged.
         """
         parts = _read(self._files, _PIECE.path(self._folder, name))
         self._checked(_PIECE, name, [facts for _, facts in parts])
-        return parts[0][0]
+        (rows, _), *more = parts
+        return Content(rows, {facts[_ENTRIES]: table.column(0).to_numpy() for table, facts in more})
 
     def read_snapshot(self, version: int) -> tuple[dict[str, FromSnapshot], int]:
         """The state at a version, and the time of its last micro-batch.
@@ -493,7 +498,8 @@ def _write(files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]]
             meta = {_META + name.encode(): value.encode() for name, value in checked.items()}
             schema = table.schema.with_metadata(meta)
             with pa.ipc.new_stream(sink, schema, options=options) as writer:
-                writer.write_table(table.replace_schema_metadata(meta), max_chunksize=_ROWS_PER_BATCH)
+                most = None if compression is None else _ROWS_PER_BATCH  # what is mapped is best in one
+                writer.write_table(table.replace_schema_metadata(meta), max_chunksize=most)
         file.write(_TRAILER.pack(_MAGIC, summed.length, summed.crc))
 
     return files.write(path, produce)

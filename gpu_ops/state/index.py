@@ -309,6 +309,22 @@ class HashIndex(Runs[Run]):
             entries.sort()
             self.staged = _hash_run(self._kernels, entries)
 
+    def put(self, entries: Array) -> None:
+        """Make rows findable from the next `commit` on, of n ascending entries; on the CPU `unite` has to follow."""
+        if entries.size:
+            run = _hash_run(self._kernels, entries)
+            if self._kernels.host is None:
+                self.runs.append(run)
+            else:
+                self.staged = run
+
+    def unite(self) -> None:
+        """Make one run of those that were put and are in memory."""
+        if len(there := [run for run in self.runs if run.file is None]) > 1:
+            entries = self._xp.concatenate([run.entries for run in there])
+            entries.sort(kind="stable")  # timsort, which merges ascending parts
+            self.runs = [*(run for run in self.runs if run.file is not None), _hash_run(self._kernels, entries)]
+
     def probe(self, hashes: Hashes, *, staged: bool) -> tuple[Positions, Slots]:
         """Candidates for each of n hashes.
 
@@ -361,9 +377,7 @@ class HashIndex(Runs[Run]):
         """Another index that follows a compaction."""
         index, everywhere = HashIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
-            slots = everywhere.at(run.home)[layouts.entry_slots(run.entries)]
-            alive = slots >= 0
-            entries = layouts.entries(run.entries[alive], slots[alive])
+            entries, _ = layouts.renumbered(run.entries, everywhere.at(run.home))
             if entries.size:
                 index.runs.append(_hash_run(run.home, entries))
         return index
@@ -518,9 +532,7 @@ class TimeIndex(Runs[TimeRun]):
         """Another index that follows a compaction."""
         index, everywhere = TimeIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
-            slots = everywhere.at(run.home)[layouts.entry_slots(run.entries)]
-            alive = slots >= 0
-            entries = layouts.entries(run.entries[alive], slots[alive])
+            entries, alive = layouts.renumbered(run.entries, everywhere.at(run.home))
             if entries.size:
                 ties = None if run.ties is None else run.ties[alive]
                 index.runs.append(_with_directory(run.home, entries, run.times[alive], run.span, ties))

@@ -68,10 +68,8 @@ class KeyedTable(StateTable):
         super().__init__(kernels, source, columns)
         self.key_sets = tuple(key_sets)
         self.keys, self.key_types, self.strict = key_sets[0]
-        self.indexes = {str(number): HashIndex(kernels) for number in range(len(key_sets))}
+        self.key_sets_of = {str(number): keys for number, keys in enumerate(key_sets)}
         timed = TIME_COLUMN in beside
-        if timed:
-            self.indexes["0"] = TimeIndex(kernels)
         self._given, self.arrival_counts = tuple(beside), arrival_counts
         # A unique key that is the join key needs no index of its own: nothing in it is ever null.
         self._one_index = findable and set(source.unique_key or ()) == set(self.keys) != set() and not timed
@@ -81,7 +79,12 @@ class KeyedTable(StateTable):
             self.identity = source.unique_key or tuple(source.schema.names)
             self.identity_types = tuple(source.schema.field(c).type for c in self.identity)
             if findable:
-                self.indexes[_IDENTITY] = HashIndex(kernels)
+                self.key_sets_of[_IDENTITY] = KeySet(self.identity, self.identity_types, ())
+        self.indexes = {name: HashIndex(kernels) for name in self.key_sets_of}
+        if timed:
+            self.indexes["0"] = TimeIndex(kernels)
+        if timed or track_null_keys:
+            self.key_sets_of = {}
         if source.ttl_ms is not None:
             self.queues[_EXPIRY] = TimeQueue(kernels)
         self.null_keys = 0
@@ -292,7 +295,7 @@ class KeyedTable(StateTable):
             beside = {name: self.kernels.asarray(numbers[name]) for name in self._given}
             self.prepare(frame, identity, self._no_slots, beside=beside)
 
-        self._restore(stored, settle, take_in)
+        self._restore(stored, settle, None if self.key_sets_of else take_in)
         if self.written is not None:
             queue = self.queues[_EXPIRY] = TimeQueue(self.kernels)
             queue.add(self.written.copy(), as_slots(self.kernels, 0, len(self)))

@@ -1,12 +1,15 @@
 """The stored form of a table in pieces: rows that are written once, and the numbers beside them, which change.
 
 A snapshot of a table names pieces, and holds the numbers of all their rows. Rows that have come since the last one are
-a new piece. When there are several as small before it, it takes them along, up to `PIECE_BYTES`; and a piece of which
-less than half is left is written again without what has gone. So each row is written a few times at most, and what a
-snapshot costs follows the changes since the last one, but for the numbers, which are a few bytes a row.
+flushed to a new piece. Pieces as small before it are merged with it, up to `PIECE_BYTES`; and a piece of which more
+than half is obsolete is written again without that. So each row is written a few times at most, and what a snapshot
+costs follows the changes since the last one, but for the numbers, which are a few bytes a row.
 
-A row of a piece has a slot of the table, in the same order, until a compaction drops it. Those that have one are
-*kept*; the others' numbers are 0, and a status of 0 says that a row is no more.
+A large piece has the index entries of its rows, too, which a restart then need not hash and sort. Small ones, which are
+soon merged, have none; neither have those of earlier versions.
+
+A row of a piece has a slot of the table, in the same order, until a compaction drops it: then it is *obsolete*, and its
+numbers are 0; a status of 0 says that a row is no more.
 """
 
 from __future__ import annotations
@@ -14,26 +17,46 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops import layouts
 from gpu_ops.state.files import seen_to_move
 
 STATUS_COLUMN: Final = "__status"
 PIECE_BYTES: Final = 64 << 20
-"""Pieces are taken along by later ones up to this size."""
+"""Pieces are merged up to this size."""
 WHOLE_BYTES: Final = 1 << 20
 """A smaller table is stored whole: pieces would cost more files than they spare bytes."""
-_TOGETHER: Final = 7
-"""So many pieces are taken along by a later one, when none is much larger: each time a row is written again it is in a
+_FANOUT: Final = 7
+"""So many pieces are merged with a later one, when none is much larger: each time a row is written again it is in a
 piece eight times as large."""
 
 Numbers = dict[str, npt.NDArray[Any]]
 """Numbers of rows, by name."""
+
+Entries: TypeAlias = Mapping[str, npt.NDArray[np.uint64]]
+"""Index entries of rows (see `gpu_ops.layouts`), ascending, by a label that says what they find rows by. The slots are
+places among the rows; a row that nothing is to find has none."""
+
+
+class Content(NamedTuple):
+    """What is in a piece: rows, and their index entries if it has them."""
+
+    rows: pa.Table
+    entries: Entries
+
+    def of(self, present: npt.NDArray[np.bool_] | None) -> Content:
+        """The same without the other rows; None for all."""
+        if present is None:
+            return self
+        places: Any = np.where(present, np.cumsum(present) - 1, -1)
+        entries = {label: layouts.renumbered(own, places)[0] for label, own in self.entries.items()}
+        return Content(self.rows.filter(pa.array(present)), entries)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +67,7 @@ class Piece:
         name: of its file; None while it is being written.
         rows: how many it has.
         nbytes: of them in memory, about.
-        bits: which of them have a slot, as a bitmap; None for all.
+        bits: which of them are not obsolete, as a bitmap; None for all.
     """
 
     name: str | None
@@ -53,38 +76,40 @@ class Piece:
     bits: npt.NDArray[np.uint8] | None = None
 
     @property
-    def kept(self) -> npt.NDArray[np.bool_] | None:
+    def present(self) -> npt.NDArray[np.bool_] | None:
         """Which rows have a slot; None for all."""
         return None if self.bits is None else np.unpackbits(self.bits, count=self.rows).view(bool)
 
     @functools.cached_property
     def slots(self) -> int:
         """How many have one."""
-        kept = self.kept
-        return self.rows if kept is None else int(kept.sum())
+        present = self.present
+        return self.rows if present is None else int(present.sum())
 
-    def keeping(self, kept: npt.NDArray[np.bool_]) -> Piece:
+    def having(self, present: npt.NDArray[np.bool_]) -> Piece:
         """The same piece, of which these rows have a slot."""
-        return dataclasses.replace(self, bits=None if kept.all() else np.packbits(kept))
+        return dataclasses.replace(self, bits=None if present.all() else np.packbits(present))
 
 
-class Taken(NamedTuple):
+class Flush(NamedTuple):
     """What a snapshot of a table is made of.
 
     Attributes:
         pieces: in the order of slots; the last one may be new.
-        fresh: the new one's rows.
+        rows: the new one's.
         numbers: of all slots, `STATUS_COLUMN` among them.
+        entries_of: gives the index entries of rows.
     """
 
     pieces: tuple[Piece, ...]
-    fresh: pa.Table
+    rows: pa.Table
     numbers: Numbers
+    entries_of: Callable[[pa.Table], Entries] = lambda _: {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is new, and of the numbers."""
-        return self.fresh.nbytes + sum(values.nbytes for values in self.numbers.values())
+        return self.rows.nbytes + sum(values.nbytes for values in self.numbers.values())
 
 
 class Pieced(Protocol):
@@ -100,7 +125,7 @@ class Pieced(Protocol):
     def snapshot(self) -> pa.Table:
         """Rows and numbers, whole."""
 
-    def take(self) -> Taken:
+    def flush(self) -> Flush:
         """What a snapshot is made of; nothing that changes later. What is new among it counts as a piece from here."""
 
 
@@ -122,15 +147,15 @@ def renumbered(pieces: Sequence[Piece], alive: npt.NDArray[np.bool_]) -> tuple[P
     """
     found, first = [], 0
     for piece in pieces:
-        kept = piece.kept
+        present = piece.present
         left = alive[first : first + piece.slots]
         first += left.size
         if not left.all():
-            if kept is None:
-                kept = left
+            if present is None:
+                present = left
             else:
-                kept[np.flatnonzero(kept)] = left
-            piece = piece.keeping(kept)  # noqa: PLW2901 - the same one
+                present[np.flatnonzero(present)] = left
+            piece = piece.having(present)  # noqa: PLW2901 - the same one
         found.append(piece)
     return tuple(found)
 
@@ -142,7 +167,7 @@ class Written(NamedTuple):
         numbers: of all rows of its pieces, in their order.
         pieces: their names and numbers of rows.
         columns: of a piece's rows.
-        groups: of which of the pieces that were taken each is made.
+        groups: of which of the flush's pieces each is made.
     """
 
     numbers: pa.Table
@@ -150,11 +175,11 @@ class Written(NamedTuple):
     columns: tuple[str, ...]
     groups: tuple[range, ...]
 
-    def settled(self, taken: Sequence[Piece], now: Sequence[Piece]) -> tuple[Piece, ...]:
+    def installed(self, flushed: Sequence[Piece], now: Sequence[Piece]) -> tuple[Piece, ...]:
         """The pieces that a table has, now that this is written.
 
         Args:
-            taken: those that this was made of.
+            flushed: those that this was made of.
             now: the same, of which a compaction may have dropped rows since.
         """
         found = []
@@ -163,84 +188,97 @@ class Written(NamedTuple):
             if len(group) == 1 and first.name == name:
                 found.append(first)
                 continue
-            kept = []
-            for number in group:
-                before, after = taken[number].kept, now[number].kept
-                left = np.ones(now[number].rows, bool) if after is None else after
-                kept.append(left if before is None else left[before])
-            nbytes = sum(taken[number].nbytes * taken[number].slots // max(1, taken[number].rows) for number in group)
-            found.append(Piece(name, rows, nbytes).keeping(np.concatenate(kept)))
+            present, nbytes = [], 0
+            for before, after in zip(flushed[group.start : group.stop], now[group.start : group.stop], strict=True):
+                left = np.ones(after.rows, bool) if after.present is None else after.present
+                present.append(left if before.present is None else left[before.present])
+                nbytes += before.nbytes * before.slots // max(1, before.rows)
+            found.append(Piece(name, rows, nbytes).having(np.concatenate(present)))
         return tuple(found)
 
 
-def grouped(pieces: Sequence[Piece], most: int) -> tuple[range, ...]:
-    """Which pieces become one, in order: small ones side by side, and one by itself of which less than half is left.
+def merges(pieces: Sequence[Piece], most: int) -> tuple[range, ...]:
+    """Which pieces become one, in order: small ones side by side; the others are ranges of one.
 
     Args:
         pieces: the last of them may be new, without a name.
-        most: bytes of a piece that takes others along.
+        most: bytes of a piece that others are merged into.
     """
     groups = [range(number, number + 1) for number, piece in enumerate(pieces) if piece.slots]
     if not groups or pieces[-1].name is not None:
         return tuple(groups)
     last, size, nbytes = groups.pop(), pieces[-1].rows, pieces[-1].nbytes
-    while len(before := [pieces[group.start] for group in groups[-_TOGETHER:]]) == _TOGETHER:
+    while len(before := [pieces[group.start] for group in groups[-_FANOUT:]]) == _FANOUT:
         nbytes += sum(piece.nbytes for piece in before)
-        if nbytes > most or any(piece.slots > (_TOGETHER + 1) * size for piece in before):
+        if nbytes > most or any(piece.slots > (_FANOUT + 1) * size for piece in before):
             break
         size += sum(piece.slots for piece in before)
-        last = range(groups[-_TOGETHER].start, last.stop)
-        del groups[-_TOGETHER:]
+        last = range(groups[-_FANOUT].start, last.stop)
+        del groups[-_FANOUT:]
     return (*groups, last)
 
 
 def write(
-    taken: Taken, read: Callable[[str], pa.Table], store: Callable[[pa.Table], str], most: int = PIECE_BYTES
+    flush: Flush, read: Callable[[str], Content], store: Callable[[Content], str], most: int = PIECE_BYTES
 ) -> Written:
     """Stores what is new of a table, and gives what names all of it.
 
     Args:
-        taken: the table.
-        read: gives the rows of a piece.
-        store: stores rows as a new piece, and gives its name.
-        most: bytes of a piece that takes others along.
+        flush: of the table.
+        read: gives what is in a piece.
+        store: stores a new piece, and gives its name.
+        most: bytes of a piece that others are merged into.
     """
-    found, behind, first = [], [], 0
-    groups = grouped(taken.pieces, most)
+    found, beside, first = [], [], 0
+    groups = merges(flush.pieces, most)
     for group in groups:
-        own = [taken.pieces[place] for place in group]
+        own = flush.pieces[group.start : group.stop]
         slots = sum(piece.slots for piece in own)
-        numbers = {name: values[first : first + slots] for name, values in taken.numbers.items()}
+        numbers = {name: values[first : first + slots] for name, values in flush.numbers.items()}
         first += slots
-        (piece, *more), kept = own, own[0].kept
+        (piece, *more), present = own, own[0].present
         if not more and piece.name is not None and 2 * slots >= piece.rows:
             found.append((piece.name, piece.rows))
-            if kept is not None:
-                numbers = {name: _spread(values, kept) for name, values in numbers.items()}
+            if present is not None:
+                numbers = {name: _spread(values, present) for name, values in numbers.items()}
         else:
-            parts = [taken.fresh if part.name is None else _of(read(part.name), part.kept) for part in own]
-            found.append((store(pa.concat_tables(parts)), slots))
-        behind.append(pa.table(numbers))
-    empty = pa.table({name: pa.array(values[:0]) for name, values in taken.numbers.items()})
-    return Written(pa.concat_tables([empty, *behind]), tuple(found), tuple(taken.fresh.column_names), groups)
+            parts = [Content(flush.rows, {}) if part.name is None else read(part.name).of(part.present) for part in own]
+            found.append((store(_merged(parts, flush.entries_of, most // (_FANOUT + 1))), slots))
+        beside.append(pa.table(numbers))
+    empty = pa.table({name: pa.array(values[:0]) for name, values in flush.numbers.items()})
+    return Written(pa.concat_tables([empty, *beside]), tuple(found), tuple(flush.rows.column_names), groups)
 
 
-def _spread(values: npt.NDArray[Any], kept: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+def _merged(parts: Sequence[Content], entries_of: Callable[[pa.Table], Entries], least: int) -> Content:
+    """Parts one behind the other; of ``least`` bytes or more with entries, which are made for parts that have none."""
+    rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
+    if rows.nbytes < least:
+        return Content(rows, {})
+    found, first = [], 0
+    for part in parts:
+        own = part.entries or entries_of(part.rows)
+        found.append({label: entries + np.uint64(first) for label, entries in own.items()})
+        first += len(part.rows)
+    labels = set.intersection(*map(set, found))
+    together = {label: np.concatenate([own[label] for own in found]) for label in sorted(labels)}
+    for entries in together.values():
+        entries.sort(kind="stable")  # timsort, which merges what is ascending
+    return Content(rows, together)
+
+
+def _spread(values: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
     """Numbers of those that have a slot as numbers of all, the others' 0."""
-    found = np.zeros(kept.size, values.dtype)
-    found[kept] = values
+    found = np.zeros(present.size, values.dtype)
+    found[present] = values
     return found
 
 
-def _of(rows: pa.Table, kept: npt.NDArray[np.bool_] | None) -> pa.Table:
-    return rows if kept is None else rows.filter(pa.array(kept))
-
-
 class Part(NamedTuple):
-    """Rows of a stored table that are there, and their numbers; and the piece that they are of, if any."""
+    """Rows of a stored table that are there, with their numbers and index entries; and their piece, if any."""
 
     rows: pa.Table
     numbers: Numbers
+    entries: Entries
     piece: Piece | None
 
 
@@ -252,13 +290,13 @@ class StoredTable:
         numbers: as `Written` has them.
         pieces: likewise.
         columns: of a piece's rows.
-        read: gives the rows of a piece.
+        read: gives what is in a piece.
     """
 
     numbers: pa.Table
     pieces: tuple[tuple[str, int], ...]
     columns: tuple[str, ...]
-    read: Callable[[str], pa.Table]
+    read: Callable[[str], Content]
 
     @property
     def column_names(self) -> list[str]:
@@ -267,21 +305,25 @@ class StoredTable:
 
     def parts(self) -> Iterator[Part]:
         """The rows, piece by piece; the next one is read while one is taken in."""
-        first = 0
+        first, coming = 0, list[Future[Part]]()
         with ThreadPoolExecutor(1, thread_name_prefix="piece") as pool:
-            coming = [pool.submit(self.read, name) for name, _ in self.pieces[:1]]
-            for number, (name, rows) in enumerate(self.pieces):
-                coming += [pool.submit(self.read, after) for after, _ in self.pieces[number + 1 : number + 2]]
-                table = coming.pop(0).result()
-                part = self.numbers.slice(first, rows)
-                numbers = {column: part.column(column).to_numpy() for column in part.column_names}
-                kept = numbers[STATUS_COLUMN] != 0
+            for name, rows in self.pieces:
+                coming.append(pool.submit(self._part, name, self.numbers.slice(first, rows)))
                 first += rows
-                seen_to_move()
-                piece = Piece(name, rows, table.nbytes).keeping(kept)
-                if piece.bits is not None:
-                    table, numbers = _of(table, kept), {column: values[kept] for column, values in numbers.items()}
-                yield Part(table, numbers, piece)
+                if len(coming) > 1:
+                    seen_to_move()
+                    yield coming.pop(0).result()
+            if coming:
+                yield coming[0].result()
+
+    def _part(self, name: str, beside: pa.Table) -> Part:
+        content, numbers = self.read(name), {column: beside.column(column).to_numpy() for column in beside.column_names}
+        present = numbers[STATUS_COLUMN] != 0
+        piece = Piece(name, len(beside), content.rows.nbytes).having(present)
+        if piece.bits is not None:
+            content = content.of(present)
+            numbers = {column: values[present] for column, values in numbers.items()}
+        return Part(content.rows, numbers, content.entries, piece)
 
 
 FromSnapshot: TypeAlias = pa.Table | StoredTable

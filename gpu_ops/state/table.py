@@ -9,10 +9,11 @@ committed or discarded. What an operator needs beyond that is a subclass: `Keyed
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,8 @@ from gpu_ops.errors import StateError
 from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
-from gpu_ops.state.index import Runs, TimeQueue, postponed
-from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot, Numbers, Part, Piece, StoredTable, Taken, renumbered
+from gpu_ops.state.index import HashIndex, Runs, TimeQueue, postponed
+from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Numbers, Part, Piece, StoredTable, renumbered
 from gpu_ops.values import with_types
 
 DEAD, LIVE, DYING = 0, 1, 2
@@ -33,6 +34,8 @@ _FEW = 4096
 """Dead rows that stay whatever there is; slots that a compaction looks at in any micro-batch."""
 _SLOTS_A_CHANGE = 4
 """And so many more for each of its changes."""
+ENTRIES_FORMAT = 1
+"""Of index entries in pieces: to be raised when the CPU's hashes change."""
 
 
 class KeySet(NamedTuple):
@@ -47,6 +50,11 @@ class KeySet(NamedTuple):
     names: tuple[str, ...]
     types: tuple[pa.DataType, ...]
     strict: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Under which a piece has the index entries of its rows."""
+        return json.dumps([ENTRIES_FORMAT, self.names, list(map(str, self.types)), self.strict])
 
 
 class Growing:
@@ -134,9 +142,9 @@ def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Itera
     """The rows of a snapshot with the numbers beside them; arguments and errors as `taken_apart`."""
     if isinstance(stored, StoredTable):
         for part in stored.parts():
-            yield Part(*taken_apart(source, put_behind(part.rows, part.numbers), names), part.piece)
+            yield Part(*taken_apart(source, put_behind(part.rows, part.numbers), names), part.entries, part.piece)
     else:
-        yield Part(*taken_apart(source, stored, names), None)
+        yield Part(*taken_apart(source, stored, names), {}, None)
 
 
 class Coolable(Protocol):
@@ -214,6 +222,7 @@ class StateTable:
     Attributes:
         beside: these columns.
         indexes: what leads from keys to slots, by name.
+        key_sets_of: by what each index finds rows; none where that is not all there is to an index.
         queues: what leads from times to slots, by name.
         attached: tables of what follows from the rows: theirs is this one's memory, and the fate of each micro-batch.
         pieces: the stored form of the first rows; see `gpu_ops.state.pieces`.
@@ -226,6 +235,7 @@ class StateTable:
         self.status = Growing(kernels.xp, np.int8)
         self.beside = {name: Growing(kernels.xp, dtype) for name, dtype in columns.items()}
         self.indexes: dict[str, Runs[Any]] = {}
+        self.key_sets_of: dict[str, KeySet] = {}
         self.queues: dict[str, TimeQueue] = {}
         self.attached: list[StateTable] = []
         self.pieces: tuple[Piece, ...] = ()
@@ -473,15 +483,30 @@ class StateTable:
         there, numbers = self.kernels.asnumpy(slots), self._numbers(self._stored())
         return put_behind(rows, {name: values[there].astype(np.int64) for name, values in numbers.items()})
 
-    def take(self) -> Taken:
+    def flush(self) -> Flush:
         """What a snapshot of the committed rows is made of; see `gpu_ops.state.pieces.Pieced`."""
         first = sum(piece.slots for piece in self.pieces)
-        fresh = stored_rows(
+        rows = stored_rows(
             self.kernels, self.store, self.source.schema, as_slots(self.kernels, first, len(self) - first)
         )
-        if len(fresh):
-            self.pieces = (*self.pieces, Piece(None, len(fresh), fresh.nbytes))
-        return Taken(self.pieces, fresh, self._numbers({STATUS_COLUMN: self.status, **self._stored()}))
+        if len(rows):
+            self.pieces = (*self.pieces, Piece(None, len(rows), rows.nbytes))
+        numbers = self._numbers({STATUS_COLUMN: self.status, **self._stored()})
+        return Flush(self.pieces, rows, numbers, self._stored_entries)
+
+    def _stored_entries(self, rows: pa.Table) -> dict[str, Array]:
+        """The index entries that a piece has beside its rows: of the CPU's hashes only."""
+        return {} if self.kernels.host is not None else self._entries(self.kernels.frame(rows))
+
+    def _entries(self, frame: Frame) -> dict[str, Array]:
+        """Entries of rows for each index, ascending, by the labels of what they find rows by; the first slot is 0."""
+        found = {}
+        for keys in self.key_sets_of.values():
+            entries = self.kernels.entries(self.kernels.hash_rows(frame, keys.names, keys.types), 0)
+            able = self.kernels.valid(frame, keys.strict) if keys.strict else None
+            found[keys.label] = entries if able is None else entries[able]
+            found[keys.label].sort()
+        return found
 
     def _stored(self) -> dict[str, Growing]:
         """The columns that a snapshot has behind the rows, by name."""
@@ -495,7 +520,7 @@ class StateTable:
         self,
         stored: FromSnapshot,
         settle: Callable[[], None],
-        take_in: Callable[[Frame, Mapping[str, npt.NDArray[Any]]], object],
+        take_in: Callable[[Frame, Mapping[str, npt.NDArray[Any]]], object] | None = None,
     ) -> None:
         """Fill an empty table from a snapshot.
 
@@ -503,6 +528,7 @@ class StateTable:
             stored: as `snapshot` gives it, or in pieces.
             settle: called after each part of it: there may be more than the GPU has room for.
             take_in: prepares the rows of a part, given with the numbers beside them; these themselves follow later.
+                None where `key_sets_of` says all there is to the indexes.
 
         Raises:
             StateError: it lacks a column, or a piece cannot be read.
@@ -511,8 +537,11 @@ class StateTable:
         for part in parts_of(self.source, stored, names):
             step = rows_at_once(self.kernels) if self.kernels.host is not None else max(1, part.rows.num_rows)
             for at in range(0, max(1, part.rows.num_rows), step):
-                own = {name: values[at : at + step] for name, values in part.numbers.items()}
-                take_in(self.kernels.frame(part.rows.slice(at, step)), own)
+                frame = self.kernels.frame(part.rows.slice(at, step))
+                if take_in is None:
+                    self._take_in(frame, part.entries)
+                else:
+                    take_in(frame, {name: values[at : at + step] for name, values in part.numbers.items()})
                 self.commit(0)
                 settle()
             numbers.append(part.numbers)
@@ -520,4 +549,16 @@ class StateTable:
         for name, column in self._stored().items():
             values = np.concatenate([own[name] for own in numbers]) if numbers else column.values
             column.values[:] = self.kernels.asarray(values.astype(column.values.dtype))
+        if self.kernels.host is None:
+            for name in self.key_sets_of:
+                cast("HashIndex", self.indexes[name]).unite()
         self.pieces = tuple(found)
+
+    def _take_in(self, frame: Frame, stored: Mapping[str, Array]) -> None:
+        """Prepare rows of a snapshot, with the index entries that a piece has of them: a GPU's differ."""
+        first, labels = np.uint64(len(self)), {keys.label for keys in self.key_sets_of.values()}
+        if self.append(frame):
+            known = self.kernels.host is None and labels <= stored.keys()
+            entries = stored if known else self._entries(frame)
+            for name, keys in self.key_sets_of.items():
+                cast("HashIndex", self.indexes[name]).put(entries[keys.label] + first)

@@ -307,7 +307,7 @@ class InPieces:
     """Snapshots in pieces of a few rows, in a dictionary in place of files."""
 
     def __init__(self) -> None:
-        self.files: dict[str, pa.Table] = {}
+        self.files: dict[str, pieces.Content] = {}
 
     def stored(self, engine: JoinEngine) -> dict[str, pieces.FromSnapshot]:
         """A snapshot of an engine, as a state folder would have it."""
@@ -317,15 +317,15 @@ class InPieces:
                 found[name] = kept
                 continue
             kept.pieces = kept.pieces if all(piece.name in self.files for piece in kept.pieces) else ()
-            taken = kept.take()
-            written = pieces.write(taken, self.files.__getitem__, self._store, 200)
-            kept.pieces = written.settled(taken.pieces, kept.pieces)
+            flush = kept.flush()
+            written = pieces.write(flush, self.files.__getitem__, self._store, 200)
+            kept.pieces = written.installed(flush.pieces, kept.pieces)
             read = self.files.__getitem__
             found[name] = pieces.StoredTable(written.numbers, written.pieces, written.columns, read)
         return found
 
-    def _store(self, rows: pa.Table) -> str:
-        self.files[name := str(len(self.files))] = rows
+    def _store(self, content: pieces.Content) -> str:
+        self.files[name := str(len(self.files))] = content
         return name
 
 

@@ -177,6 +177,16 @@ def test_one_that_is_interrupted_leaves_the_folder_as_it_was(
     partitions.apply(3)
 
 
+def test_it_says_how_far_it_is(tmp_path: Path) -> None:
+    partitions, said = Partitions(CASES["full"], tmp_path, 3), list[str]()
+    partitions.apply(0)
+    partitions.apply(1)
+    rescale(str(tmp_path), 2, said.append)
+    assert len(said) == 3
+    for number, text in enumerate(said, start=1):
+        assert re.fullmatch(rf"{tmp_path}: read partition {number} of 3, about \d+ s are left", text)
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     case = CASES["full"]
     partitions = Partitions(case, tmp_path, 2)

@@ -21,7 +21,7 @@ from gpu_ops.operators.core.order import Groups
 from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Numbers
-from gpu_ops.state.table import DEAD, LIVE, Growing, StateTable
+from gpu_ops.state.table import DEAD, LIVE, Growing, KeySet, StateTable
 
 _EXPIRY = "expiry"
 _DENSE = 4
@@ -73,9 +73,10 @@ class KeyTable(StateTable):
             self.queues[_EXPIRY] = TimeQueue(kernels)
         self._names = tuple(schema.names)
         self._types = tuple(schema.types if types is None else types)
-        self.indexes = {"0": HashIndex(kernels)}
+        self.key_sets_of = {"0": KeySet(self._names, self._types, ())}
         if by_first:
-            self.indexes["1"] = HashIndex(kernels)
+            self.key_sets_of["1"] = KeySet(self._names[:1], self._types[:1], ())
+        self.indexes = {name: HashIndex(kernels) for name in self.key_sets_of}
         self._places = self._no_places = kernels.xp.empty(0, np.int32)
         """By the first bits of a hash the slot of the last key found there, perhaps: fewer looks in the index."""
 
@@ -235,15 +236,7 @@ class KeyTable(StateTable):
 
     def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""
-
-        def take_in(frame: Frame, _: Mapping[str, npt.NDArray[Any]]) -> None:
-            first = len(self)
-            if self.append(frame):
-                hashes = self.kernels.hash_rows(frame, self._names, self._types)
-                cast("HashIndex", self.indexes["0"]).stage_entries(self.kernels.entries(hashes, first))
-                self._stage_first(frame, first)
-
-        self._restore(stored, settle, take_in)
+        self._restore(stored, settle)
         if self._ttl is not None:
             queue = self.queues[_EXPIRY] = TimeQueue(self.kernels)
             queue.add(self.beside[WRITTEN_COLUMN].values.copy(), as_slots(self.kernels, 0, len(self)))
@@ -288,7 +281,7 @@ class ValueTable(Followed):
 
     def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""
-        self._restore(stored, settle, lambda frame, _: self.append(frame))
+        self._restore(stored, settle)
 
 
 class InputRows(Followed, KeyedTable):

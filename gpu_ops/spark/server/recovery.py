@@ -15,14 +15,14 @@ from gpu_ops.errors import StateError
 from gpu_ops.state.durable import PartitionLog, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
-from gpu_ops.state.pieces import PIECE_BYTES, WHOLE_BYTES, Pieced, Storable, Taken, Written
+from gpu_ops.state.pieces import PIECE_BYTES, WHOLE_BYTES, Flush, Pieced, Storable, Written
 
 _log = logging.getLogger(__name__)
 
 MIN_RECORDS: Final = 16
 """No snapshot before this many records."""
 
-REPLAY_SECONDS: Final = 5.0
+REPLAY_SECONDS: Final = 2.0
 """A snapshot when the micro-batches since the last one took longer: to replay them takes about as long."""
 
 RECORD_COST: Final = 256 << 10
@@ -176,10 +176,10 @@ def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) 
 
 
 def snapshot_due(version: int, partition: int, stored: Stored, every: int | None, seconds: float = 0) -> bool:
-    """Whether the log has grown as large as the last snapshot, its pieces left out, or takes long to replay.
+    """Whether the log has grown twice as large as the last snapshot, its pieces left out, or takes long to replay.
 
-    A snapshot writes the numbers of all rows, and else what is new: that is written again only after as many bytes of
-    changes.
+    A snapshot writes the numbers of all rows, and else what is new: that is written again only after twice as many
+    bytes of changes.
 
     Args:
         version: of which a snapshot would be.
@@ -196,7 +196,7 @@ def snapshot_due(version: int, partition: int, stored: Stored, every: int | None
         return True
     if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS and seconds < REPLAY_SECONDS / 4:
         return False
-    return sum(max(size, RECORD_COST) for size in sizes) >= stored.snapshots.get(last, 0)
+    return sum(max(size, RECORD_COST) for size in sizes) >= 2 * stored.snapshots.get(last, 0)
 
 
 def stored_version(files: Files, manifest: Manifest) -> int:
@@ -283,7 +283,7 @@ class Snapshots:
         self.seconds = 0.0
         snapshot = _Snapshot(self._log, version, held(), self.stored.pieces, tiny=self._tiny)
         if snapshot.nbytes <= _WRITTEN_AT_ONCE:
-            self._settle(snapshot, snapshot.write)
+            self._install(snapshot, snapshot.write)
         else:
             thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
             self._writing = snapshot, thread.submit(snapshot.write)
@@ -298,9 +298,9 @@ class Snapshots:
         """Wait for what is being written, and delete what it replaces."""
         if self._writing is not None:
             snapshot, writing = self._writing
-            self._settle(snapshot, writing.result)
+            self._install(snapshot, writing.result)
 
-    def _settle(self, snapshot: _Snapshot, written: Callable[[], None]) -> None:
+    def _install(self, snapshot: _Snapshot, written: Callable[[], None]) -> None:
         self._writing = None
         try:
             written()
@@ -309,7 +309,7 @@ class Snapshots:
             self._bytes += snapshot.size + sum(snapshot.sizes.values())
             # Another server may have taken the partition over, and names what this one does not: a piece that no
             # snapshot of this one names any more is deleted with the next one, which it does not come to then.
-            unneeded = self.stored.pieces.keys() - snapshot.settle()
+            unneeded = self.stored.pieces.keys() - snapshot.install()
             self.stored = self._log.prune(snapshot.version, self.stored, unneeded & self._unneeded)
             self._unneeded = frozenset(unneeded)
         except (StateError, OSError) as error:
@@ -340,7 +340,7 @@ class _Snapshot:
         self._log, self.version, self._held = log, version, held
         self._most, least = (1 << 10, 0) if tiny else (PIECE_BYTES, WHOLE_BYTES)
         self._whole: dict[str, pa.Table] = {}
-        self._taken: dict[str, tuple[Pieced, Taken]] = {}
+        self._flushed: dict[str, tuple[Pieced, Flush]] = {}
         self._written: dict[str, Written] = {}
         self.size, self.sizes = 0, dict[str, int]()
         for name, table in held.tables.items():
@@ -353,25 +353,25 @@ class _Snapshot:
             if table.nbytes <= least:
                 self._whole[name] = table.snapshot()
             else:
-                self._taken[name] = table, table.take()
+                self._flushed[name] = table, table.flush()
         self.nbytes = sum(table.nbytes for table in self._whole.values())
-        self.nbytes += sum(taken.nbytes for _, taken in self._taken.values())
+        self.nbytes += sum(flush.nbytes for _, flush in self._flushed.values())
 
     def write(self) -> None:
         """Writes new pieces, then the snapshot that names them."""
-        for name, (_, taken) in self._taken.items():
-            self._written[name], sizes = self._log.write_pieces(self.version, name, taken, self._most)
+        for name, (_, flush) in self._flushed.items():
+            self._written[name], sizes = self._log.write_pieces(self.version, name, flush, self._most)
             self.sizes |= sizes
         held, tables = self._held, self._whole | self._written
         self.size = self._log.write_snapshot(self.version, tables, held.clock_ms, held.times, backlog=held.backlog)
 
-    def settle(self) -> set[str]:
+    def install(self) -> set[str]:
         """Says to the tables which pieces they have now; gives the names of these."""
-        for name, (table, taken) in self._taken.items():
-            table.pieces = self._written[name].settled(taken.pieces, table.pieces)
+        for name, (table, flush) in self._flushed.items():
+            table.pieces = self._written[name].installed(flush.pieces, table.pieces)
         return {name for written in self._written.values() for name, _ in written.pieces}
 
     def give_up(self) -> None:
         """What is not written is no piece."""
-        for table, _ in self._taken.values():
+        for table, _ in self._flushed.values():
             table.pieces = tuple(piece for piece in table.pieces if piece.name is not None)

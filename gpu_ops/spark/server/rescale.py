@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -69,7 +70,7 @@ class Rescaled(NamedTuple):
     rows: tuple[int, ...]
 
 
-def rescale(state: Location, partitions: int) -> Rescaled:
+def rescale(state: Location, partitions: int, tell: Callable[[str], object] = lambda _: None) -> Rescaled:
     """Cuts a state folder into another number of partitions; its query should be stopped.
 
     Beside a running query either this or the query is refused, and the query can be started again. It goes on from its
@@ -79,6 +80,7 @@ def rescale(state: Location, partitions: int) -> Rescaled:
     Args:
         state: the folder.
         partitions: how many.
+        tell: told how far it is, and how long it takes from there.
 
     Raises:
         StateError: no state folder, a finished one, one whose partitions hold different versions, or one whose query
@@ -100,14 +102,14 @@ def rescale(state: Location, partitions: int) -> Rescaled:
     )  # fmt: skip
     new.content(files).delete_folder("p")  # of an attempt that was interrupted
     try:
-        rows = _write(files, manifest, new, seen) if seen.version else (0,) * partitions
+        rows = _write(files, manifest, new, seen, tell) if seen.version else (0,) * partitions
     except StateError as error:
         if _moved(files, manifest, seen):
             raise _in_use(files) from error
         raise
     _replace(files, manifest, new, seen)
     for name in files.folders(LATEST):  # each finds its number by itself, so that an interruption here does no harm
-        rescale(files.address.below(LATEST).below(name), partitions)
+        rescale(files.address.below(LATEST).below(name), partitions, tell)
     return Rescaled(manifest.partitions, partitions, seen.version, rows)
 
 
@@ -166,7 +168,18 @@ def _put(files: Files, manifest: Manifest) -> None:
     files.write(MANIFEST, lambda file: file.write(manifest.to_json().encode()))
 
 
-def _write(files: Files, manifest: Manifest, new: Manifest, seen: _Seen) -> tuple[int, ...]:
+def _read(files: Files, manifest: Manifest, at: int, tell: Callable[[str], object]) -> Iterator[Held]:
+    """The state of each partition; to cut it and to write it take about as long as to read it."""
+    began, total = time.perf_counter(), manifest.partitions
+    for done in range(1, total + 1):
+        yield stored_state(files, manifest, done - 1).held_at(at)
+        left = (time.perf_counter() - began) / done * (2 * total - done)
+        tell(f"{files.location}: read partition {done} of {total}, about {left:.0f} s are left")
+
+
+def _write(
+    files: Files, manifest: Manifest, new: Manifest, seen: _Seen, tell: Callable[[str], object]
+) -> tuple[int, ...]:
     """Writes the new partitions: the state before the last micro-batch, and its record; gives their rows.
 
     A snapshot after the last micro-batch proves that Spark does not repeat it; then that is what is written.
@@ -175,7 +188,7 @@ def _write(files: Files, manifest: Manifest, new: Manifest, seen: _Seen) -> tupl
     version, goes = seen.version, _Goes(join, new.partitions)
     final = any(version in stored.snapshots for stored in seen.stored)
     at, numbers = version if final else version - 1, range(manifest.partitions)
-    held = [stored_state(files, manifest, partition).held_at(at) for partition in numbers]
+    held = list(_read(files, manifest, at, tell))
     tables, logs = (
         _cut_state(join, held, goes),
         [PartitionLog(files, new, partition) for partition in range(new.partitions)],
