@@ -70,7 +70,6 @@ def test_a_store_that_goes_to_disk(seed: int, place: Disk, monkeypatch: pytest.M
             monkeypatch.setattr(f"{module}.LEAST", 300)
         monkeypatch.setattr("cpu_fallback.store._STEP", 1000)
         monkeypatch.setattr("cpu_fallback.rows_on_disk._STEP", 700)
-        monkeypatch.setattr(disk, "_FEW", 1)
         monkeypatch.setattr(disk, "_STEP", 333)
     kernels = CpuKernels(tiny_segments=tiny)
     schema, moved = everything(1, rng).schema, 0
