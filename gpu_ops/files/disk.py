@@ -3,11 +3,11 @@
 A file is written to its end. What is written is on the disk before anybody forgets what it was written from, so a full
 disk loses nothing.
 
-Arrays that a search walks through are read by memory map (`Disk.keep`): what is looked at comes page by page, and the
-system keeps in memory, and drops, what it has room for. Rows here and there are read in their order, near ones
-together, many at once and past the system's cache (`File.gather`). By memory map each costs a fault of its own, a page
-of cache, and under a memory limit another page that is looked for and dropped: 20,000 of 2M rows of 150 bytes took
-five times the CPU, and pages were gone again before their rows were copied.
+What the system has in memory, and drops when it needs that, is looked at by memory map: the arrays that a search walks
+through (`Disk.keep`), and rows (`File.gather`) that were written lately or are asked for often. Other rows are read in
+their order, near ones together, many at once, and past the system's cache. By memory map each would cost a fault of its
+own, a page of cache, and under a memory limit another page that is dropped: 20,000 of 2M rows of 150 bytes took ten
+times the CPU, and twice the pages, as some were gone again before their rows were copied.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ _log = logging.getLogger("gpu_ops")
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 LEAST: Final = 1 << 20
 """Bytes that are worth being moved to disk; what is smaller stays."""
@@ -54,6 +53,8 @@ _MOST: Final = 64 * _PAGE
 """Bytes of one question, but for a longer row."""
 _BUFFER: Final = 1024 * _PAGE
 """Bytes that are read before rows are copied out of them."""
+_LARGEST: Final = 1 << 30
+"""Bytes that are not read at once: the system's limit is 2 GiB."""
 _DEPTH: Final = 256
 """Questions at once."""
 _CALLS: Final = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
@@ -72,10 +73,9 @@ _ANSWER: Final = np.dtype([("which", "i8"), ("asked", "u8"), ("result", "i8"), (
 _NOWAIT: Final = 8
 """Read what the system's cache has, or nothing (``RWF_NOWAIT``)."""
 _SAMPLE: Final = 16
-"""One question in so many is put to the system's cache; all are where it answers a quarter of these."""
-_FILL: Final = 8
-"""One answer in so many of these comes into the system's cache where it lacks it: what is asked for often gets there.
-Such a question is waited for."""
+"""One question in so many is put to the system's cache first; what it has nearly all of is read by memory map."""
+_FILL: Final = 128
+"""One answer of the disk in so many comes into that cache, too: so what is asked for often gets there."""
 _STEP: Final = 8 << 20
 """Bytes that are written before they are waited for: no more of them are in memory twice."""
 
@@ -248,61 +248,78 @@ class File:
 
         Returns:
             Their bytes, and n + 1 positions among them: where each begins, and where the last ends.
+
+        Raises:
+            StateError: the disk does not give them.
         """
         queue = _queue()
         if queue is None:
-            return side_by_side([cut_out(self.mapped(), first, last)])
+            return side_by_side(self._copied(first, last))
         begin, end = first // _PAGE * _PAGE, -(-last // _PAGE) * _PAGE
         apart = (begin[1:] > end[:-1] + _GAP) | (begin[1:] // _MOST > begin[:-1] // _MOST)
         heads = np.append(0, np.flatnonzero(apart) + 1)  # of what is read together, the first stretch
         begin, end = begin[heads], end[np.append(heads[1:], first.size) - 1]
         before = np.cumsum(end - begin) - (end - begin)
         bounds = np.flatnonzero(np.diff(before // _BUFFER, prepend=-1, append=-1))
-        heads, parts = np.append(heads, first.size), []
+        heads, parts = np.append(heads, first.size), list[pa.Array]()
         buffer = np.empty(0, np.uint8)
         for low, high in itertools.pairwise(bounds.tolist()):
-            size = int(before[high - 1] + end[high - 1] - begin[high - 1] - before[low])
+            these, own = slice(low, high), slice(heads[low], heads[high])
+            size, place = int((end - begin)[these].sum()), before[these] - before[low]
+            if size > _LARGEST or self._in_cache(queue, begin[these]):
+                parts += self._copied(first[own], last[own])
+                continue
             if buffer.size < size:
                 buffer = np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
-            place = before[low:high] - before[low]
-            self._fill(queue, buffer, begin[low:high], end[low:high], place)
-            own = slice(heads[low], heads[high])
-            move = np.repeat(place - begin[low:high], np.diff(heads[low : high + 1]))
+            self._fill(queue, begin[these], end[these], buffer.ctypes.data + place)
+            move = np.repeat(place - begin[these], np.diff(heads[low : high + 1]))
             parts.append(cut_out(buffer, first[own] + move, last[own] + move))
         _idle.append(queue)
         return side_by_side(parts)
 
-    def _past_the_cache(self) -> int:
-        """A descriptor for reads that leave the system's cache alone, where the file system has such."""
+    def _in_cache(self, queue: _Queue, begin: Ints) -> bool:
+        """Whether the system has nearly all of some pages in memory; a sample is looked at."""
+        some, page = begin[::_SAMPLE], np.empty(_PAGE, np.uint8)
+        try:
+            found = queue.read(self._number, some, np.full_like(some, _PAGE), page.ctypes.data, _NOWAIT)
+        except OSError:  # no such question on this file system
+            return False
+        return bool(np.count_nonzero(found > 0) * _SAMPLE >= some.size * (_SAMPLE - 1))
+
+    def _copied(self, first: Ints, last: Ints) -> list[pa.Array]:
+        """Stretches by memory map, at the width of the longest; where that is much more, each half by itself."""
+        width, half = int((last - first).max(initial=0)), first.size // 2
+        if half and width * first.size > _BUFFER:
+            return self._copied(first[:half], last[:half]) + self._copied(first[half:], last[half:])
+        start = np.minimum(first, self.size - width)
+        windows: Any = np.ndarray((self.size - width + 1,), f"V{width}", self.mapped(), strides=(1,))
+        begin = np.arange(first.size) * width + first - start
+        return [cut_out(windows[start].view(np.uint8), begin, begin + last - first)]
+
+    def _fill(self, queue: _Queue, begin: Ints, end: Ints, address: Ints) -> None:
+        """Read stretches of whole pages from the disk."""
         if self._direct is None:
             os.posix_fadvise(self._number, 0, 0, os.POSIX_FADV_RANDOM)
-            try:
-                self._direct = os.open(f"/proc/self/fd/{self._number}", os.O_RDONLY | os.O_DIRECT)
-            except OSError:
-                self._direct = os.dup(self._number)
-        return self._direct
-
-    def _fill(self, queue: _Queue, buffer: Bytes, begin: Ints, end: Ints, place: Ints) -> None:
-        """Read stretches of whole pages to places in a buffer: what the system's cache has from there."""
-
-        def read(which: Mask, number: int, flags: int = 0) -> None:
-            found[which] = queue.read(number, begin[which], size[which], buffer.ctypes.data + place[which], flags)
-
-        size, wanted, found = end - begin, np.minimum(end, self.size) - begin, np.full(begin.size, -errno.EAGAIN)
-        some = np.arange(begin.size) % _SAMPLE == 0
-        with contextlib.suppress(OSError):  # no such question on this file system
-            read(some, self._number, _NOWAIT)
-            if 4 * np.count_nonzero(found >= wanted) >= np.count_nonzero(some):
-                read(~some, self._number, _NOWAIT)
-        left = found < wanted
-        self.disk.count(0, int(size[left].sum()) // _PAGE)
-        some[np.arange(begin.size) % (_FILL * _SAMPLE) != 0] = False
-        read(left & some, self._number)
-        read(left & ~some, self._past_the_cache())
-        if bool((found < wanted).any()):
+            self._direct = _past_the_cache(self._number)
+        try:
+            found = queue.read(self._direct, begin, end - begin, address)
+        except OSError as error:
+            found = np.array([-(error.errno or errno.EIO)])
+        if bool((found < np.minimum(end, self.size) - begin).any()):
             worst = int(found.min())
             why = os.strerror(-worst) if worst < 0 else "the file is shorter than it was"
             raise StateError(f"state on local disk in {self.disk.folders} cannot be read: {why}")
+        self.disk.count(0, int((end - begin).sum()) // _PAGE)
+        for at, stop in zip(begin[::_FILL].tolist(), end[::_FILL].tolist(), strict=True):
+            os.posix_fadvise(self._number, at, stop - at, os.POSIX_FADV_WILLNEED)
+
+
+def _past_the_cache(number: int) -> int:
+    """Another descriptor of a file, for reads that leave the system's cache alone where the file system has such."""
+    try:
+        return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return os.dup(number)
 
 
 def cut_out(data: Bytes, first: Ints, last: Ints, at: Ints | None = None) -> pa.Array:
@@ -363,14 +380,14 @@ class _Queue:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return done
 
-    def read(self, number: int, begin: Ints, size: Ints, address: Ints, flags: int = 0) -> Ints:
+    def read(self, number: int, begin: Ints, size: Ints, address: Ints | int, flags: int = 0) -> Ints:
         """Read n stretches of a file.
 
         Args:
             number: the file's descriptor.
             begin: where each begins.
             size: of each.
-            address: where in memory each goes.
+            address: where in memory each goes, or where all do.
             flags: as of ``preadv2(2)``.
 
         Returns:
@@ -395,7 +412,8 @@ class _Queue:
 
 
 _idle: Final[list[_Queue]] = []
-os.register_at_fork(after_in_child=_idle.clear)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)  # they are this process's
 
 
 def _queue() -> _Queue | None:
