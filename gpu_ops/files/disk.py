@@ -4,10 +4,10 @@ A file is written to its end. What is written is on the disk before anybody forg
 disk loses nothing.
 
 What the system has in memory, and drops when it needs that, is looked at by memory map: the arrays that a search walks
-through (`Disk.keep`), and rows (`File.gather`) that were written lately or are asked for often. Other rows are read in
+through (`Disk.keep`), and rows (`File.gather`) that are still there from when they were written. Other rows are read in
 their order, near ones together, many at once, and past the system's cache. By memory map each would cost a fault of its
 own, a page of cache, and under a memory limit another page that is dropped: 20,000 of 2M rows of 150 bytes took ten
-times the CPU, and twice the pages, as some were gone again before their rows were copied.
+times the CPU, and half as many pages more, as some were gone again before their rows were copied.
 """
 
 from __future__ import annotations
@@ -74,8 +74,6 @@ _NOWAIT: Final = 8
 """Read what the system's cache has, or nothing (``RWF_NOWAIT``)."""
 _SAMPLE: Final = 16
 """One question in so many is put to the system's cache first; what it has nearly all of is read by memory map."""
-_FILL: Final = 128
-"""One answer of the disk in so many comes into that cache, too: so what is asked for often gets there."""
 _STEP: Final = 8 << 20
 """Bytes that are written before they are waited for: no more of them are in memory twice."""
 
@@ -299,7 +297,6 @@ class File:
     def _fill(self, queue: _Queue, begin: Ints, end: Ints, address: Ints) -> None:
         """Read stretches of whole pages from the disk."""
         if self._direct is None:
-            os.posix_fadvise(self._number, 0, 0, os.POSIX_FADV_RANDOM)
             self._direct = _past_the_cache(self._number)
         try:
             found = queue.read(self._direct, begin, end - begin, address)
@@ -310,8 +307,6 @@ class File:
             why = os.strerror(-worst) if worst < 0 else "the file is shorter than it was"
             raise StateError(f"state on local disk in {self.disk.folders} cannot be read: {why}")
         self.disk.count(0, int((end - begin).sum()) // _PAGE)
-        for at, stop in zip(begin[::_FILL].tolist(), end[::_FILL].tolist(), strict=True):
-            os.posix_fadvise(self._number, at, stop - at, os.POSIX_FADV_WILLNEED)
 
 
 def _past_the_cache(number: int) -> int:

@@ -172,7 +172,7 @@ def test_no_memory_to_begin_behind_what_moved(place: Disk, monkeypatch: pytest.M
 def test_stretches_of_a_file(place: Disk, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """From the disk, from the system's cache, and where there are no asynchronous reads: short ones and long ones."""
     rng, page = np.random.default_rng(5), disk._PAGE
-    for name, value in {"_MOST": 4 * page, "_BUFFER": 16 * page, "_FILL": 2}.items():
+    for name, value in {"_MOST": 4 * page, "_BUFFER": 16 * page}.items():
         monkeypatch.setattr(disk, name, value)
     if way == "map":
         monkeypatch.setattr(disk, "_CALLS", {})
