@@ -72,8 +72,8 @@ _ANSWER: Final = np.dtype([("which", "i8"), ("asked", "u8"), ("result", "i8"), (
 """And an answer (``struct io_event``)."""
 _NOWAIT: Final = 8
 """Read what the system's cache has, or nothing (``RWF_NOWAIT``)."""
-_SAMPLE: Final = 16
-"""One question in so many is put to the system's cache first; what it has nearly all of is read by memory map."""
+_SAMPLE: Final = 32
+"""So many questions, at most, are put to the system's cache before others are put to the disk."""
 _STEP: Final = 8 << 20
 """Bytes that are written before they are waited for: no more of them are in memory twice."""
 
@@ -264,7 +264,7 @@ class File:
         for low, high in itertools.pairwise(bounds.tolist()):
             these, own = slice(low, high), slice(heads[low], heads[high])
             size, place = int((end - begin)[these].sum()), before[these] - before[low]
-            if size > _LARGEST or self._in_cache(queue, begin[these]):
+            if size > _LARGEST or self._in_cache(queue, first[own]):
                 parts += self._copied(first[own], last[own])
                 continue
             if buffer.size < size:
@@ -275,14 +275,14 @@ class File:
         _idle.append(queue)
         return side_by_side(parts)
 
-    def _in_cache(self, queue: _Queue, begin: Ints) -> bool:
-        """Whether the system has nearly all of some pages in memory; a sample is looked at."""
-        some, page = begin[::_SAMPLE], np.empty(_PAGE, np.uint8)
+    def _in_cache(self, queue: _Queue, first: Ints) -> bool:
+        """Whether the system seems to have the pages of some positions in memory: all of a sample."""
+        some, page = first[:: 1 + first.size // _SAMPLE] // _PAGE * _PAGE, np.empty(_PAGE, np.uint8)
         try:
             found = queue.read(self._number, some, np.full_like(some, _PAGE), page.ctypes.data, _NOWAIT)
         except OSError:  # no such question on this file system
             return False
-        return bool(np.count_nonzero(found > 0) * _SAMPLE >= some.size * (_SAMPLE - 1))
+        return bool((found > 0).all())
 
     def _copied(self, first: Ints, last: Ints) -> list[pa.Array]:
         """Stretches by memory map, at the width of the longest; where that is much more, each half by itself."""
