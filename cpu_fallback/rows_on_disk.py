@@ -7,7 +7,6 @@ counted where all are equally long; else a number says it, in memory: 2 bytes a 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cpu_fallback.hashing import raw_values, valid_mask
-from gpu_ops.files.disk import Disk
+from gpu_ops.files.disk import Disk, cut_out, side_by_side
 
 Ints = npt.NDArray[np.int64]
 
@@ -62,7 +61,7 @@ class RowsOnDisk:
         self._row = np.dtype(fields)
         self._file = disk.file()
         self._bases, self._beyond = growing(np.int64), growing(np.uint16)
-        self._last: tuple[Ints, tuple[npt.NDArray[np.uint8], Ints, Ints]] | None = None
+        self._last: tuple[Ints, npt.NDArray[np.uint8], Ints] | None = None
         self.with_nulls: set[str] = set()
         self.length = 0
 
@@ -108,7 +107,8 @@ class RowsOnDisk:
         texts = [_as_bytes(columns[name]) for name in self._texts]
         nothing = pa.scalar(b"", _BINARY)
         joined = pc.binary_join_element_wise(fixed, *texts, nothing, null_handling="replace", null_replacement=b"")
-        self._write(*_content(joined), count)
+        data, bounds = side_by_side([joined])
+        self._write(data, bounds[:-1], count)
 
     def _write(self, data: npt.NDArray[np.uint8], starts: Ints | None, count: int) -> None:
         """Write rows, and note where each begins among them; None where that is counted."""
@@ -144,45 +144,24 @@ class RowsOnDisk:
         end = bases[after // _BLOCK] + beyond[after]
         return begin, np.where(slots + 1 == self.length, self._file.size, end)
 
-    def _read(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-        """Rows side by side in memory.
+    def _read(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints]:
+        """Rows side by side in memory, and where each begins and the last ends.
 
         Args:
             slots: n rows, ascending.
-
-        Returns:
-            Bytes; where among them rows begin and end, ascending, as n pairs; and which of these is each slot's.
         """
-        begin, end = self._ends(slots)
-        self._file.touch(begin, end - 1)
-        data = self._file.mapped()
-        # Rows of nearly the same length are copied by one width; what is behind a shorter one is not looked at.
-        magnitude = np.frexp(end - begin)[1]
-        order = np.argsort(magnitude, kind="stable")
-        begin, length = begin[order], (end - begin)[order]
-        bounds = [0, *(np.flatnonzero(np.diff(magnitude[order])) + 1).tolist(), slots.size]
-        parts, places, size = [], [], 0
-        for first, last in itertools.pairwise(bounds):
-            width = int(length[first:last].max(initial=0))
-            start = np.minimum(begin[first:last], data.size - width)
-            windows: Any = np.ndarray((data.size - width + 1,), f"V{width}", data, strides=(1,))
-            parts.append(windows[start].view(np.uint8))
-            places.append(size + np.arange(0, parts[-1].size, width) + begin[first:last] - start)
-            size += parts[-1].size
-        at, where = np.concatenate(places), np.empty(slots.size, np.int64)
-        where[order] = np.arange(slots.size)
-        return np.concatenate(parts), np.column_stack((at, at + length)), where
+        return self._file.gather(*self._ends(slots))
 
     def _read_again(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-        """As `_read`, without the disk where all were among those read last."""
+        """As `_read`, without the disk where all were among those read last; and which of the rows is each slot's."""
         if self._last is not None:
-            known, (data, places, where) = self._last
+            known, data, bounds = self._last
             at = np.minimum(np.searchsorted(known, slots), known.size - 1)
             if bool((known[at] == slots).all()):
-                return data, places, where[at]
-        found = self._read(slots)
-        self._last = (slots, found) if found[0].size <= _KEPT else None
-        return found
+                return data, bounds, at
+        data, bounds = self._read(slots)
+        self._last = (slots, data, bounds) if data.size <= _KEPT else None
+        return data, bounds, np.arange(slots.size)
 
     def take(self, slots: Ints, names: Sequence[str]) -> dict[str, pa.Array]:
         """Rows by number, none of them -1; text with large offsets.
@@ -194,11 +173,11 @@ class RowsOnDisk:
         back: Ints | slice = slice(None)
         if not bool((slots[1:] > slots[:-1]).all()):
             slots, back = np.unique(slots, return_inverse=True)  # each page is read once, and in order
-        data, places, where = self._read_again(slots)
+        data, bounds, where = self._read_again(slots)
         at, width = where[back], self._row.itemsize
         windows: Any = np.ndarray((data.size - width + 1,), f"V{width}", data, strides=(1,))
-        raw = windows[places[:, 0]]
-        rows, every, ends = raw.view(self._row), raw[at].view(self._row), places[:, 0] + width
+        raw = windows[bounds[:-1]]
+        rows, every, ends = raw.view(self._row), raw[at].view(self._row), bounds[:-1] + width
         taken = {}
         for name, kind in self.types.items():
             place = self._places[name]
@@ -214,7 +193,7 @@ class RowsOnDisk:
                 valid = pa.py_buffer(np.packbits(bits == 0, bitorder="little"))
             if name in self._texts:
                 text = pa.large_string() if kind in (pa.string(), pa.large_string()) else _BINARY
-                buffers = _cut_out(data, np.column_stack((start, ends)), at).buffers()
+                buffers = cut_out(data, start, ends, at).buffers()
                 taken[name] = pa.Array.from_buffers(text, at.size, [valid, *buffers[1:]])
             elif pa.types.is_null(kind):
                 taken[name] = pa.nulls(at.size)
@@ -238,33 +217,11 @@ class RowsOnDisk:
         kept.with_nulls |= self.with_nulls
         step = max(1, _STEP // max(1, self._file.size // self.length))
         for first in range(0, int(slots.size), step):
-            data, starts = _content(_cut_out(*self._read(slots[first : first + step])))
-            kept._write(data, starts if self._texts else None, int(starts.size))
+            data, bounds = self._read(slots[first : first + step])
+            kept._write(data, bounds[:-1] if self._texts else None, bounds.size - 1)
         return kept
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
     """Text as bytes with large offsets; only offsets are copied."""
     return column if column.type == _BINARY else column.cast(_BINARY)
-
-
-def _content(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints]:
-    """The bytes of an array of large_binary, and where each value begins among them."""
-    offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
-    first, last = int(offsets[0]), int(offsets[-1])
-    data = np.frombuffer(array.buffers()[2], np.uint8, last - first, first) if last > first else np.empty(0, np.uint8)
-    return data, offsets[:-1] - first
-
-
-def _cut_out(data: npt.NDArray[np.uint8], places: Ints, at: Ints) -> pa.Array:
-    """Stretches of bytes, copied.
-
-    Args:
-        data: where they are; Arrow reserves as much as that.
-        places: where each begins and ends, ascending, as pairs.
-        at: which of them, in which order.
-    """
-    # Every other value of this array is one; what is between two is not looked at.
-    offsets = places.reshape(-1)
-    values = pa.Array.from_buffers(_BINARY, offsets.size - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    return values.take(pa.array(2 * at))

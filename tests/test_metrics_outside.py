@@ -166,13 +166,14 @@ def test_the_view_in_a_terminal():
                 rows_out_insert=30,
                 left_state_rows=1234,
                 retries=3,
+                snapshot_age_ms=12_000,
                 lookups_index=10,
                 lookups_kept_table=5,
                 lookups_hash_join=5,
             )
         )
         now = live.scrape(url)._replace(at=before.at + 2)
-        console = Console(width=150, record=True, file=io.StringIO())
+        console = Console(width=180, record=True, file=io.StringIO())
         console.print(live.show(now, before))
         head, row = console.export_text().splitlines()[:2]
         assert head.split() == ["query", "join", *" ".join(live._NUMBERS).split()]
@@ -188,6 +189,7 @@ def test_the_view_in_a_terminal():
             "0",
             "B",
             "0",
+            "12",
             "0.50",
             "50%",
             "0",

@@ -1,27 +1,35 @@
 """Local disk as a place for state: files without a name, which a process that dies leaves nothing of.
 
-A file is written to its end and read by memory map: what is looked at comes page by page, and the system keeps in
-memory, and drops, what it has room for. What is written is on the disk before anybody forgets what it was written from,
-so a full disk loses nothing.
+A file is written to its end. What is written is on the disk before anybody forgets what it was written from, so a full
+disk loses nothing.
 
-Pages are read one by one where rows are gathered, and by many threads at once (`File.touch`): a disk answers one
-question at a time several times more slowly than many together.
+What the system has in memory, and drops when it needs that, is looked at by memory map: the arrays that a search walks
+through (`Disk.keep`), and rows (`File.gather`) that are still there from when they were written. Other rows are read in
+their order, near ones together, many at once, and past the system's cache. By memory map each would cost a fault of its
+own, a page of cache, and under a memory limit another page that is dropped: 20,000 of 2M rows of 150 bytes took ten
+times the CPU, and half as many pages more, as some were gone again before their rows were copied.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
+import itertools
 import logging
 import mmap
 import os
+import platform
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from gpu_ops.errors import StateError
 
@@ -33,14 +41,39 @@ except ImportError:  # no Unix
 _log = logging.getLogger("gpu_ops")
 
 Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 LEAST: Final = 1 << 20
 """Bytes that are worth being moved to disk; what is smaller stays."""
 _PAGE: Final = mmap.PAGESIZE
-# In 4,000 reads at random of 1 GiB on a virtual disk 1, 8, 32 and 64 threads had 11, 20, 57 and 58 thousand a second.
-_THREADS: Final = 32
-_FEW: Final = 64
-"""So few pages one thread reads."""
+_GAP: Final = 2 * _PAGE
+"""What lies no farther apart is read together: a disk that answers 50,000 questions a second reads as much in the time
+of one."""
+_MOST: Final = 64 * _PAGE
+"""Bytes of one question, but for a longer row."""
+_BUFFER: Final = 1024 * _PAGE
+"""Bytes that are read before rows are copied out of them."""
+_LARGEST: Final = 1 << 30
+"""Bytes that are not read at once: the system's limit is 2 GiB."""
+_DEPTH: Final = 256
+"""Questions at once."""
+_CALLS: Final = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
+"""The numbers of io_setup, io_destroy, io_submit and io_getevents, by machine."""
+_ASKED: Final = np.dtype(
+    {
+        "names": ["which", "flags", "file", "address", "size", "begin"],
+        "formats": ["i8", "u4", "u4", "i8", "i8", "i8"],
+        "offsets": [0, 12, 20, 24, 32, 40],
+        "itemsize": 64,
+    }
+)
+"""A question as the kernel has it (``struct iocb``; the operation 0 is to read)."""
+_ANSWER: Final = np.dtype([("which", "i8"), ("asked", "u8"), ("result", "i8"), ("more", "i8")])
+"""And an answer (``struct io_event``)."""
+_NOWAIT: Final = 8
+"""Read what the system's cache has, or nothing (``RWF_NOWAIT``)."""
+_SAMPLE: Final = 32
+"""So many questions, at most, are put to the system's cache before others are put to the disk."""
 _STEP: Final = 8 << 20
 """Bytes that are written before they are waited for: no more of them are in memory twice."""
 
@@ -72,7 +105,7 @@ class Disk:
     Attributes:
         used: bytes on disk now.
         written: bytes written, ever.
-        pages_read: pages that threads of `File.touch` had to wait for, ever.
+        pages_read: pages that `File.gather` had to read from the disk, ever.
     """
 
     def __init__(self, folders: Sequence[Path], left: Callable[[], int | None] = lambda: None) -> None:
@@ -151,9 +184,12 @@ class File:
         self.disk, self._number = disk, number
         self.size = 0
         self._data: Bytes = np.empty(0, np.uint8)
+        self._direct: int | None = None
 
     def __del__(self) -> None:
         os.close(self._number)
+        if self._direct is not None:
+            os.close(self._direct)
         self.disk.count(-self.size)
 
     def append(self, data: npt.NDArray[Any]) -> None:
@@ -201,27 +237,109 @@ class File:
             self._data = np.frombuffer(pages, np.uint8)
         return self._data
 
-    def touch(self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64] | None = None) -> None:
-        """Have the system read pages that are about to be needed, many at once.
+    def gather(self, first: Ints, last: Ints) -> tuple[Bytes, Ints]:
+        """Stretches of the file, copied side by side.
 
         Args:
             first: n positions of bytes, ascending.
-            last: the last byte of each; None for the same page.
+            last: where each stretch ends, exclusive; no later than the next begins.
+
+        Returns:
+            Their bytes, and n + 1 positions among them: where each begins, and where the last ends.
+
+        Raises:
+            StateError: the disk does not give them.
         """
-        begin = first // _PAGE
-        if last is not None:
-            count = last // _PAGE - begin + 1
-            if int(count.max(initial=1)) > 1:
-                before = np.cumsum(count) - count
-                begin = np.arange(int(count.sum())) + np.repeat(begin - before, count)
-        if begin.size:
-            begin = begin[np.concatenate([[True], begin[1:] != begin[:-1]])]
-        if begin.size <= _FEW:
-            return
-        data, at = self.mapped(), begin * _PAGE
-        threads = _pool()
-        asked: list[Future[int]] = [threads.submit(_touched, data, part) for part in np.array_split(at, _THREADS)]
-        self.disk.count(0, sum(one.result() for one in asked))
+        queue = _queue()
+        if queue is None:
+            return side_by_side(self._copied(first, last))
+        begin, end = first // _PAGE * _PAGE, -(-last // _PAGE) * _PAGE
+        apart = (begin[1:] > end[:-1] + _GAP) | (begin[1:] // _MOST > begin[:-1] // _MOST)
+        heads = np.append(0, np.flatnonzero(apart) + 1)  # of what is read together, the first stretch
+        begin, end = begin[heads], end[np.append(heads[1:], first.size) - 1]
+        before = np.cumsum(end - begin) - (end - begin)
+        bounds = np.flatnonzero(np.diff(before // _BUFFER, prepend=-1, append=-1))
+        heads, parts = np.append(heads, first.size), list[pa.Array]()
+        buffer = np.empty(0, np.uint8)
+        for low, high in itertools.pairwise(bounds.tolist()):
+            these, own = slice(low, high), slice(heads[low], heads[high])
+            size, place = int((end - begin)[these].sum()), before[these] - before[low]
+            if size > _LARGEST or self._in_cache(queue, first[own]):
+                parts += self._copied(first[own], last[own])
+                continue
+            if buffer.size < size:
+                buffer = np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+            self._fill(queue, begin[these], end[these], buffer.ctypes.data + place)
+            move = np.repeat(place - begin[these], np.diff(heads[low : high + 1]))
+            parts.append(cut_out(buffer, first[own] + move, last[own] + move))
+        _idle.append(queue)
+        return side_by_side(parts)
+
+    def _in_cache(self, queue: _Queue, first: Ints) -> bool:
+        """Whether the system seems to have the pages of some positions in memory: all of a sample."""
+        some, page = first[:: 1 + first.size // _SAMPLE] // _PAGE * _PAGE, np.empty(_PAGE, np.uint8)
+        try:
+            found = queue.read(self._number, some, np.full_like(some, _PAGE), page.ctypes.data, _NOWAIT)
+        except OSError:  # no such question on this file system
+            return False
+        return bool((found > 0).all())
+
+    def _copied(self, first: Ints, last: Ints) -> list[pa.Array]:
+        """Stretches by memory map, at the width of the longest; where that is much more, each half by itself."""
+        width, half = int((last - first).max(initial=0)), first.size // 2
+        if half and width * first.size > _BUFFER:
+            return self._copied(first[:half], last[:half]) + self._copied(first[half:], last[half:])
+        start = np.minimum(first, self.size - width)
+        windows: Any = np.ndarray((self.size - width + 1,), f"V{width}", self.mapped(), strides=(1,))
+        begin = np.arange(first.size) * width + first - start
+        return [cut_out(windows[start].view(np.uint8), begin, begin + last - first)]
+
+    def _fill(self, queue: _Queue, begin: Ints, end: Ints, address: Ints) -> None:
+        """Read stretches of whole pages from the disk."""
+        if self._direct is None:
+            self._direct = _past_the_cache(self._number)
+        try:
+            found = queue.read(self._direct, begin, end - begin, address)
+        except OSError as error:
+            found = np.array([-(error.errno or errno.EIO)])
+        if bool((found < np.minimum(end, self.size) - begin).any()):
+            worst = int(found.min())
+            why = os.strerror(-worst) if worst < 0 else "the file is shorter than it was"
+            raise StateError(f"state on local disk in {self.disk.folders} cannot be read: {why}")
+        self.disk.count(0, int((end - begin).sum()) // _PAGE)
+
+
+def _past_the_cache(number: int) -> int:
+    """Another descriptor of a file, for reads that leave the system's cache alone where the file system has such."""
+    try:
+        return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return os.dup(number)
+
+
+def cut_out(data: Bytes, first: Ints, last: Ints, at: Ints | None = None) -> pa.Array:
+    """Stretches of bytes, copied.
+
+    Args:
+        data: where they are; Arrow reserves as much as that.
+        first: n positions, ascending.
+        last: where each ends, exclusive; no later than the next begins.
+        at: which of them, in which order; None for all.
+    """
+    # Every other value of this array is one; what is between two is not looked at.
+    offsets = np.column_stack((first, last)).reshape(-1)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    values = pa.Array.from_buffers(pa.large_binary(), offsets.size - 1, buffers)
+    return values.take(pa.array(2 * (np.arange(first.size) if at is None else at)))
+
+
+def side_by_side(parts: Sequence[pa.Array]) -> tuple[Bytes, Ints]:
+    """The bytes of arrays of large_binary, and where each value begins among them, and the last ends."""
+    array = pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
+    offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.frombuffer(array.buffers()[2], np.uint8, last - first, first) if last > first else np.empty(0, np.uint8)
+    return data, offsets - first
 
 
 def faults() -> int:
@@ -231,26 +349,75 @@ def faults() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
-def _touched(data: Bytes, at: npt.NDArray[np.int64]) -> int:
-    before = faults()
-    data.take(at)
-    return faults() - before
+class _Queue:
+    """Many questions to a disk at once, and no thread for each: Linux's asynchronous reads, see ``io_submit(2)``.
+
+    Raises:
+        OSError: there are none here.
+    """
+
+    def __init__(self) -> None:
+        numbers = _CALLS.get(platform.machine()) if sys.platform == "linux" else None
+        if numbers is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        self._library, self._context = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong()
+        self._library.syscall.restype = ctypes.c_long
+        setup, self._destroy, self._submit, self._events = numbers
+        self._call(setup, _DEPTH, ctypes.addressof(self._context))
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None):
+            self._library.syscall(self._destroy, self._context)
+
+    def _call(self, *values: int) -> int:
+        done: int = self._library.syscall(*map(ctypes.c_long, values))
+        if done < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return done
+
+    def read(self, number: int, begin: Ints, size: Ints, address: Ints | int, flags: int = 0) -> Ints:
+        """Read n stretches of a file.
+
+        Args:
+            number: the file's descriptor.
+            begin: where each begins.
+            size: of each.
+            address: where in memory each goes, or where all do.
+            flags: as of ``preadv2(2)``.
+
+        Returns:
+            How many bytes of each were read, or less than 0: the negative number of an error.
+        """
+        asked, found = np.zeros(begin.size, _ASKED), np.zeros(begin.size, np.int64)
+        for name, value in {"which": np.arange(begin.size), "flags": flags, "file": number}.items():
+            asked[name] = value
+        asked["address"], asked["size"], asked["begin"] = address, size, begin
+        pointers = asked.ctypes.data + np.arange(begin.size) * _ASKED.itemsize
+        answers, sent, got = np.empty(_DEPTH, _ANSWER), 0, 0
+        while got < begin.size:
+            more = min(_DEPTH + got, begin.size) - sent
+            if more:
+                sent += self._call(self._submit, self._context.value, more, pointers.ctypes.data + 8 * sent)
+            with contextlib.suppress(InterruptedError):
+                least = min(_DEPTH // 4, sent - got)
+                some = answers[: self._call(self._events, self._context.value, least, _DEPTH, answers.ctypes.data, 0)]
+                found[some["which"]] = some["result"]
+                got += some.size
+        return found
 
 
-_threads: ThreadPoolExecutor | None = None
+_idle: Final[list[_Queue]] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)  # they are this process's
 
 
-def _pool() -> ThreadPoolExecutor:
-    global _threads  # noqa: PLW0603 - threads are few, and the process's
-    if _threads is None:
-        _threads = ThreadPoolExecutor(_THREADS, "disk")
-        os.register_at_fork(after_in_child=_forget_pool)
-    return _threads
-
-
-def _forget_pool() -> None:
-    global _threads  # noqa: PLW0603
-    _threads = None
+def _queue() -> _Queue | None:
+    """One that nobody uses, a new one, or None where there are none."""
+    with contextlib.suppress(IndexError):
+        return _idle.pop()
+    with contextlib.suppress(OSError):
+        return _Queue()
+    return None
 
 
 def _free(folder: Path) -> int:

@@ -70,7 +70,6 @@ def test_a_store_that_goes_to_disk(seed: int, place: Disk, monkeypatch: pytest.M
             monkeypatch.setattr(f"{module}.LEAST", 300)
         monkeypatch.setattr("cpu_fallback.store._STEP", 1000)
         monkeypatch.setattr("cpu_fallback.rows_on_disk._STEP", 700)
-        monkeypatch.setattr(disk, "_FEW", 1)
         monkeypatch.setattr(disk, "_STEP", 333)
     kernels = CpuKernels(tiny_segments=tiny)
     schema, moved = everything(1, rng).schema, 0
@@ -167,6 +166,44 @@ def test_no_memory_to_begin_behind_what_moved(place: Disk, monkeypatch: pytest.M
         store.cool(1 << 30, place)
         taken = store.take(np.arange(90), model.schema.names)
         same(kernels.to_arrow(taken, model.schema), model.combine_chunks())
+
+
+@pytest.mark.parametrize("way", ["disk", "cache", "map"])
+def test_stretches_of_a_file(place: Disk, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """From the disk, from the system's cache, and where there are no asynchronous reads: short ones and long ones."""
+    rng, page = np.random.default_rng(5), disk._PAGE
+    for name, value in {"_MOST": 4 * page, "_BUFFER": 16 * page}.items():
+        monkeypatch.setattr(disk, name, value)
+    if way == "map":
+        monkeypatch.setattr(disk, "_CALLS", {})
+        monkeypatch.setattr(disk, "_idle", [])
+    else:
+        monkeypatch.setattr(disk.File, "_in_cache", lambda *_: way == "cache")
+    file, data = place.file(), rng.integers(0, 256, 600 * page + 17, np.uint8)
+    file.append(data)
+    for lengths in (rng.integers(0, 200, 700), rng.integers(0, 20 * page, 40), np.array([1, 100 * page, 3]), [17]):
+        free = rng.random(len(lengths))
+        begin = np.cumsum(free / free.sum() * (data.size - np.sum(lengths))).astype(np.int64)
+        begin += np.cumsum(lengths) - lengths
+        begin[-1] = data.size - lengths[-1]
+        found, bounds = file.gather(begin, begin + lengths)
+        assert np.array_equal(np.diff(bounds), lengths)
+        wanted = [data[first : first + length] for first, length in zip(begin, lengths, strict=True)]
+        assert np.array_equal(found, np.concatenate(wanted))
+    assert (place.pages_read > 0) == (way == "disk")
+
+
+def test_a_disk_that_does_not_answer(place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk.File, "_in_cache", lambda *_: False)
+    file = place.file()
+    file.append(np.zeros(9 * disk._PAGE, np.uint8))
+    os.ftruncate(file._number, disk._PAGE)
+    with pytest.raises(StateError, match="shorter"):
+        file.gather(np.array([10, 3 * disk._PAGE]), np.array([20, 3 * disk._PAGE + 9]))
+    os.close(file._direct or 0)
+    file._direct = os.open(place.folders, os.O_RDONLY)
+    with pytest.raises(StateError, match="cannot be read: Invalid argument"):
+        file.gather(np.array([10]), np.array([20]))
 
 
 # --- indexes ---------------------------------------------------------------------------------

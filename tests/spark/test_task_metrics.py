@@ -47,7 +47,7 @@ def test_sparks_progress_has_what_was_added_up(spark: Any) -> None:
     added = added_up(NAMES, PARTITIONS)
     assert added == row["metrics"].asDict()
     kinds = {name: type(value) for name, value in row["metrics"].asDict().items() if value is not None}
-    times = {"probe_ms", "update_ms", "emit_ms", "commit_ms", "replay_ms"}
+    times = {"probe_ms", "update_ms", "emit_ms", "commit_ms", "replay_ms", "snapshot_age_ms"}
     assert kinds == {name: float if name in times else int for name in kinds}
     (row,) = frame.limit(1).agg(observed(NAMES, METRICS_COLUMN)).collect()
     assert row["metrics"] is None

@@ -23,7 +23,7 @@ from gpu_ops.spark.metrics.progress import JoinProgress, ProgressListener
 _TIMEOUT_S: Final = 5.0
 _NUMBERS: Final = (
     "micro-batch", "rows in/s", "rows out/s", "state rows", "state", "on disk", "read back/s",
-    "batch s", "hash joins", "late", "lag s", "retries",
+    "snapshot s", "batch s", "hash joins", "late", "lag s", "retries",
 )  # fmt: skip
 
 Values = Mapping[str, float]
@@ -107,6 +107,7 @@ def show(now: Scrape, before: Scrape | None = None) -> Table:
             size_text(int(values.get("state_bytes", 0))),
             size_text(int(values.get("disk_bytes", 0))),
             _rate(more.get("disk_pages_read_total", 0.0), seconds),
+            f"{values['snapshot_age_seconds']:,.0f}" if "snapshot_age_seconds" in values else "-",
             f"{more['micro_batch_seconds_sum'] / batches:.2f}" if batches else "-",
             _share_of_hash_joins(more),
             f"{values.get('late_rows_total', 0):,.0f}",

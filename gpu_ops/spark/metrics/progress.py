@@ -279,6 +279,9 @@ _OF_JOIN: Final = {
     "replay_ms": _Metric(
         "Gauge", "replay_seconds", "what the log since the last snapshot takes to replay", factor=1e-3
     ),
+    "snapshot_age_ms": _Metric(
+        "Gauge", "snapshot_age_seconds", "since a server began or the last snapshot was written", factor=1e-3
+    ),
     "retries": _Metric("Counter", "retries", "exchanges repeated because a state server was gone"),
     "partitions": _Metric("Gauge", "partitions", "partitions"),
     "gpu_partitions": _Metric("Gauge", "gpu_partitions", "partitions that run on a GPU"),

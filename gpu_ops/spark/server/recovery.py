@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
@@ -263,7 +264,7 @@ class Snapshots:
         self._who, self._log, self.stored = who, log, stored
         self._partition, self._every, self._tiny = partition, every, tiny
         self._writing: tuple[_Snapshot, Future[None]] | None = None
-        self._not_before, self.seconds, self._bytes = 0, 0.0, 0
+        self._not_before, self.seconds, self._bytes, self._last = 0, 0.0, 0, time.monotonic()
         self._unneeded: frozenset[str] = frozenset()
 
     def take(self, version: int, held: Callable[[], Held]) -> None:
@@ -290,9 +291,10 @@ class Snapshots:
             thread.shutdown(wait=False)
 
     def metrics(self) -> dict[str, int | float]:
-        """Bytes written since this was last asked, and how long the log since the last one takes to replay."""
+        """Bytes written since this was last asked, how long the log since the last one takes to replay, and its age."""
         written, self._bytes = self._bytes, 0
-        return {"snapshot_written_bytes": written, "replay_ms": self.seconds * 1e3}
+        age = time.monotonic() - self._last
+        return {"snapshot_written_bytes": written, "replay_ms": self.seconds * 1e3, "snapshot_age_ms": age * 1e3}
 
     def finish(self) -> None:
         """Wait for what is being written, and delete what it replaces."""
@@ -307,6 +309,7 @@ class Snapshots:
             self.stored.snapshots[snapshot.version] = snapshot.size
             self.stored.pieces.update(snapshot.sizes)
             self._bytes += snapshot.size + sum(snapshot.sizes.values())
+            self._last = time.monotonic()
             # Another server may have taken the partition over, and names what this one does not: a piece that no
             # snapshot of this one names any more is deleted with the next one, which it does not come to then.
             unneeded = self.stored.pieces.keys() - snapshot.install()
