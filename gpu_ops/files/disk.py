@@ -70,6 +70,8 @@ _ASKED: Final = np.dtype(
 """A question as the kernel has it (``struct iocb``; the operation 0 is to read)."""
 _ANSWER: Final = np.dtype([("which", "i8"), ("asked", "u8"), ("result", "i8"), ("more", "i8")])
 """And an answer (``struct io_event``)."""
+_NOT_SO: Final = (errno.EINVAL, errno.EOPNOTSUPP)
+"""What a file system answers that has no reads past the cache."""
 _NOWAIT: Final = 8
 """Read what the system's cache has, or nothing (``RWF_NOWAIT``)."""
 _SAMPLE: Final = 32
@@ -185,6 +187,7 @@ class File:
         self.size = 0
         self._data: Bytes = np.empty(0, np.uint8)
         self._direct: int | None = None
+        self._by_cache = False
 
     def __del__(self) -> None:
         os.close(self._number)
@@ -304,9 +307,14 @@ class File:
             found = np.array([-(error.errno or errno.EIO)])
         if bool((found < np.minimum(end, self.size) - begin).any()):
             worst = int(found.min())
+            if -worst in _NOT_SO and not self._by_cache:  # some file systems say so only when they are asked
+                os.close(self._direct)
+                self._direct, self._by_cache = os.dup(self._number), True
+                return self._fill(queue, begin, end, address)
             why = os.strerror(-worst) if worst < 0 else "the file is shorter than it was"
             raise StateError(f"state on local disk in {self.disk.folders} cannot be read: {why}")
         self.disk.count(0, int((end - begin).sum()) // _PAGE)
+        return None
 
 
 def _past_the_cache(number: int) -> int:
