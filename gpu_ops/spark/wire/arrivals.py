@@ -20,13 +20,13 @@ def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
 PACKED: Final = pa.schema([("route", pa.int32()), ("about", pa.string()), ("rows", pa.binary())])
 """Many rows of one input and one partition, in one row of Spark's.
 
-``route`` is what the shuffle goes by, ``about`` the text of a `Message`, ``rows`` an Arrow IPC message, if it is not in a
-file. Of as few columns as there can be: for each Spark writes code anew in every task.
+``route`` is what the shuffle goes by, ``about`` the text of a `Message`, ``rows`` an Arrow IPC message, if it is not in
+a file. There are as few columns as can be: Spark writes code for each of them, anew in every task.
 """
 
 
 class Message(NamedTuple):
-    """What a row of `PACKED` is about; in the order of the numbers behind the first it is put among the others.
+    """What a row of `PACKED` is about; after its partition, and before its block, what orders it among the others.
 
     Attributes:
         partition: of the join.
@@ -85,7 +85,8 @@ class Arrivals:
         for batch in batches:
             messages += zip(map(Message.of, batch["about"].to_pylist()), batch["rows"], strict=True)
         arrived, lanes = 0, [carried.places for carried in self._inputs]
-        for (_, number, *_, block), inline in sorted(messages, key=lambda x: (x[0].input not in self._first, x[0][1:5])):
+        messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
+        for (_, number, *_, block), inline in messages:
             if block.file:
                 yield Part(number, lanes[number], arrived, block)
                 arrived += block.rows

@@ -36,7 +36,7 @@ Action = Callable[[dict[str, Any], Callable[[], bool]], object]
 
 
 def as_json(value: object) -> str:
-    """A value as it travels, dataclasses in it as objects. (`dataclasses.asdict` would copy all of it, ten times slower.)"""
+    """A value as it travels, dataclasses in it as objects; `dataclasses.asdict` would copy all of it first."""
     return json.dumps(value, default=vars)
 
 
