@@ -48,7 +48,7 @@ class Message(NamedTuple):
     def of(cls, text: str) -> Message:
         """From JSON."""
         *first, block = json.loads(text)
-        return cls(*first, Block(*block))
+        return cls._make((*first, Block._make(block)))
 
 
 class Carried(NamedTuple):
