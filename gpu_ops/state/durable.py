@@ -56,6 +56,8 @@ _ENTRIES: Final = "entries"
 _CHECK: Final = "check"
 """The fact that is a checksum of the others: a reader of facts alone does not see the file's."""
 _ROWS_PER_BATCH: Final = 1 << 16
+_AT_ONCE: Final = 1 << 16
+"""Bytes that are written to a file in one go; Arrow gives a column's buffers one by one, and padding besides."""
 
 
 Pair = tuple[int | None, int | None]
@@ -492,14 +494,14 @@ def _write(files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]]
 
     def produce(file: IO[bytes]) -> None:
         summed = _Summed(file)
-        sink = pa.PythonFile(summed, mode="w")
-        for table, facts in parts:
-            checked = {**facts, _CHECK: _checksum(facts)}
-            meta = {_META + name.encode(): value.encode() for name, value in checked.items()}
-            schema = table.schema.with_metadata(meta)
-            with pa.ipc.new_stream(sink, schema, options=options) as writer:
-                most = None if compression is None else _ROWS_PER_BATCH  # what is mapped is best in one
-                writer.write_table(table.replace_schema_metadata(meta), max_chunksize=most)
+        with pa.BufferedOutputStream(pa.PythonFile(summed, mode="w"), _AT_ONCE) as sink:
+            for table, facts in parts:
+                checked = {**facts, _CHECK: _checksum(facts)}
+                meta = {_META + name.encode(): value.encode() for name, value in checked.items()}
+                schema = table.schema.with_metadata(meta)
+                with pa.ipc.new_stream(sink, schema, options=options) as writer:
+                    most = None if compression is None else _ROWS_PER_BATCH  # what is mapped is best in one
+                    writer.write_table(table.replace_schema_metadata(meta), max_chunksize=most)
         file.write(_TRAILER.pack(_MAGIC, summed.length, summed.crc))
 
     return files.write(path, produce)

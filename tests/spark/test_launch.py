@@ -35,7 +35,8 @@ def test_own_session_starts_without_a_name_of_the_machine_and_leaves_the_environ
     monkeypatch.setattr(
         "pyspark.sql.SparkSession.Builder.getOrCreate", lambda _: seen.append(os.environ.get("SPARK_LOCAL_HOSTNAME"))
     )
-    monkeypatch.setattr("gpu_ops.spark.api.session._without_checksums", lambda _: None)
+    for name in ("_without_checksums", "_without_yarn"):
+        monkeypatch.setattr(f"gpu_ops.spark.api.session.{name}", lambda _: None)
     for master in ("local[2]", "spark://host:7077"):
         gpu_ops.spark.session(master=master)
         assert "SPARK_LOCAL_HOSTNAME" not in os.environ
@@ -45,6 +46,13 @@ def test_own_session_starts_without_a_name_of_the_machine_and_leaves_the_environ
 def test_local_files_have_no_checksums_beside_them(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(2).coalesce(1).write.json(str(tmp_path / "rows"))
     assert not list((tmp_path / "rows").glob(".*"))
+
+
+def test_hadoops_configuration_lacks_the_defaults_of_yarn_alone(spark: SparkSession) -> None:
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    assert configuration.get("yarn.resourcemanager.address") is None
+    assert configuration.get("fs.AbstractFileSystem.hdfs.impl") == "org.apache.hadoop.fs.Hdfs"
+    assert configuration.get("mapreduce.job.ubertask.enable") == "false"
 
 
 def test_jvms_that_only_plan_do_without_their_second_compiler() -> None:

@@ -20,7 +20,7 @@ from gpu_ops.descriptions.keys import key_type
 from gpu_ops.spark.tasks import packing
 from gpu_ops.spark.tasks.arrow import TaskIdentity
 from gpu_ops.spark.tasks.packing import Packer, files_in_order
-from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
+from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried, Message
 from gpu_ops.state import blocks
 from gpu_ops.state.blocks import Blocks, Mapped, Part
 
@@ -50,7 +50,8 @@ def packer(
 def packed(packer: Packer, batches: list[pa.RecordBatch], time: int = 0, source: str = "") -> list[dict[str, Any]]:
     made = list(packer.pack([(iter(batches), time, source)]))
     assert all(batch.schema.equals(PACKED) for batch in made)
-    return [row for batch in made for row in batch.to_pylist()]
+    rows = [(row, Message.of(row["about"])) for batch in made for row in batch.to_pylist()]
+    return [{**about._asdict(), **about.block._asdict(), "count": about.block.rows, **row} for row, about in rows]
 
 
 def unpacked(
@@ -62,7 +63,7 @@ def unpacked(
     ]
     arrivals = Arrivals(lanes, inputs)
     for batch in batches:
-        assert set(batch["partition"].to_pylist()) == {messages[0]["partition"]}
+        assert {Message.of(about).partition for about in batch["about"].to_pylist()} == {messages[0]["partition"]}
     made, mapped = [], Mapped()
     for one in arrivals.to_wire(iter(batches)):
         made.append(one.rows(mapped.message(one.block), lanes) if isinstance(one, Part) else one)

@@ -230,6 +230,7 @@ def test_a_slow_file_system_that_moves_is_waited_for(
         return write(self, data)
 
     monkeypatch.setattr(durable._Summed, "write", slowly)
+    monkeypatch.setattr(durable, "_AT_ONCE", 64)
     monkeypatch.setattr(patience, "FILES", 1)
     waiting = exchange(str(tmp_path / "state"), 0, lambda failed: within, 1.0)
     began = time.monotonic()

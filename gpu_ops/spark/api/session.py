@@ -251,6 +251,7 @@ def session(
     refuse_connect(made)
     if _CHECKPOINTS in own:
         _without_checksums(made)
+        _without_yarn(made)
     return made
 
 
@@ -290,3 +291,17 @@ def _without_checksums(session: SparkSession) -> None:
     local = context._jvm.java.net.URI("file:///")
     files = context._jvm.org.apache.hadoop.fs.FileSystem.get(local, context._jsc.hadoopConfiguration())
     files.setWriteChecksum(False)
+
+
+def _without_yarn(session: SparkSession) -> None:
+    """Has Hadoop's configuration lack YARN's defaults, half of its 1,100 entries, which nothing asks for in local mode.
+
+    Spark copies it some ten times in a micro-batch, and writes it out for each source of files. What a user sets of
+    YARN stays.
+    """
+    context = session.sparkContext
+    configuration, text = context._jsc.hadoopConfiguration(), context._jvm.java.io.StringWriter()
+    configuration.writeXml(text)
+    for entry in str(text.toString()).split("</property>"):
+        if "<source>yarn-default.xml</source>" in entry:
+            configuration.unset(entry.partition("<name>")[2].partition("</name>")[0])

@@ -145,7 +145,7 @@ _CUT_BYTES: Final = 1 << 21
 def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches that are large enough to be cut."""
     for some in together(batches, lambda batch: batch.nbytes, _CUT_BYTES):
-        yield from pa.Table.from_batches(some).combine_chunks().to_batches()
+        yield from some if len(some) == 1 else pa.Table.from_batches(some).combine_chunks().to_batches()
 
 
 def source_partition() -> int:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, task_identity
 from gpu_ops.spark.tasks.rows import Maker, Taken
-from gpu_ops.spark.wire.arrivals import Arrivals
+from gpu_ops.spark.wire.arrivals import Arrivals, Message
 from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, ReportReply, ReportRequest, read
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange, ask
@@ -80,9 +80,9 @@ class Task(ArrowTask):
         )  # fmt: skip
 
         def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
-            request = dataclasses.asdict(dataclasses.replace(located, failed=failed))
+            request = dataclasses.replace(located, failed=failed)
             answer = read(LocateReply, ask(self._directory, "locate", request))
-            return self._directory._replace(location=answer.location), dataclasses.asdict(answer.context)
+            return self._directory._replace(location=answer.location), vars(answer.context)
 
         exchange = Exchange(locate, command, self._arrivals.wire)
         for rows in exchange.run(self._arrivals.to_wire(batches)):
@@ -96,7 +96,7 @@ class Task(ArrowTask):
             join_id, task.run_id, task.batch_id, partition, command["partitions"], numbers, self.hidden is not None,
             EventTimes.of(exchange.answer["latest"], rows) if self._times else None,
         )  # fmt: skip
-        answer = read(ReportReply, ask(self._directory, "report", dataclasses.asdict(report)))
+        answer = read(ReportReply, ask(self._directory, "report", report))
         if answer.all is not None:
             yield self._metrics_row(total(self._metrics, answer.all))
 
@@ -108,7 +108,7 @@ class Task(ArrowTask):
         """
         for batch in batches:
             if batch.num_rows:
-                return int(batch["partition"][0].as_py()), itertools.chain([batch], batches)
+                return Message.of(batch["about"][0].as_py()).partition, itertools.chain([batch], batches)
         return task.number % int(self._command["partitions"]), iter(())
 
     def _with_metrics(self, rows: pa.RecordBatch, metrics: pa.Array) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ those. Rows that are Arrow's from the start, as those of `gpu_ops.read_files`, n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -15,9 +16,9 @@ import pyarrow as pa
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
 from gpu_ops.spark.tasks.rows import FirstRows, Slices, Taken
-from gpu_ops.spark.wire.arrivals import PACKED
+from gpu_ops.spark.wire.arrivals import PACKED, Message
 from gpu_ops.spark.wire.hashes import partition_of
-from gpu_ops.state.blocks import INLINE, Block, BlockFiles, Blocks
+from gpu_ops.state.blocks import INLINE, BlockFiles, Blocks
 
 _BLOCK_BYTES: Final = 1 << 24
 """Of a message in a file."""
@@ -99,27 +100,14 @@ class Packer(NamedTuple):
         rows: Sequence[pa.RecordBatch],
         files: BlockFiles | None,
     ) -> pa.RecordBatch:
-        time, source = origin
-        size, messages, blocks = len(rows), list[bytes](), list[Block]()
+        about, messages = list[str](), list[bytes]()
         for partition, part in zip(partitions, rows, strict=True):
             message = part.serialize()
             block = INLINE if files is None else files.put(partition, message, part.num_rows)
             messages.append(b"" if block.file else message.to_pybytes())
-            blocks.append(block)
-        columns = zip(*blocks, strict=True)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array([self.routes[partition] for partition in partitions], pa.int32()),
-                pa.array(partitions, pa.int32()),
-                pa.array([self.number] * size, pa.int32()),
-                pa.array([time] * size, pa.int64()),
-                pa.array([source] * size, pa.string()),
-                pa.array(range(count, count + size), pa.int64()),
-                pa.array(messages, pa.binary()),
-                *(pa.array(values, field.type) for values, field in zip(columns, list(PACKED)[7:], strict=True)),
-            ],
-            schema=PACKED,
-        )
+            about.append(json.dumps(Message(partition, self.number, *origin, count + len(about), block)))
+        routes = [self.routes[partition] for partition in partitions]
+        return pa.record_batch([routes, about, messages], schema=PACKED)
 
     def _cut(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of each partition that has any, in their order."""

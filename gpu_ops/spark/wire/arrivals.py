@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -16,28 +17,38 @@ def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-PACKED: Final = pa.schema(
-    [
-        ("route", pa.int32()),
-        ("partition", pa.int32()),
-        ("input", pa.int32()),
-        ("time", pa.int64()),
-        ("source", pa.string()),
-        ("number", pa.int64()),
-        ("rows", pa.binary()),
-        ("file", pa.string()),
-        ("start", pa.int64()),
-        ("size", pa.int64()),
-        ("count", pa.int64()),
-        ("crc", pa.int64()),
-    ]
-)
+PACKED: Final = pa.schema([("route", pa.int32()), ("about", pa.string()), ("rows", pa.binary())])
 """Many rows of one input and one partition, in one row of Spark's.
 
-``route`` is what the shuffle goes by, ``rows`` an Arrow IPC message, if it is not where the columns from ``file`` on
-say (`gpu_ops.state.blocks.Block`); ``input``, ``time``, ``source`` and ``number`` order it among the others: a file's
-modification time (us), its path, and a count within it, or a source partition and a count.
+``route`` is what the shuffle goes by, ``about`` the text of a `Message`, ``rows`` an Arrow IPC message, if it is not in
+a file. There are as few columns as can be: Spark writes code for each of them, anew in every task.
 """
+
+
+class Message(NamedTuple):
+    """What a row of `PACKED` is about; after its partition, and before its block, what orders it among the others.
+
+    Attributes:
+        partition: of the join.
+        input: the number of the input.
+        time: a file's modification time (us), or 0.
+        source: a file's path, or "".
+        number: a count within the source.
+        block: where the rows are.
+    """
+
+    partition: int
+    input: int
+    time: int
+    source: str
+    number: int
+    block: Block
+
+    @classmethod
+    def of(cls, text: str) -> Message:
+        """From JSON."""
+        *first, block = json.loads(text)
+        return cls._make((*first, Block._make(block)))
 
 
 class Carried(NamedTuple):
@@ -70,16 +81,12 @@ class Arrivals:
 
         Side, order and lanes, or where they lie in a file.
         """
-        messages: list[tuple[pa.Scalar, Block]] = []
-        keys: list[tuple[int, int, str, int]] = []
+        messages: list[tuple[Message, pa.Scalar]] = []
         for batch in batches:
-            keys += zip(*(batch.column(number).to_pylist() for number in (2, 3, 4, 5)), strict=True)
-            blocks = zip(*(column.to_pylist() for column in batch.columns[7:]), strict=True)
-            messages += zip(batch.column(6), map(Block._make, blocks), strict=True)
+            messages += zip(map(Message.of, batch["about"].to_pylist()), batch["rows"], strict=True)
         arrived, lanes = 0, [carried.places for carried in self._inputs]
-        for message in sorted(range(len(keys)), key=lambda at: (keys[at][0] not in self._first, keys[at])):
-            number = keys[message][0]
-            inline, block = messages[message]
+        messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
+        for (_, number, *_, block), inline in messages:
             if block.file:
                 yield Part(number, lanes[number], arrived, block)
                 arrived += block.rows

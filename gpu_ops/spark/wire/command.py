@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -15,7 +16,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.spark.wire.connection import Action
+from gpu_ops.spark.wire.connection import Action, as_json
 from gpu_ops.state.address import StateAddress
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Wire:
 
     def to_json(self) -> str:
         """The mapping as JSON."""
-        return json.dumps(dataclasses.asdict(self))
+        return as_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Wire:
@@ -197,7 +198,7 @@ class ApplyCommand:
     def to_json(self) -> str:
         """The command as it travels."""
         state = None if self.state is None else self.state.secret_uri
-        return json.dumps({"op": "apply", **dataclasses.asdict(self), "state": state})
+        return as_json({"op": "apply", **vars(self), "state": state})
 
     @classmethod
     def parse(cls, content: bytes) -> ApplyCommand:
@@ -225,12 +226,17 @@ class ApplyCommand:
 
 def _check_types(request: DataclassInstance) -> None:
     """Refuses what came as JSON of other types than its attributes have."""
-    for field in dataclasses.fields(request):
-        value = getattr(request, field.name)
-        if type(value) not in _TYPES.get(str(field.type), (type(value),)):
-            raise TypeError(f"{field.name}={value!r}")
-        if field.name in ("batch_id", "partition", "partitions") and value < 0:
-            raise ValueError(f"{field.name}={value!r}")
+    for name, annotation in _annotations(type(request)).items():
+        value = getattr(request, name)
+        if type(value) not in _TYPES.get(annotation, (type(value),)):
+            raise TypeError(f"{name}={value!r}")
+        if name in ("batch_id", "partition", "partitions") and value < 0:
+            raise ValueError(f"{name}={value!r}")
+
+
+@functools.cache
+def _annotations(kind: type[DataclassInstance]) -> dict[str, str]:
+    return {field.name: str(field.type) for field in dataclasses.fields(kind)}
 
 
 _TYPES: Final = {
@@ -393,13 +399,13 @@ _NESTED: Final[Mapping[str, Callable[[Any], object]]] = {
 
 
 def read(kind: type[_Read], data: Mapping[str, Any]) -> _Read:
-    """A request or reply from parsed JSON, as `dataclasses.asdict` has written it.
+    """A request or reply from parsed JSON, the inverse of `as_json`.
 
     Raises:
         DescriptionError: it is none.
     """
     try:
-        types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+        types = _annotations(kind)
         nested = {name: _NESTED[types[name]] for name in data if types[name] in _NESTED}
         made = kind(**{**data, **{name: make(data[name]) for name, make in nested.items()}})
         _check_types(made)
@@ -410,4 +416,4 @@ def read(kind: type[_Read], data: Mapping[str, Any]) -> _Read:
 
 def answering(kind: type[_Read], answer: Callable[[_Read], DataclassInstance]) -> Action:
     """An action of a `FlightServer` that takes a request of a kind."""
-    return lambda request, _: dataclasses.asdict(answer(read(kind, request)))
+    return lambda request, _: answer(read(kind, request))

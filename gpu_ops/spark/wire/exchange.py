@@ -30,7 +30,7 @@ _directories: dict[Address, tuple[float, flight.FlightClient]] = {}
 """By directory when it was asked last, and over which connection: to make one takes five times as long as to ask."""
 
 
-def ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[str, Any]:
+def ask(directory: Address, action: str, request: object) -> dict[str, Any]:
     """Asks the directory.
 
     Raises:
@@ -50,7 +50,7 @@ def ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[
         raise errors.StateError(f"the driver's directory of state servers does not answer: {error}") from error
 
 
-def _ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[str, Any]:
+def _ask(directory: Address, action: str, request: object) -> dict[str, Any]:
     at, client = _directories.pop(directory, (0.0, None))
     if client is not None and time.monotonic() - at < _KEPT_S:
         try:
