@@ -202,6 +202,10 @@ def test_a_disk_that_does_not_answer(place: Disk, monkeypatch: pytest.MonkeyPatc
         file.gather(np.array([10, 3 * disk._PAGE]), np.array([20, 3 * disk._PAGE + 9]))
     os.close(file._direct or 0)
     file._direct = os.open(place.folders, os.O_RDONLY)
+    assert file.gather(np.array([10]), np.array([20]))[0].tolist() == [0] * 10  # by the cache, as others are refused
+    assert file._by_cache
+    os.close(file._direct)
+    file._direct = os.open(place.folders, os.O_RDONLY)
     with pytest.raises(StateError, match="cannot be read: Invalid argument"):
         file.gather(np.array([10]), np.array([20]))
 

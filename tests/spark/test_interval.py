@@ -323,7 +323,7 @@ def test_refusals(spark: Any, orders: Source, shipments: Source, tmp_path: Path)
     again = plain.select("k", "t").withWatermark("t", "1 second")
     assert "row time" in gpu_ops.explain(in_memory(gpu_ops.interval_join, again, right, on="k", lower=0, upper=1))
     refused("input 'left': time names 'nope'", time=("nope", "u"))
-    refused("time='nope'", time="nope")
+    refused("input 'left': time names 'nope'", time="nope")
     refused("event time 'a' is string", time=("a", "u"))
     refused("time= names 'a' and stream\\(\\) event time 't'", a=stream(left, event_time="t"), time=("a", "u"))
     with pytest.raises(gpu_ops.DescriptionError, match="delay is not negative"):
