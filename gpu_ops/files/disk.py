@@ -47,19 +47,18 @@ LEAST: Final = 1 << 20
 """Bytes that are worth being moved to disk; what is smaller stays."""
 _PAGE: Final = mmap.PAGESIZE
 _GAP: Final = 2 * _PAGE
-"""What lies no farther apart is read together: a disk that answers 50,000 questions a second reads as much in the time
-of one."""
+"""What lies no farther apart is read together: a disk with 50,000 reads a second gives as much in the time of one."""
 _MOST: Final = 64 * _PAGE
-"""Bytes of one question, but for a longer row."""
+"""Bytes of one read, but for a longer row."""
 _BUFFER: Final = 1024 * _PAGE
 """Bytes that are read before rows are copied out of them."""
 _LARGEST: Final = 1 << 30
 """Bytes that are not read at once: the system's limit is 2 GiB."""
 _DEPTH: Final = 256
-"""Questions at once."""
+"""Reads under way at once."""
 _CALLS: Final = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
 """The numbers of io_setup, io_destroy, io_submit and io_getevents, by machine."""
-_ASKED: Final = np.dtype(
+_IOCB: Final = np.dtype(
     {
         "names": ["which", "flags", "file", "address", "size", "begin"],
         "formats": ["i8", "u4", "u4", "i8", "i8", "i8"],
@@ -67,15 +66,15 @@ _ASKED: Final = np.dtype(
         "itemsize": 64,
     }
 )
-"""A question as the kernel has it (``struct iocb``; the operation 0 is to read)."""
-_ANSWER: Final = np.dtype([("which", "i8"), ("asked", "u8"), ("result", "i8"), ("more", "i8")])
-"""And an answer (``struct io_event``)."""
-_NOT_SO: Final = (errno.EINVAL, errno.EOPNOTSUPP)
-"""What a file system answers that has no reads past the cache."""
+"""``struct iocb``, a read that is requested: its operation is 0."""
+_IO_EVENT: Final = np.dtype([("which", "i8"), ("iocb", "u8"), ("result", "i8"), ("more", "i8")])
+"""``struct io_event``, a read that is done."""
+_UNSUPPORTED: Final = (errno.EINVAL, errno.EOPNOTSUPP)
+"""The errors of a file system that has no reads past the cache."""
 _NOWAIT: Final = 8
 """Read what the system's cache has, or nothing (``RWF_NOWAIT``)."""
 _SAMPLE: Final = 32
-"""So many questions, at most, are put to the system's cache before others are put to the disk."""
+"""So many pages, or twice as many, are looked for in the system's cache before rows are read from the disk."""
 _STEP: Final = 8 << 20
 """Bytes that are written before they are waited for: no more of them are in memory twice."""
 
@@ -283,7 +282,7 @@ class File:
         some, page = first[:: 1 + first.size // _SAMPLE] // _PAGE * _PAGE, np.empty(_PAGE, np.uint8)
         try:
             found = queue.read(self._number, some, np.full_like(some, _PAGE), page.ctypes.data, _NOWAIT)
-        except OSError:  # no such question on this file system
+        except OSError:  # not on this file system
             return False
         return bool((found > 0).all())
 
@@ -307,14 +306,14 @@ class File:
             found = np.array([-(error.errno or errno.EIO)])
         if bool((found < np.minimum(end, self.size) - begin).any()):
             worst = int(found.min())
-            if -worst in _NOT_SO and not self._by_cache:  # some file systems say so only when they are asked
+            if -worst in _UNSUPPORTED and not self._by_cache:  # some file systems refuse the read, not the opening
                 os.close(self._direct)
                 self._direct, self._by_cache = os.dup(self._number), True
-                return self._fill(queue, begin, end, address)
+                self._fill(queue, begin, end, address)
+                return
             why = os.strerror(-worst) if worst < 0 else "the file is shorter than it was"
             raise StateError(f"state on local disk in {self.disk.folders} cannot be read: {why}")
         self.disk.count(0, int((end - begin).sum()) // _PAGE)
-        return None
 
 
 def _past_the_cache(number: int) -> int:
@@ -358,7 +357,7 @@ def faults() -> int:
 
 
 class _Queue:
-    """Many questions to a disk at once, and no thread for each: Linux's asynchronous reads, see ``io_submit(2)``.
+    """Many reads of a disk at once, and no thread for each: Linux's asynchronous reads, see ``io_submit(2)``.
 
     Raises:
         OSError: there are none here.
@@ -396,21 +395,21 @@ class _Queue:
         Returns:
             How many bytes of each were read, or less than 0: the negative number of an error.
         """
-        asked, found = np.zeros(begin.size, _ASKED), np.zeros(begin.size, np.int64)
+        requests, found = np.zeros(begin.size, _IOCB), np.zeros(begin.size, np.int64)
         for name, value in {"which": np.arange(begin.size), "flags": flags, "file": number}.items():
-            asked[name] = value
-        asked["address"], asked["size"], asked["begin"] = address, size, begin
-        pointers = asked.ctypes.data + np.arange(begin.size) * _ASKED.itemsize
-        answers, sent, got = np.empty(_DEPTH, _ANSWER), 0, 0
+            requests[name] = value
+        requests["address"], requests["size"], requests["begin"] = address, size, begin
+        pointers = requests.ctypes.data + np.arange(begin.size) * _IOCB.itemsize
+        events, sent, got = np.empty(_DEPTH, _IO_EVENT), 0, 0
         while got < begin.size:
             more = min(_DEPTH + got, begin.size) - sent
             if more:
                 sent += self._call(self._submit, self._context.value, more, pointers.ctypes.data + 8 * sent)
             with contextlib.suppress(InterruptedError):
                 least = min(_DEPTH // 4, sent - got)
-                some = answers[: self._call(self._events, self._context.value, least, _DEPTH, answers.ctypes.data, 0)]
-                found[some["which"]] = some["result"]
-                got += some.size
+                done = events[: self._call(self._events, self._context.value, least, _DEPTH, events.ctypes.data, 0)]
+                found[done["which"]] = done["result"]
+                got += done.size
         return found
 
 
