@@ -32,8 +32,7 @@ class TextError(DescriptionError):
     def __init__(self, message: str, sql: str, line: int, column: int) -> None:
         self.message, self.sql, self.line, self.column = message, sql, line, column
         shown = "".join(sql.splitlines()[line - 1 : line])
-        caret = "".join("\t" if c == "\t" else " " for c in shown[: column - 1].ljust(column - 1)) + "^"
-        super().__init__(f"{message} (line {line}, column {column})\n  {shown}\n  {caret}")
+        super().__init__(f"{message} (line {line}, column {column})\n{with_caret(shown, column)}")
 
     def __reduce__(self) -> tuple[type[TextError], tuple[str, str, int, int]]:
         return type(self), (self.message, self.sql, self.line, self.column)
@@ -79,6 +78,12 @@ class StateError(GpuJoinError, RuntimeError):
 
 class NotBuiltError(GpuJoinError, NotImplementedError):
     """Something of the contract that this version does not do yet; says what."""
+
+
+def with_caret(line: str, column: int) -> str:
+    """A line of a text, and below it a caret at a 1-based column; tabs stay tabs, so that it is under that."""
+    before = "".join("\t" if c == "\t" else " " for c in line[: column - 1].ljust(column - 1))
+    return f"  {line}\n  {before}^"
 
 
 def closest(wanted: str, names: Iterable[str]) -> str:

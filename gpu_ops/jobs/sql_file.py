@@ -29,7 +29,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import TokenError
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError, NotBuiltError, with_caret
 
 
 class JobError(DescriptionError):
@@ -45,8 +45,7 @@ class JobError(DescriptionError):
 
     def __init__(self, message: str, path: Path, line: int, column: int, shown: str) -> None:
         self.message, self.path, self.line, self.column = message, path, line, column
-        caret = "".join("\t" if c == "\t" else " " for c in shown[: column - 1].ljust(column - 1)) + "^"
-        super().__init__(f"{path}:{line}:{column}: {message}\n  {shown}\n  {caret}")
+        super().__init__(f"{path}:{line}:{column}: {message}\n{with_caret(shown, column)}")
 
 
 @dataclasses.dataclass(frozen=True)
