@@ -7,11 +7,14 @@ thread may run at a fork; none does here: OpenBLAS is told so, and of Arrow's, j
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import importlib
 import os
 from typing import Final
 
+import pyarrow as pa
 from pyspark import daemon
 
 from gpu_ops.spark.tasks import NEEDED
@@ -28,9 +31,23 @@ _IMPORTED: Final = (
 )
 
 
+_MALLOC: Final = {-3: 32 << 20, -1: 128 << 20, -2: 16 << 20}
+"""By numbers of ``mallopt(3)``: bytes from which memory is mapped, to which it is kept, and asked for at once."""
+
+
+def keep_memory() -> None:
+    """Has glibc keep what a task frees for the next one, Arrow's buffers too: else the system clears the same pages."""
+    pa.set_memory_pool(pa.system_memory_pool())
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        library = ctypes.CDLL(None)
+        for option, size in _MALLOC.items():
+            library.mallopt(option, size)
+
+
 def main() -> None:
     """Imports, and serves until Spark closes standard input."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_memory()
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # what is imported stays, and forks share it

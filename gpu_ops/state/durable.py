@@ -237,6 +237,11 @@ class PartitionLog:
             raise StateError(f"{self._files.name(path)} was written and is gone")
         return stamp, stamp[0] + sum(part.block.size for part in parts)
 
+    def expect(self, parts: Sequence[Part]) -> None:
+        """Have the system begin to write the files of a micro-batch whose record is to come."""
+        if parts and self._manifest.keeps_files and self._files.local:
+            self._files.expect({part.block.file for part in parts})
+
     def _keep(self, batch_id: int, parts: Sequence[Part]) -> list[Part]:
         """Gives files of a micro-batch a second name in the log, durably.
 

@@ -129,10 +129,12 @@ def test_workers_are_forked_with_their_imports_by_a_daemon_without_threads(spark
         threads = sorted((task / "comm").read_text().strip() for task in (daemon / "task").iterdir())
         libraries = {line.rpartition("/")[2] for line in (daemon / "maps").read_text().splitlines()}
         loaded = [name for name in ("arrow_flight", "openblas") if any(name in library for library in libraries)]
-        yield pa.RecordBatch.from_pydict({"seen": [*command[1:3], *loaded, *threads]})
+        pool = pa.default_memory_pool().backend_name
+        yield pa.RecordBatch.from_pydict({"seen": [pool, *command[1:3], *loaded, *threads]})
 
-    module, name, *rest = (row["seen"] for row in spark.range(0, 1, 1, 1).mapInArrow(look, "seen string").collect())
-    assert (module, name) == ("-m", "gpu_ops.spark.worker_daemon")
+    rows = spark.range(0, 1, 1, 1).mapInArrow(look, "seen string").collect()
+    pool, module, name, *rest = (row["seen"] for row in rows)
+    assert (pool, module, name) == ("system", "-m", "gpu_ops.spark.worker_daemon")
     assert rest[:2] == ["arrow_flight", "openblas"]
     assert len([name for name in rest[2:] if name != "jemalloc_bg_thd"]) == 1, f"threads besides its own: {rest[2:]}"
 

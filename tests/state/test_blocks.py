@@ -16,6 +16,7 @@ import pytest
 from pyarrow import flight
 
 from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.server import server as server_module
 from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand
@@ -229,6 +230,29 @@ def test_a_partition_goes_on_from_files(tmp_path: Path) -> None:
         for other in (tmp_path / f"run{attempt}" / str(batch) for attempt in range(2)):
             other.rename(tmp_path / f"{other.parent.name}-{batch}")
     assert len(kept(tmp_path)) == 2 * len(BATCHES)
+
+
+def test_files_are_on_their_way_to_the_disk_while_their_rows_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    prepare = JoinEngine.prepare
+
+    class Library:
+        def sync_file_range(self, handle: int, *rest: Any) -> None:
+            begin, end, flags = rest
+            asked.append((os.readlink(f"/proc/self/fd/{handle}"), begin.value, end.value, flags))
+
+    def prepared(*args: Any, **options: Any) -> Any:
+        asked.append("joined")
+        return prepare(*args, **options)
+
+    monkeypatch.setattr(files_module.ctypes, "CDLL", lambda _: Library())
+    monkeypatch.setattr(JoinEngine, "prepare", prepared)
+    parts = tuple(x for x in left(tmp_path / "run" / "0", BATCHES[0]) if isinstance(x, Part))
+    partition = PartitionState(make_command(0, str(tmp_path / "s")))
+    partition.apply(0, BATCHES[0], WIRE, parts=parts)
+    assert asked == [(parts[0].block.file, 0, 0, 2), "joined"]
 
 
 # --- between processes ---------------------------------------------------------------------------

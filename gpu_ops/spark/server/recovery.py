@@ -195,7 +195,7 @@ def snapshot_due(version: int, partition: int, stored: Stored, every: int | None
         return len(sizes) >= every
     if seconds > REPLAY_SECONDS:
         return True
-    if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS and seconds < REPLAY_SECONDS / 4:
+    if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS:
         return False
     return sum(max(size, RECORD_COST) for size in sizes) >= 2 * stored.snapshots.get(last, 0)
 
