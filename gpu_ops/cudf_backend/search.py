@@ -66,6 +66,7 @@ class SortedRun:
     directory: Array
     shift: int = 31
     times: None = None
+    file: None = None
 
 
 def sorted_run(entries: Array) -> SortedRun:

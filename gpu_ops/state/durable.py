@@ -166,6 +166,14 @@ class Stored:
     snapshots: dict[int, int]
     pieces: dict[str, int] = dataclasses.field(default_factory=dict)
 
+    def since(self, version: int, unneeded: Collection[str] = ()) -> Stored:
+        """What a snapshot of a version leaves of it, without some pieces."""
+        return Stored(
+            {batch: size for batch, size in self.records.items() if batch >= version},
+            {at: size for at, size in self.snapshots.items() if at >= version},
+            {name: size for name, size in self.pieces.items() if name not in unneeded},
+        )
+
 
 def stored_partitions(files: Files) -> list[int]:
     """The partitions a state folder holds anything of."""
@@ -441,22 +449,16 @@ class PartitionLog:
                     tables[facts["table"]] = StoredTable(table, named, tuple(columns), self.read_piece)
             return tables, int(parts[0][1]["clock_ms"])
 
-    def prune(self, version: int, stored: Stored, pieces: Collection[str] = ()) -> Stored:
-        """Deletes what a snapshot of ``version`` makes superfluous, and some pieces.
-
-        Returns:
-            What is left.
-        """
-        records = {batch: size for batch, size in stored.records.items() if batch >= version}
-        snapshots = {at: size for at, size in stored.snapshots.items() if at >= version}
-        gone = stored.records.keys() - records.keys()
+    def prune(self, version: int, stored: Stored, unneeded: Collection[str] = ()) -> None:
+        """Deletes what a snapshot of a version does not leave of what there is, and some pieces."""
+        left = stored.since(version, unneeded)
+        gone = stored.records.keys() - left.records.keys()
         self._files.delete(_RECORD.path(self._folder, b) for b in gone)
         if gone and self._manifest.keeps_files and self._files.local:
             blocks = _blocks(self._files.sizes(self._folder))
             self._files.delete(f"{self._folder}/{name}" for name, batch in blocks.items() if batch < version)
-        self._files.delete(_SNAPSHOT.path(self._folder, v) for v in stored.snapshots.keys() - snapshots.keys())
-        self._files.delete(_PIECE.path(self._folder, name) for name in pieces)
-        return Stored(records, snapshots, {n: size for n, size in stored.pieces.items() if n not in pieces})
+        self._files.delete(_SNAPSHOT.path(self._folder, v) for v in stored.snapshots.keys() - left.snapshots.keys())
+        self._files.delete(_PIECE.path(self._folder, name) for name in stored.pieces.keys() - left.pieces.keys())
 
 
 def _backlog(value: bool) -> dict[str, str]:

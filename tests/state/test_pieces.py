@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from concurrent.futures import wait
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -402,3 +404,33 @@ def test_what_snapshots_write_follows_the_changes(tmp_path: Path, monkeypatch: p
     partition.close()
     assert len(files_of(tmp_path, "snapshot")) == 1
     assert 0 < sum(snapshots) <= 2 * records
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_snapshot_replaces_is_deleted_beside_the_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    """A file system that deletes slowly, or not at all, keeps no micro-batch waiting."""
+    prune, goes_on, asked = PartitionLog.prune, threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> None:
+        asked.set()
+        assert goes_on.wait(60)
+        if fails:
+            raise StateError("not now")
+        prune(*args)
+
+    monkeypatch.setattr(recovery, "_WRITTEN_AT_ONCE", -1)
+    monkeypatch.setattr(PartitionLog, "prune", slowly)
+    partition = opened(tmp_path)
+    for batch, answer in enumerate(ANSWERS):
+        assert partition.apply(batch, BATCHES[batch], WIRE).changelog.equals(answer)
+        if partition._snapshots is not None and (running := partition._snapshots._running) is not None:
+            wait([running[1]], timeout=0.2)
+    assert asked.is_set()
+    before = len(list((tmp_path / "p" / "0").iterdir()))
+    goes_on.set()
+    partition.close()
+    assert ("files that are no longer needed stay: not now" in caplog.text) == fails
+    assert (len(list((tmp_path / "p" / "0").iterdir())) < before) != fails
+    assert opened(tmp_path).apply(len(ANSWERS) - 1, BATCHES[-1], WIRE).changelog.equals(ANSWERS[-1])

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -193,7 +194,7 @@ def snapshot_due(version: int, partition: int, stored: Stored, every: int | None
     sizes = [size for batch, size in stored.records.items() if last <= batch < version]
     if every is not None:
         return len(sizes) >= every
-    if seconds > REPLAY_SECONDS:
+    if seconds > REPLAY_SECONDS * (1 - partition % 8 / 16):
         return True
     if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS:
         return False
@@ -263,7 +264,7 @@ class Snapshots:
     ) -> None:
         self._who, self._log, self.stored = who, log, stored
         self._partition, self._every, self._tiny = partition, every, tiny
-        self._writing: tuple[_Snapshot, Future[None]] | None = None
+        self._running: tuple[_Snapshot | None, Future[None]] | None = None
         self._not_before, self.seconds, self._bytes, self._last = 0, 0.0, 0, time.monotonic()
         self._unneeded: frozenset[str] = frozenset()
 
@@ -274,10 +275,9 @@ class Snapshots:
             version: that the state is at.
             held: gives the state; called only when a snapshot is due.
         """
-        if self._writing is not None and not self._writing[1].done():
-            return
-        self.finish()
-        if version < self._not_before:
+        if self._running is not None and self._running[1].done():
+            self._take_in(*self._running)
+        if self._running is not None or version < self._not_before:
             return
         if not snapshot_due(version, self._partition, self.stored, self._every, self.seconds):
             return
@@ -286,9 +286,7 @@ class Snapshots:
         if snapshot.nbytes <= _WRITTEN_AT_ONCE:
             self._install(snapshot, snapshot.write)
         else:
-            thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
-            self._writing = snapshot, thread.submit(snapshot.write)
-            thread.shutdown(wait=False)
+            self._run(snapshot, snapshot.write)
 
     def metrics(self) -> dict[str, int | float]:
         """Bytes written since this was last asked, how long the log since the last one takes to replay, and its age."""
@@ -297,13 +295,27 @@ class Snapshots:
         return {"snapshot_written_bytes": written, "replay_ms": self.seconds * 1e3, "snapshot_age_ms": age * 1e3}
 
     def finish(self) -> None:
-        """Wait for what is being written, and delete what it replaces."""
-        if self._writing is not None:
-            snapshot, writing = self._writing
-            self._install(snapshot, writing.result)
+        """Wait for what is being written, and for what it replaces to be deleted."""
+        while self._running is not None:
+            self._take_in(*self._running)
+
+    def _run(self, snapshot: _Snapshot | None, work: Callable[[], None]) -> None:
+        """Write a snapshot, or do what is left to do after one, beside the micro-batches."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+        self._running = snapshot, thread.submit(work)
+        thread.shutdown(wait=False)
+
+    def _take_in(self, snapshot: _Snapshot | None, done: Future[None]) -> None:
+        self._running = None
+        if snapshot is not None:
+            self._install(snapshot, done.result)
+            return
+        try:
+            done.result()
+        except (StateError, OSError) as error:
+            _log.warning("%s: files that are no longer needed stay: %s", self._who, error)
 
     def _install(self, snapshot: _Snapshot, written: Callable[[], None]) -> None:
-        self._writing = None
         try:
             written()
             self.stored.snapshots[snapshot.version] = snapshot.size
@@ -313,8 +325,13 @@ class Snapshots:
             # Another server may have taken the partition over, and names what this one does not: a piece that no
             # snapshot of this one names any more is deleted with the next one, which it does not come to then.
             unneeded = self.stored.pieces.keys() - snapshot.install()
-            self.stored = self._log.prune(snapshot.version, self.stored, unneeded & self._unneeded)
-            self._unneeded = frozenset(unneeded)
+            gone = unneeded & self._unneeded
+            prune = partial(self._log.prune, snapshot.version, self.stored, gone)
+            self.stored, self._unneeded = self.stored.since(snapshot.version, gone), frozenset(unneeded)
+            if snapshot.nbytes <= _WRITTEN_AT_ONCE:
+                prune()
+            else:
+                self._run(None, prune)
         except (StateError, OSError) as error:
             # The log alone is enough to go on.
             _log.warning("%s: no snapshot of version %d: %s", self._who, snapshot.version, error)
