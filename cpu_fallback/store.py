@@ -80,6 +80,8 @@ def gathered(values: npt.NDArray[Any], kind: pa.DataType, rows: Array, missing: 
 
 _MAPPED: Final = 4 << 20
 """Bytes from which an array lies in pages of its own: those grow without being copied (`mremap(2)`)."""
+_MANY: Final = 1 << 12
+"""So many rows side by side are copied as they lie."""
 _STEP: Final = 2 << 20
 """Bytes of rows that are made ready for the disk at a time."""
 
@@ -367,6 +369,8 @@ class CpuStore:
         if missing is not None and not missing.any():
             missing = None
         far = self._far
+        if present and slots.size >= _MANY and slots[0] >= self._first and bool((np.diff(slots) == 1).all()):
+            return Frame(slots.size, {name: self._copied(name, int(slots[0]), slots.size) for name in columns})
         if far is not None and self._movable.keys() & set(columns):
             on_disk = slots < far.length
             if missing is not None:
@@ -386,6 +390,13 @@ class CpuStore:
             else:
                 taken[name] = column.gather(near, missing) if column.plain else column.take(here)
         return Frame(slots.size, taken)
+
+    def _copied(self, name: str, first: int, count: int) -> pa.Array:
+        """Rows of a column that lie side by side."""
+        column = self.columns[name]
+        copy = Column(column.kind)
+        copy.append(column.view().slice(first - self._first if name in self._movable else first, count))
+        return column.given(copy.view())
 
     def _take_apart(self, slots: Array, columns: Sequence[str], on_disk: Mask, missing: Mask | None) -> Frame:
         """The rows at slots some of which are on disk."""

@@ -254,14 +254,14 @@ def _merged(parts: Sequence[Content], entries_of: Callable[[pa.Table], Entries],
     rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
     if rows.nbytes < least:
         return Content(rows, {})
-    found, first = [], 0
+    found, first = list[Entries](), 0
     for part in parts:
         own = part.entries or entries_of(part.rows)
-        found.append({label: entries + np.uint64(first) for label, entries in own.items()})
+        found.append({label: entries + np.uint64(first) for label, entries in own.items()} if first else own)
         first += len(part.rows)
     labels = set.intersection(*map(set, found))
     together = {label: np.concatenate([own[label] for own in found]) for label in sorted(labels)}
-    for entries in together.values():
+    for entries in together.values() if len(found) > 1 else ():
         entries.sort(kind="stable")  # timsort, which merges what is ascending
     return Content(rows, together)
 

@@ -103,8 +103,8 @@ def rows_at_once(kernels: Kernels) -> int:
 def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Slots) -> pa.Table:
     """Rows of a store as a table."""
     step = rows_at_once(kernels) if kernels.host is not None else max(1, int(slots.size))
-    taken = (store.take(slots[at : at + step], schema.names) for at in range(0, int(slots.size), step))
-    return pa.concat_tables([schema.empty_table(), *(kernels.to_arrow(frame, schema) for frame in taken)])
+    taken = (store.take(slots[at : at + step], schema.names, present=True) for at in range(0, int(slots.size), step))
+    return pa.concat_tables([kernels.to_arrow(frame, schema) for frame in taken] or [schema.empty_table()])
 
 
 def put_behind(rows: pa.Table, beside: Mapping[str, Any]) -> pa.Table:

@@ -72,6 +72,7 @@ def test_a_store_that_goes_to_disk(seed: int, place: Disk, monkeypatch: pytest.M
         monkeypatch.setattr("cpu_fallback.store._STEP", 1000)
         monkeypatch.setattr("cpu_fallback.rows_on_disk._STEP", 700)
         monkeypatch.setattr(disk, "_STEP", 333)
+    monkeypatch.setattr("cpu_fallback.store._MANY", 1 if seed % 2 else 1 << 12)
     kernels = CpuKernels(tiny_segments=tiny)
     schema, moved = everything(1, rng).schema, 0
     store, model = kernels.store(schema), everything(0, rng)
@@ -105,6 +106,9 @@ def test_a_store_that_goes_to_disk(seed: int, place: Disk, monkeypatch: pytest.M
         wanted = model.take(pa.array(slots, mask=slots < 0)).select(names)
         if names:
             same(kernels.to_arrow(taken, wanted.schema), wanted)
+        first, last = np.sort(rng.integers(0, model.num_rows + 1, 2)).tolist()
+        beside = store.take(np.arange(first, last), schema.names, present=True)
+        same(kernels.to_arrow(beside, schema), model.slice(first, last - first))
         for name in schema.names:
             assert store.may_be_null(name) or not model[name].null_count
     same(kernels.to_arrow(store.take(np.arange(model.num_rows), schema.names), schema), model.combine_chunks())
