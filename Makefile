@@ -39,8 +39,9 @@ soak-views: $(VENV)/.ready services  ## kills while views write (KILLS=50 SEED=1
 	GPU_JOIN_SERVICES=.services GPU_JOIN_KILLS=$(or $(KILLS),50) GPU_JOIN_SEED=$(or $(SEED),1) \
 		$(BIN)/python -m pytest -q -s -rs tests/services/test_killed_views.py $(ARGS)
 
-soak: $(VENV)/.ready  ## the long tests: more random traces, more kills
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m slow $(ARGS)
+soak: $(VENV)/.ready  ## the long tests: more random traces, then more kills, which want the machine for themselves
+	HYPOTHESIS_PROFILE=soak $(PYTEST) -m slow --ignore tests/faults tests $(ARGS)
+	$(BIN)/python -m pytest -m slow tests/faults $(ARGS)
 
 lint: $(VENV)/.ready  ## style and strict types
 	$(BIN)/ruff check .

@@ -7,7 +7,6 @@ import sys
 
 _WITH = {
     "pipeline_limit small_batches": "--rows 80000 --batch 2000 --cases query query_arrow no_op scan",
-    "pipeline_limit write_files": "--rows 6000000 --cases parquet_by_tasks parquet_by_spark",
     "vs_flink vs_flink_files": "--rows 6000000 --batch 1000000 --cases write_files flink_sql_1 flink_sql_2",
 }
 """Options of those that write a file of results other than their own, by the name of both."""

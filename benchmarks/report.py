@@ -191,7 +191,7 @@ def multi_rows() -> list[Row]:
 
 def sink_rows() -> list[Row]:
     """The line about `write_files`."""
-    found = load("write_files")["results"]["write_files_over_spark_parquet"]
+    found = load("pipeline_limit")["results"]["write_files_over_spark_parquet"]
     return [("left join to Parquet by `write_files`: rate over Spark's writer", spread(found), "pipeline_limit")]
 
 
