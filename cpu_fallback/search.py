@@ -8,7 +8,6 @@ GPU's comes here for what its kernels do not know.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +17,6 @@ import pyarrow as pa
 from cpu_fallback.hashing import UInt64s, expand
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.files.disk import File
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, SearchedRun, TooMany
 
 Types = Sequence[pa.DataType]
@@ -114,8 +112,6 @@ _LOW = np.uint64(0xFFFFFFFF)
 _CROWDED = 15
 # Needles at a time: what they read of a run fits the second-level cache.
 _BLOCK = 1 << 13
-# Entries that are read from disk at a time.
-_READ = 1 << 19
 # Buckets of up to this many entries with times are read in full: cheaper than bisecting them.
 _SCAN = 12
 # Where this many needles look into large buckets, each for itself costs more than one key of hash and time for all
@@ -140,10 +136,6 @@ def by_hash(found_in: SearchedRun, hashes: UInt64s, at_most: int | None = None) 
     run = found_in.entries
     if not hashes.size or not run.size:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    if found_in.file is not None:
-        begin, end = _bucket(found_in, hashes)
-        if not found_in.file.cached(begin * run.itemsize):
-            return _read_by_hash(found_in.file, hashes, begin, end, at_most)
     keys = hashes << np.uint64(32)
     place = np.empty(keys.size, np.int64)
     first, second = np.empty(keys.size, np.uint64), np.empty(keys.size, np.uint64)
@@ -170,39 +162,6 @@ def by_hash(found_in: SearchedRun, hashes: UInt64s, at_most: int | None = None) 
         needle = np.concatenate([needle, twin[number]])
         slots = np.concatenate([slots, (run[position] & _LOW).view(np.int64)])
     return needle, slots
-
-
-def _read_by_hash(file: File, hashes: UInt64s, begin: Ints, end: Ints, at_most: int | None) -> tuple[Ints, Ints]:
-    """As `by_hash`, where entries have to be read from disk: many at once, as by memory map each is waited for.
-
-    Args:
-        file: has the run's entries.
-        hashes: n.
-        begin: where the entries that share each hash's prefix begin.
-        end: and end.
-        at_most: how many there may be.
-    """
-    there = np.flatnonzero(end > begin)
-    there = there[np.argsort(begin[there], kind="stable")]
-    begin, end = begin[there], end[there]
-    buckets = np.flatnonzero(np.diff(begin, prepend=-1))
-    before = np.cumsum(end[buckets] - begin[buckets])
-    bounds = np.flatnonzero(np.diff(before // _READ, prepend=-1, append=-1)).tolist()
-    found, slots, total = [there[:0]], [there[:0]], 0
-    needles = np.append(buckets, there.size)
-    for low, high in itertools.pairwise(bounds):
-        own, part = buckets[low:high], there[needles[low] : needles[high]]
-        data, _ = file.gather(begin[own] * 8, end[own] * 8)
-        entries, keys = data.view(np.uint64), hashes[part] << np.uint64(32)
-        first = np.searchsorted(entries, keys)
-        count = np.searchsorted(entries, keys | _LOW, side="right") - first
-        total += int(count.sum())
-        if at_most is not None and total > at_most:
-            raise TooMany
-        number, position = expand(first, count)
-        found.append(part[number])
-        slots.append((entries[position] & _LOW).view(np.int64))
-    return np.concatenate(found), np.concatenate(slots)
 
 
 def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints) -> tuple[Ints, Array]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.files.disk import Disk, File
+from gpu_ops.files.disk import Disk
 
 Frame = Any
 """Named columns of equal length, in the backend's own form. Immutable."""
@@ -113,10 +113,6 @@ class SearchedRun(Protocol):
     @property
     def shift(self) -> int:
         """The upper half of a hash shifted by it is its prefix."""
-
-    @property
-    def file(self) -> File | None:
-        """Where all its arrays but the directory lie, if on disk."""
 
 
 class Store(Protocol):

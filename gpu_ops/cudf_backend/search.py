@@ -66,7 +66,6 @@ class SortedRun:
     directory: Array
     shift: int = 31
     times: None = None
-    file: None = None
 
 
 def sorted_run(entries: Array) -> SortedRun:

@@ -3,10 +3,10 @@
 A file is written to its end. What is written is on the disk before anybody forgets what it was written from, so a full
 disk loses nothing.
 
-What the system has in memory, and drops when it needs that, is looked at by memory map: arrays (`Disk.keep`), and rows
-that are still there from when they were written. Others (`File.gather`) are read in their order, near ones together,
-many at once, and past the system's cache. By memory map each would cost a fault of its own,
-a page of cache, and under a memory limit another page that is dropped: 20,000 of 2M rows of 150 bytes took ten
+What the system has in memory, and drops when it needs that, is looked at by memory map: the arrays that a search walks
+through (`Disk.keep`), and rows (`File.gather`) that are still there from when they were written. Other rows are read in
+their order, near ones together, many at once, and past the system's cache. By memory map each would cost a fault of its
+own, a page of cache, and under a memory limit another page that is dropped: 20,000 of 2M rows of 150 bytes took ten
 times the CPU, and half as many pages more, as some were gone again before their rows were copied.
 """
 
@@ -276,15 +276,6 @@ class File:
             parts.append(cut_out(buffer, first[own] + move, last[own] + move))
         _idle.append(queue)
         return side_by_side(parts)
-
-    def cached(self, first: Ints) -> bool:
-        """Whether what is at some positions is best looked at by memory map: the system seems to have it in memory."""
-        queue = _queue()
-        if queue is None:
-            return True
-        found = self._in_cache(queue, first)
-        _idle.append(queue)
-        return found
 
     def _in_cache(self, queue: _Queue, first: Ints) -> bool:
         """Whether the system seems to have the pages of some positions in memory: all of a sample."""

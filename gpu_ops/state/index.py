@@ -92,6 +92,10 @@ class AnyRun(SearchedRun, Protocol):
     def home(self) -> Kernels:
         """The backend in whose memory it lies, or which reads it from disk."""
 
+    @property
+    def file(self) -> File | None:
+        """Where all its arrays but the directory lie, if on disk."""
+
 
 R = TypeVar("R", bound=AnyRun)
 

@@ -20,7 +20,7 @@ from oracle.multi_traces import SHAPES as MULTI
 from oracle.multi_traces import MultiShape
 from oracle.traces import HOWS, LAYOUTS, Shape
 
-from cpu_fallback import CpuKernels, search
+from cpu_fallback import CpuKernels
 from cpu_fallback.rows_on_disk import can_lie_on_disk
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
@@ -29,7 +29,6 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.files import disk
 from gpu_ops.files.disk import Disk, NoRoomError, local_folders
-from gpu_ops.kernels import TooMany
 from gpu_ops.memory import Budget, disk_size
 from gpu_ops.state.index import HashIndex, TimeIndex
 from kernels.conftest import EMULATED, only_on
@@ -245,31 +244,6 @@ def test_runs_go_to_disk_and_merge_there(place: Disk) -> None:
     assert sum(run.entries.size for run in hashed.renumbered(half).runs) == 200
 
 
-@pytest.mark.parametrize("read", [7, 1 << 19])
-def test_entries_that_have_to_be_read_from_disk(place: Disk, monkeypatch: pytest.MonkeyPatch, read: int) -> None:
-    """As many at once as there is room for, in whatever order they are asked for: those that a memory map has."""
-    monkeypatch.setattr(disk.File, "_in_cache", lambda *_: False)
-    monkeypatch.setattr(search, "_READ", read)
-    for seed in range(20):
-        kernels, rng = CpuKernels(tiny_segments=True), np.random.default_rng(seed)
-        index = HashIndex(kernels)
-        stored = rng.integers(0, 3 << int(rng.integers(2, 12)), 3000).astype(np.uint64) << np.uint64(40)
-        for first in range(0, 3000, 500):
-            index.stage(stored[first : first + 500], np.arange(first, first + 500))
-            index.commit()
-        needles = kernels.entries(rng.choice(stored, 800) ^ np.uint64(rng.integers(0, 2) << 40), 0)
-        wanted = np.sort(index.meet(needles, staged=False))
-        while index.cool(1, place):
-            pass
-        assert all(run.file for run in index.runs)
-        assert np.sort(index.meet(needles, staged=False)).tolist() == wanted.tolist()
-        assert index.meet(needles[:0], staged=False).size == 0
-        assert index.meet(needles, staged=False, at_most=wanted.size).size == wanted.size
-        if wanted.size:
-            with pytest.raises(TooMany):
-                index.meet(needles, staged=False, at_most=wanted.size - 1)
-
-
 def test_rows_leave_before_indexes(tmp_path: Path) -> None:
     """A lookup reads the indexes always, rows only where it matches; numbers beside rows never go."""
     budget = Budget(host=1 << 30, folder=str(tmp_path))
@@ -299,9 +273,7 @@ def test_rows_leave_before_indexes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("emit", EMITS)
 @pytest.mark.parametrize("how", HOWS)
-def test_two_inputs(how: str, emit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if emit == EMITS[0]:
-        monkeypatch.setattr(disk.File, "_in_cache", lambda *_: False)
+def test_two_inputs(how: str, emit: Any) -> None:
     at = HOWS.index(how)
     shape = Shape(how, LAYOUTS[at % 3], LAYOUTS[(at + 1) % 3], keys="string" if at % 2 else "composite")
     join = shape.join(emit)
