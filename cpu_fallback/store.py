@@ -295,11 +295,11 @@ class Column:
         """Values in the column's type, if that has room for them."""
         return taken if taken.type == self.kind or beyond_offsets(taken) else taken.cast(self.kind)
 
-    def without(self, rows: int) -> Column:
-        """Another one that lacks the first rows; what was seen of this one stays."""
-        rest = Column(self.kind)
-        rest.append(self.view().slice(rows))
-        return rest
+    def part(self, first: int, count: int | None = None) -> Column:
+        """Another one, of rows side by side, to the end if no count is given; what was seen of this one stays."""
+        part = Column(self.kind)
+        part.append(self.view().slice(first, count))
+        return part
 
     @property
     def plain(self) -> bool:
@@ -394,9 +394,7 @@ class CpuStore:
     def _copied(self, name: str, first: int, count: int) -> pa.Array:
         """Rows of a column that lie side by side."""
         column = self.columns[name]
-        copy = Column(column.kind)
-        copy.append(column.view().slice(first - self._first if name in self._movable else first, count))
-        return column.given(copy.view())
+        return column.given(column.part(first - self._first if name in self._movable else first, count).view())
 
     def _take_apart(self, slots: Array, columns: Sequence[str], on_disk: Mask, missing: Mask | None) -> Frame:
         """The rows at slots some of which are on disk."""
@@ -468,7 +466,7 @@ class CpuStore:
     def _begin_behind(self, far: RowsOnDisk, first: int) -> None:
         """Columns lose the rows from ``first`` on that are on disk now, all of them or, on an error, none."""
         try:
-            rest = {name: self.columns[name].without(far.length - first) for name in self._movable}
+            rest = {name: self.columns[name].part(far.length - first) for name in self._movable}
         except BaseException:
             far.truncate(first)
             raise

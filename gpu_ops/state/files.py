@@ -68,8 +68,9 @@ class Activity:
 
 
 _ALL: Final = ctypes.c_int64(0), ctypes.c_int64(0)
+"""Of ``sync_file_range(2)``: from the beginning to the end of a file."""
 _BEGIN: Final = 2
-"""Of ``sync_file_range(2)``: from the beginning to the end; begin to write, and wait for nothing."""
+"""Of the same: begin to write, and wait for nothing."""
 
 READING: Final = "reading rows"
 """What a server does that waits for the rows of a micro-batch."""

@@ -254,14 +254,16 @@ def _merged(parts: Sequence[Content], entries_of: Callable[[pa.Table], Entries],
     rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
     if rows.nbytes < least:
         return Content(rows, {})
-    found, first = list[Entries](), 0
+    if len(parts) == 1:
+        return Content(rows, parts[0].entries or entries_of(parts[0].rows))
+    found, first = [], 0
     for part in parts:
         own = part.entries or entries_of(part.rows)
-        found.append({label: entries + np.uint64(first) for label, entries in own.items()} if first else own)
+        found.append({label: entries + np.uint64(first) for label, entries in own.items()})
         first += len(part.rows)
     labels = set.intersection(*map(set, found))
     together = {label: np.concatenate([own[label] for own in found]) for label in sorted(labels)}
-    for entries in together.values() if len(found) > 1 else ():
+    for entries in together.values():
         entries.sort(kind="stable")  # timsort, which merges what is ascending
     return Content(rows, together)
 
