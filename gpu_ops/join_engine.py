@@ -437,7 +437,7 @@ class JoinEngine:
                 f"{name}_disk_bytes": table.disk_bytes,
             }
         metrics |= self.memory.moved()
-        counts = np.bincount(made.kinds, minlength=len(_KINDS)).tolist()
+        counts = [int(np.count_nonzero(made.kinds == code)) for code in range(len(_KINDS))]
         metrics |= {f"rows_out_{name}": count for name, count in zip(_KINDS, counts, strict=True)}
         metrics |= {f"lookups_{way}": count - looked_up[way] for way, count in self.kernels.lookups.items()}
         metrics |= made.metrics

@@ -294,16 +294,32 @@ def _readable(array: pa.Array) -> pa.Array:
         children = [_readable(array.field(i)) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
     inner = _readable(_as_list(array).values if t.is_map(kind) else array.values)
-    buffers = array.buffers()[: 1 if t.is_fixed_size_list(kind) else 2]
-    return pa.Array.from_buffers(kind, len(array), buffers, -1, array.offset, [inner])
+    return of_elements(array, kind, inner)
+
+
+def of_elements(array: pa.Array, kind: pa.DataType, elements: pa.Array) -> pa.Array:
+    """Lists or maps with other elements in the places that an array's have.
+
+    Args:
+        array: n lists, or maps.
+        kind: of what is made.
+        elements: as many as the array has; a map's are structs of key and value.
+
+    Raises:
+        ValueError: a map's pair or key is null.
+    """
+    # Arrow counts them here: before 26 it ends the process where it does not know yet that there are none
+    if pa.types.is_map(kind) and (elements.null_count or elements.field(0).null_count):
+        raise ValueError(f"a null among the keys of a {kind}")
+    buffers = array.buffers()[: 1 if pa.types.is_fixed_size_list(kind) else 2]
+    return pa.Array.from_buffers(kind, len(array), buffers, -1, array.offset, [elements])
 
 
 def _as_list(array: pa.MapArray) -> Any:
     """A map as the list of pairs that it is."""
     fields = [array.type.key_field, array.type.item_field]
     pairs = pa.StructArray.from_arrays([array.keys, array.items], fields=fields)
-    kind = pa.list_(pairs.type)
-    return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], -1, array.offset, [pairs])
+    return of_elements(array, pa.list_(pairs.type), pairs)
 
 
 def as_text(kind: pa.DataType) -> pa.DataType:

@@ -1,7 +1,7 @@
 """Residual conditions on columns in GPU memory: the tree of `gpu_ops.conditions.expressions`, evaluated with cupy.
 
 The answers are those of `cpu_fallback.conditions`, row for row. Numbers, times and booleans are cupy arrays,
-decimals pairs of them (`hashing`), text stays with libcudf.
+decimals pairs of them (`hashing`), text stays with libcudf. Floats are doubles that libcudf has rounded (`_rounded`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pylibcudf as plc
 
 from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition, nodes_of
-from gpu_ops.conditions.expressions import Call, Column, Literal, Op, kind
+from gpu_ops.conditions.expressions import FLOAT, Call, Column, Literal, Op, kind
 from gpu_ops.cudf_backend import hashing
-from gpu_ops.cudf_backend.frame import Frame, choose, to_arrow, valid_mask, values
+from gpu_ops.cudf_backend.frame import Frame, choose, from_values, to_arrow, valid_mask, values
 from gpu_ops.cudf_backend.hashing import Wide, rescale
 from gpu_ops.cudf_backend.storage import decoded, is_bytes, is_decimal, storage_type, to_storage
 
@@ -100,7 +100,17 @@ def _literal(node: Literal) -> Datum:
         return Datum(plc.Column.from_arrow(to_storage(pa.array([value or ""], pa.string()))), valid)
     if kind(type_) == "decimal":
         return Datum(hashing.constant(int(Decimal(value or 0).scaleb(type_.scale, Context(prec=100)))), valid)
-    return Datum(cp.full(1, value or 0, storage_type(type_).to_pandas_dtype()), valid)
+    return Datum(cp.full(1, value or 0, _dtype(type_)), valid)
+
+
+def _dtype(type_: pa.DataType) -> Any:
+    return np.float64 if type_ == FLOAT else storage_type(type_).to_pandas_dtype()
+
+
+def _rounded(numbers: Array) -> Array:
+    """To the nearest float, as a double: cupy compiles with ``-ftz=true``, to which subnormal floats are all 0."""
+    floats = plc.unary.cast(from_values(numbers), plc.DataType(plc.TypeId.FLOAT32))
+    return values(hashing.doubled(floats), np.float64)
 
 
 def _column(column: Any, own: pa.DataType, type_: pa.DataType) -> Datum:
@@ -110,6 +120,8 @@ def _column(column: Any, own: pa.DataType, type_: pa.DataType) -> Datum:
         return Datum(column, valid)
     if is_decimal(own):
         return _cast(Datum(hashing.from_lanes(values(column, np.int64, lanes=2)), valid), own, type_)
+    if storage_type(own) == FLOAT:
+        return Datum(values(hashing.doubled(column), np.float64), valid)
     numbers = values(column, storage_type(own).to_pandas_dtype())
     return _cast(Datum(numbers // (86_400 * 1000) if pa.types.is_date64(own) else numbers, valid), own, type_)
 
@@ -123,7 +135,9 @@ def _cast(datum: Datum, own: pa.DataType, type_: pa.DataType) -> Datum:
         return Datum(hashing.scale_up(wide, type_.scale - getattr(own, "scale", 0)), datum.valid)
     if getattr(own, "unit", unit) != unit:
         return Datum(rescale(data, own.unit, type_.unit), datum.valid)
-    return Datum(data.astype(storage_type(type_).to_pandas_dtype(), copy=False), datum.valid)
+    if type_ == FLOAT and own != FLOAT:
+        return Datum(_rounded(data), datum.valid)
+    return Datum(data.astype(_dtype(type_), copy=False), datum.valid)
 
 
 # --- comparisons and logic -------------------------------------------------------------------
@@ -185,7 +199,11 @@ def _case(args: list[Datum], node: Call) -> Datum:
 
 
 def _arithmetic(operation: Callable[..., Any]) -> Callable[[list[Datum], Call], Datum]:
-    return lambda args, _: Datum(operation(*(arg.data for arg in args)), _both(args[0], args[-1]))
+    def run(args: list[Datum], node: Call) -> Datum:
+        found = operation(*(arg.data for arg in args))
+        return Datum(_rounded(found) if node.type == FLOAT else found, _both(args[0], args[-1]))
+
+    return run
 
 
 def _quotient(args: list[Datum], node: Call) -> Datum:
@@ -195,7 +213,8 @@ def _quotient(args: list[Datum], node: Call) -> Datum:
     valid = Datum(~zero, _both(*args)).true
     divisor = cp.where(zero, divisor.dtype.type(1), divisor)
     if node.op is Op.DIV:
-        return Datum(dividend / divisor, valid)
+        quotient = dividend / divisor
+        return Datum(_rounded(quotient) if node.type == FLOAT else quotient, valid)
     if dividend.dtype.kind == "f":
         return Datum(cp.fmod(dividend, divisor), valid)
     # the sign is the dividend's; -1 divides everything, and overflows where it divides the smallest

@@ -3,7 +3,7 @@
 These are CUDA C, in ``kernels.cu``, compiled by cupy when first used.
 
 **One pool** of GPU memory per process, for libcudf and cupy alike, with a budget; and page-locked memory beside it. The
-pool is made by the first backend of the process and given back by the last (a state server has many: one
+first backend of the process puts it in place and the last one gives its memory back (a state server has many: one
 per join and partition). cupy allocates through RMM, so one budget counts both: small arrays by cupy's own pool on top
 of it, which goes without Python and the driver, large ones by themselves. What the small ones leave unused there goes
 back when anything finds no memory.
@@ -184,6 +184,10 @@ _log = logging.getLogger("gpu_ops")
 _lock = threading.Lock()
 _MEMORY_POOLS_SUPPORTED = 115
 """``cudaDevAttrMemoryPoolsSupported``."""
+_PINNED, _NO_HANDLES, _ON_DEVICE = 1, 0, 1
+"""``cudaMemAllocationTypePinned``, ``cudaMemHandleTypeNone``, ``cudaMemLocationTypeDevice``."""
+_RELEASE_THRESHOLD = 4
+"""``cudaMemPoolAttrReleaseThreshold``."""
 RESERVE = 3 << 29
 """Bytes, 1.5 GiB, that stay free where nobody says a limit, or half of what is free if that is less: CUDA loads modules
 when they are first used, which take no more on a larger card."""
@@ -258,6 +262,11 @@ def release() -> None:
         rmm.mr.set_current_device_resource(_Pool.before)
         _Pool.resource = _Pool.before = _Pool.allocator = _Pool.small = None
         _Pool.limit = 0
+        if _pools_supported(_Pool.device):
+            pool, _ = _pool_of(_Pool.device)
+            cp.cuda.Device(_Pool.device).synchronize()
+            cp.cuda.runtime.memPoolSetAttribute(pool, _RELEASE_THRESHOLD, 0)
+            cp.cuda.runtime.memPoolTrimTo(pool, 0)
     PAGES.drop()
 
 
@@ -304,11 +313,31 @@ def _make(limit: int) -> Any:
     # The driver's own pool takes memory as it is used, and shares the card with other processes: Spark's plugin may
     # be one. Virtual GPUs can lack it; RMM's gives nothing back before it is closed.
     device = cp.cuda.Device().id
-    if cp.cuda.runtime.deviceGetAttribute(_MEMORY_POOLS_SUPPORTED, device):
-        pool = rmm.mr.CudaAsyncMemoryResource(release_threshold=int(_KEPT_SHARE * limit))
+    if _pools_supported(device):
+        handle, pool = _pool_of(device)
+        cp.cuda.runtime.memPoolSetAttribute(handle, _RELEASE_THRESHOLD, int(_KEPT_SHARE * limit))
     else:
         pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=256 << 20)
     return rmm.mr.FailureCallbackResourceAdaptor(rmm.mr.LimitingResourceAdaptor(pool, limit), _give_back)
+
+
+@functools.cache
+def _pools_supported(device: int) -> bool:
+    return bool(cp.cuda.runtime.deviceGetAttribute(_MEMORY_POOLS_SUPPORTED, device))
+
+
+@functools.cache
+def _pool_of(device: int) -> tuple[int, Any]:
+    """A pool of the driver's on a card, which lives as long as the process: its handle, and what RMM allocates by.
+
+    Where pools come and go with engines, driver 580 has crashed in ``cuStreamSynchronize`` after some dozens of them
+    (an H100, 2026-11-26).
+    """
+    from cuda.bindings.runtime import cudaMemPool_t  # noqa: PLC0415 - RMM brings it
+
+    runtime = cp.cuda.runtime
+    handle = runtime.memPoolCreate(runtime.MemPoolProps(_PINNED, _NO_HANDLES, _ON_DEVICE, device))
+    return int(handle), rmm.mr.CudaAsyncViewMemoryResource(cudaMemPool_t(handle))
 
 
 class Block:

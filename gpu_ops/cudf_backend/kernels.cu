@@ -168,8 +168,11 @@ __device__ i64 segment_of(const Rows& in, i64 row) {
   return low;
 }
 
-// NaN equals NaN.
-template <typename T> __device__ bool same_float(T a, T b) { return a == b || (a != a && b != b); }
+// NaN equals NaN, and -0 is 0. Floats go by their bits: cupy compiles with -ftz=true, to which subnormal ones are all 0.
+__device__ bool same_double(double a, double b) { return a == b || (a != a && b != b); }
+__device__ bool same_float(unsigned a, unsigned b) {
+  return a == b || (a | b) << 1 == 0 || (a << 1 > 0xff000000u && b << 1 > 0xff000000u);
+}
 
 __device__ bool same_value(const unsigned char* a, const unsigned char* b, i64 width) {
   switch (width) {
@@ -177,8 +180,8 @@ __device__ bool same_value(const unsigned char* a, const unsigned char* b, i64 w
     case 2: return *(const short*)a == *(const short*)b;
     case 4: return *(const int*)a == *(const int*)b;
     case 8: return *(const i64*)a == *(const i64*)b;
-    case -4: return same_float(*(const float*)a, *(const float*)b);
-    case -8: return same_float(*(const double*)a, *(const double*)b);
+    case -4: return same_float(*(const unsigned*)a, *(const unsigned*)b);
+    case -8: return same_double(*(const double*)a, *(const double*)b);
     default: return ((const i64*)a)[0] == ((const i64*)b)[0] && ((const i64*)a)[1] == ((const i64*)b)[1];
   }
 }

@@ -7,12 +7,12 @@
   needles cost.
 - **Search** (`gpu_ops.cudf_backend.search`): some sectors of memory for each needle and run, however large that is.
 
-`auto` is the hash join, unless it would cost more than `SLACK_SECONDS` over the search; `choose` has the rule.
+`auto` takes whichever of join and search costs less; `choose` has the rule. On the card that it was measured on that is
+nearly always the search, which passes over nothing.
 
-The constants are published benchmarks of others, not yet measured here: ``benchmarks/gpu``, part ``probe``, has the
-figures that correct them. Joins: libcudf's own benchmark of `inner_join`, int32 keys, on an A100 of 80 GB
-(NVIDIA/cudf#15700, June 2024): 1,000 rows with 1,000 take 0.107 ms, 10M with 1,000 2.17 ms, 10M with 10M 5.07 ms.
-Of the search nothing is published: 128 bytes at a third of what a copy on that card reaches, 1.6 TB/s.
+The constants are medians of ``benchmarks/gpu``, part ``probe``, on an H100 of 80 GB with libcudf 26.10.2 (2026-11-26):
+1M needles in runs of 1M to 1G rows take 0.16 to 0.21 ms to search and 0.53 to 29 ms to join; 10,000 take 0.12 ms, and
+0.39 to 27.
 """
 
 from __future__ import annotations
@@ -36,22 +36,16 @@ from gpu_ops.kernels import Probe, SearchedRun, TooMany
 
 _log = logging.getLogger("gpu_ops")
 
-CALL_SECONDS = 6e-6
-"""Of a library call from Python, however little it does."""
-SEARCH_SECONDS = 6 * CALL_SECONDS
-"""Of a search of all runs, however few needles there are: two kernels, a running sum, three allocations."""
-SEARCHED_SECONDS = 0.24e-9
+SEARCH_SECONDS = 0.115e-3
+"""Of a search of all runs, however few needles there are: two kernels, a running sum, three allocations, a wait."""
+SEARCHED_SECONDS = 0.08e-9
 """Of a needle in a run: a sector (32 bytes) of the directory and one of the entries, in each of two passes."""
-JOIN_CALLS = 12
-"""Around a join: the hashes alone of both sides, and the pairs."""
-JOIN_SECONDS = 0.11e-3 + JOIN_CALLS * CALL_SECONDS
-"""Of a join, however small."""
-PROBED_SECONDS = 0.21e-9
-"""Of a row of a join's larger side, and of a needle that a kept table is asked for."""
-BUILT_SECONDS = 0.29e-9
+JOIN_SECONDS = 0.36e-3
+"""Of a join, however small: libcudf's own 0.2, the hashes alone of both sides, and the pairs."""
+PROBED_SECONDS = 0.027e-9
+"""Of a row of a join's larger side."""
+BUILT_SECONDS = 0.2e-9
 """Of a row of a join's smaller side, and of an entry that a kept table is built of."""
-SLACK_SECONDS = 5e-3
-"""What hash joins may cost more than a search, in one lookup of a micro-batch's needles."""
 
 LEAST_KEPT = 1 << 20
 """Entries of a run that has a table of its own: below, a pass over it costs less than one more call."""
@@ -90,11 +84,12 @@ class Ways(NamedTuple):
 def choose(way: Probe, sizes: Sequence[int], needles: int, tables: Sequence[bool] | None = None, room: int = 0) -> Ways:
     """Which way each run is looked up.
 
-    1. A large run has a table of its own where the installed version has those: if it is there, or if to build it,
-       spread over the lookups that the run lives for, costs less than a join's pass over the run.
-    2. The others are joined together.
-    3. With ``auto`` none of this may cost more than `SLACK_SECONDS` over a search of all; where it would, the others go
-       the way that costs least, run by run.
+    - ``index``: all are searched.
+    - ``auto``: all are searched, all are joined together, or those are joined that are small for so many needles,
+      whichever costs least.
+    - ``hash_join``: a large run has a table of its own where the installed version has those, if it is there, or if to
+      build it, spread over the lookups that the run lives for, costs less than a join's pass over the run. The others
+      are joined together.
 
     Args:
         way: as asked for.
@@ -103,32 +98,27 @@ def choose(way: Probe, sizes: Sequence[int], needles: int, tables: Sequence[bool
         tables: whether each run has a table; None where the installed version has none.
         room: entries that new tables may have, together.
     """
-    numbers = range(len(sizes))
+    numbers = list(range(len(sizes)))
     if way == "index":
-        return Ways([], [], list(numbers))
-    kept, over = [], 0.0
+        return Ways([], [], numbers)
+    if way == "auto":
+        small = [at for at in numbers if sizes[at] * PROBED_SECONDS < needles * SEARCHED_SECONDS]
+
+        def cost(joined: list[int]) -> float:
+            entries = sum(sizes[at] for at in joined)
+            return join_seconds(entries, needles) + search_seconds(len(sizes) - len(joined), needles)
+
+        joined = min([], small, numbers, key=cost)
+        return Ways([], joined, [at for at in numbers if at not in joined])
+    kept = []
     for at in sorted(numbers, key=sizes.__getitem__, reverse=True) if tables is not None else ():
-        share = 0.0
         if tables is not None and not tables[at]:
             share = BUILT_SECONDS * min(sizes[at], _LIFE * needles)
             if not LEAST_KEPT <= sizes[at] <= room or share > PROBED_SECONDS * sizes[at]:
                 continue
-            if way == "auto" and over + share > SLACK_SECONDS:
-                continue
             room -= sizes[at]
-        over += share
         kept.append(at)
-    rest = [at for at in numbers if at not in kept]
-    if not rest or way == "hash_join":
-        return Ways(kept, rest, [])
-    searched = search_seconds(len(rest), needles)
-    if over + join_seconds(sum(sizes[at] for at in rest), needles) <= searched + SLACK_SECONDS:
-        return Ways(kept, rest, [])
-    small = [at for at in rest if sizes[at] * PROBED_SECONDS < needles * SEARCHED_SECONDS]
-    parted = join_seconds(sum(sizes[at] for at in small), needles) + search_seconds(len(rest) - len(small), needles)
-    if parted >= searched:
-        small = []
-    return Ways(kept, small, [at for at in rest if at not in small])
+    return Ways(kept, [at for at in numbers if at not in kept], [])
 
 
 def probe_runs(

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import BackendError
+from gpu_ops.values import of_elements
 
 DECIMAL = pa.decimal128(38, 0)
 """Every decimal's stored type: the scale is part of the Arrow type, not of the stored value."""
@@ -125,9 +126,7 @@ def to_storage(array: pa.Array) -> pa.Array:
         if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             array = array.cast(pa.list_(kind.value_type))
         elements = _entries(array) if pa.types.is_map(kind) else array.values
-        return pa.Array.from_buffers(
-            stored, len(array), array.buffers()[:2], -1, array.offset, [_plain(to_storage(elements))]
-        )
+        return of_elements(array, stored, _plain(to_storage(elements)))
     if pa.types.is_struct(kind):
         children = [_plain(to_storage(array.field(i))) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(stored), mask=array.is_null())
@@ -224,9 +223,5 @@ def _from_list(array: pa.ListArray, kind: pa.DataType) -> pa.Array:
         return pa.FixedSizeListArray.from_arrays(taken, type=kind, mask=pa.array(~valid))
     if pa.types.is_large_list(kind):
         narrow = pa.list_(kind.value_field)
-        return _list_of(array, narrow, elements).cast(kind)
-    return _list_of(array, kind, elements)
-
-
-def _list_of(array: pa.ListArray, kind: pa.DataType, elements: pa.Array) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], -1, array.offset, [elements])
+        return of_elements(array, narrow, elements).cast(kind)
+    return of_elements(array, kind, elements)

@@ -128,7 +128,7 @@ def _decode_short(column: pa.Array, *, has_unique_key: bool) -> npt.NDArray[np.i
     if rest or width not in (1, 2) or bool((np.diff(offsets) != width).any()):
         return None
     spelled = np.frombuffer(column.buffers()[2], f"u{width}", rows, int(offsets[0]))
-    codes: npt.NDArray[np.int8] = _codes_of(width, has_unique_key)[spelled]
+    codes: npt.NDArray[np.int8] = _codes_of(width, has_unique_key).take(spelled)
     return codes if bool((codes >= 0).all()) else None
 
 
@@ -145,7 +145,7 @@ def _codes_of(width: int, has_unique_key: bool) -> npt.NDArray[np.int8]:
 def encode_row_kinds(codes: npt.NDArray[np.int8]) -> pa.Array:
     """The short strings of n row-kind codes."""
     offsets = np.arange(0, 2 * codes.size + 1, 2, dtype=np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(_SHORT[codes])]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(_SHORT.take(codes))]
     return pa.Array.from_buffers(pa.string(), codes.size, buffers, 0)
 
 

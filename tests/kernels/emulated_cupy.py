@@ -263,7 +263,7 @@ def modules() -> dict[str, types.ModuleType]:
     cupy.__dict__["cuda"] = types.SimpleNamespace(
         is_available=lambda: True,
         get_current_stream=lambda: types.SimpleNamespace(ptr=0),
-        Device=lambda: types.SimpleNamespace(id=0),
+        Device=lambda number=0: types.SimpleNamespace(id=number, synchronize=lambda: None),
         UnownedMemory=_Memory,
         MemoryPointer=_Pointer,
         MemoryPool=_Pool,
@@ -325,6 +325,24 @@ class Runtime(types.SimpleNamespace):
 
     def __init__(self) -> None:
         self.streams: list[_Stream] = []
+        self.pools: list[int] = []
+        """Of each its release threshold, in bytes."""
+
+    def memPoolCreate(self, properties: tuple[int, int, int, int]) -> int:  # noqa: N802 - cupy's name
+        assert properties[:3] == (1, 0, 1)
+        self.pools.append(-1)
+        return len(self.pools)
+
+    def memPoolSetAttribute(self, pool: int, attribute: int, value: int) -> None:  # noqa: N802 - cupy's name
+        assert attribute == 4
+        self.pools[pool - 1] = value
+
+    def memPoolTrimTo(self, pool: int, size: int) -> None:  # noqa: N802 - cupy's name
+        assert self.pools[pool - 1] == size == 0
+
+    @staticmethod
+    def MemPoolProps(*properties: int) -> tuple[int, ...]:  # noqa: N802 - cupy's name
+        return properties
 
     def stream(self, *, non_blocking: bool) -> _Stream:
         made = _Stream(non_blocking=non_blocking)
@@ -354,8 +372,8 @@ class _Pinned:
 
 
 class _Async:
-    def __init__(self, *, release_threshold: int) -> None:
-        assert release_threshold > 0
+    def __init__(self, pool: tuple[str, int]) -> None:
+        assert pool[0] == "cudaMemPool_t"
 
     def allocate(self, size: int) -> np.ndarray:
         return np.empty(size, np.uint8)
@@ -437,15 +455,16 @@ class _Pool:
 
 
 def _rmm() -> dict[str, types.ModuleType]:
-    names = ("rmm", "rmm.mr")
+    names = ("rmm", "rmm.mr", "cuda", "cuda.bindings", "cuda.bindings.runtime")
     made = {name: types.ModuleType(name) for name in names}
     state: dict[str, Any] = {"resource": "the first"}
     made["rmm.mr"].__dict__.update(
         get_current_device_resource=lambda: state["resource"],
         set_current_device_resource=lambda resource: state.update(resource=resource),
-        CudaAsyncMemoryResource=_Async,
+        CudaAsyncViewMemoryResource=_Async,
         LimitingResourceAdaptor=_Limiting,
         FailureCallbackResourceAdaptor=_Failing,
     )
+    made["cuda.bindings.runtime"].__dict__.update(cudaMemPool_t=lambda handle: ("cudaMemPool_t", handle))
     made["rmm"].__dict__.update(mr=made["rmm.mr"], DeviceBuffer=_Buffer)
     return made

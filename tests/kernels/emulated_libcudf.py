@@ -470,6 +470,11 @@ def is_valid(input: Column) -> Column:  # noqa: A002 - pylibcudf's name
     return Column.of(input.array.is_valid())
 
 
+def cast(input: Column, data_type: DataType) -> Column:  # noqa: A002 - pylibcudf's name
+    kind = {TypeId.FLOAT32: pa.float32(), TypeId.FLOAT64: pa.float64()}[data_type.id()]
+    return Column.of(input.array.cast(kind, safe=False))
+
+
 def modules() -> dict[str, types.ModuleType]:
     """The modules by name."""
     space = types.SimpleNamespace
@@ -496,6 +501,6 @@ def modules() -> dict[str, types.ModuleType]:
         reduce=space(scan=scan, ScanType=ScanType),
         join=space(inner_join=inner_join),
         transform=space(bools_to_mask=bools_to_mask),
-        unary=space(is_valid=is_valid),
+        unary=space(is_valid=is_valid, cast=cast),
     )
     return {"pylibcudf": pylibcudf}

@@ -201,7 +201,7 @@ def test_search(kernels: Kernels, bits: int) -> None:
 @pytest.mark.parametrize("bits", [3, 12, 64])
 def test_every_way_of_search(kernels: Any, monkeypatch: pytest.MonkeyPatch, bits: int, way: str) -> None:
     kernels.probe = {"kept_table": "hash_join", "some of each": "auto"}.get(way, way)
-    wanted = {"auto": {"hash_join"}, "some of each": {"hash_join", "index"}}.get(way, {way})
+    wanted = {"auto": {"index"}, "some of each": {"hash_join", "index"}}.get(way, {way})
     if way == "kept_table":
         wanted = wanted if keeping(monkeypatch).table_class() is not None else {"hash_join"}
     if way == "some of each":
