@@ -60,7 +60,57 @@ def report() -> str:
     """All figures, as Markdown with a table for each section."""
     parts = [f"## {title}\n\n{table(rows)}" for title, rows in sections().items()]
     record = load("peers")
-    return "\n\n".join([f"{page.section(record)}\n\n{where(record)}", *parts])
+    return "\n\n".join([f"{page.section(record)}\n\n{where(record)}", *parts, f"## On a GPU\n\n{on_a_card()}"])
+
+
+def card() -> dict[str, Any]:
+    """The newest results of a card."""
+    return load(max(RESULTS.glob("gpu-*.json"), key=lambda file: file.stem[-10:]).stem)
+
+
+def on_a_card() -> str:
+    """What a card said, as Markdown: rates, since nothing else runs on it."""
+    record = card()
+    found, device = record["results"], record["results"]["device"]
+    lines = ["| what, from Arrow to Arrow | changes a second | the join alone |", "|---|---|---|"]
+    for one in (*found["regular"], *found["probes"], *found["sweep"]):
+        if "plain" in one:
+            what = f"left join, `{one['emit']}`, {one['rows']:,} state rows, {one['changes']:,} changes a micro-batch"
+            way = "" if one["probe"] == "auto" else f', `probe="{one["probe"]}"`'
+            lines.append(_rates(what + way, one))
+    for name, part in (("interval join", "interval"), ("left join of three inputs", "multi_way")):
+        lines += [_rates(f"{name}, `{one['emit']}`, growing from nothing", one) for one in found[part]]
+    lines += [_rates(f"left join on the CPU, one core, {one['rows']:,} state rows", one) for one in found["cpu"][:2]]
+    end = found["at_end"]
+    whole = f"{end['changes_per_second'] / 1e6:.1f}M"
+    lines.append(f"| left join at the end of input, {end['rows_per_input']:,} rows each | {whole} | |")
+    ways = ["| keys looked up | in rows | by search, ms | by a hash join, ms |", "|---|---|---|---|"]
+    for one in found["probe"]["sizes"]:
+        times = (f"{one[way]['ms']['median']:.2f}" for way in ("search", "search_by_join"))
+        ways.append(f"| {one['needles']:,} | {one['rows']:,} | {' | '.join(times)} |")
+    names = ("python", "pylibcudf", "cupy", "pyarrow", "numpy")
+    used = ", ".join(f"{name} {record['versions'][name]}" for name in names)
+    host = f"{device['name']}, driver {device['driver']}, a host of {record['machine']['cores']} cores; {used}"
+    return "\n".join([*lines, "", *ways, "", f"{host}; {record['time'][:10]}. `python -m benchmarks.gpu.bench`"])
+
+
+def _rates(what: str, one: dict[str, Any]) -> str:
+    whole, alone = one["plain"]["changes_per_second"], one["watched"]["changes_per_second_join_alone"]
+    return f"| {what} | {whole / 1e6:.1f}M | {alone / 1e6:.1f}M |"
+
+
+def card_sentence() -> str:
+    """The figure of a card that stands for the others."""
+    record = card()
+    found = record["results"]
+    large = max((one for one in found["regular"] if "plain" in one), key=lambda one: (one["rows"], -len(one["emit"])))
+    (cpu,) = (one for one in found["cpu"] if (one["rows"], one["emit"]) == (large["rows"], large["emit"]))
+    rate, over = (one["plain"]["changes_per_second"] for one in (large, cpu))
+    return (
+        f"On one {found['device']['name']} the engine takes {rate / 1e6:.0f}M changes a second from Arrow to Arrow: "
+        f"a left join of {large['rows'] // 10**6}M rows of state in GPU memory, {large['changes'] // 10**6}M changes a "
+        f"micro-batch, {rate / over:.0f} times the CPU engine on one core of the host ({record['time'][:10]}; without Spark)."
+    )
 
 
 def summary() -> str:
@@ -80,7 +130,7 @@ def summary() -> str:
     ]
     lines = ["| rate of a query with durable state, on two cores | over | times (range) |", "|---|---|---|"]
     lines += [f"| {what} | {peer} | {spread(found, 1)} |" for what, peer, found in rows]
-    return "\n".join([*lines, "", where(flink), f"The last two rows: {where(peers)}"])
+    return "\n".join([*lines, "", where(flink), f"The last two rows: {where(peers)}", "", card_sentence()])
 
 
 def where(record: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Streaming joins for PySpark with Flink's semantics, on Arrow and numpy; for a GPU on cuDF, not yet run on a card.
+"""Streaming joins for PySpark with Flink's semantics, on Arrow and numpy, or on a GPU by libcudf and cupy.
 
 ``import gpu_ops`` needs neither Spark nor Java nor cuDF; the names in ``__init__.pyi`` are imported when first used.
 """

@@ -70,7 +70,7 @@ class JoinEngine:
         tiny: test setting: the smallest possible segments.
         backlog: begin with a backlog: see `prepare`.
         probe: how the GPU finds matching rows: ``"hash_join"`` by cuDF's hash join, ``"index"`` by a search of a sorted
-            index, ``"auto"`` by the join, unless its pass over the state would cost more than 5 ms over the search.
+            index, ``"auto"`` by whichever costs less, which is nearly always the search.
             Rows and their order are the same.
         output: what changelogs are: ``"arrow"`` tables, ``"pandas"`` or ``"polars"`` DataFrames, or with the GPU
             ``"cudf"`` ones, whose rows do not leave it.

@@ -30,7 +30,7 @@ Mask = npt.NDArray[np.bool_]
 Probe = Literal["auto", "hash_join", "index"]
 """How the GPU finds candidates: by libcudf's hash join, or by a search of the sorted index.
 
-``"auto"`` is the hash join, unless its pass over the state would cost more than 5 ms over the search. Rows and their
+``"auto"`` is whichever costs less, which is nearly always the search. Rows and their
 order are the same. A host has the search only.
 """
 

@@ -19,8 +19,7 @@ Parts, in the order in which they run:
 - `cpu`: the left join on the CPU engine, on one core of the same host.
 
 Results are written after each part, and parts of earlier runs on the same card are kept: what one run has no time for,
-another with ``--part`` adds. `targets` says what is reached (`benchmarks.gpu.targets`), `model` what was expected of
-each figure (`benchmarks.gpu.model`).
+another with ``--part`` adds. `targets` says what is reached (`benchmarks.gpu.targets`).
 
     python -m benchmarks.gpu.bench [--out PATH] [--part NAME ...] [--budget-s SECONDS] [--quick] [--resume]
 """
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.common import write_results
-from benchmarks.gpu import first, interval, model, others, partitions, peers, probe, snapshot, state, transfer
+from benchmarks.gpu import first, interval, others, partitions, peers, probe, snapshot, state, transfer
 from benchmarks.gpu.card import Clock, Plan, copy_bandwidth, device, free_bytes, lacks_memory
 from benchmarks.gpu.passed import ROOT, digest
 from benchmarks.gpu.steady import Case, one_core, steady
@@ -131,10 +130,8 @@ def _partitions(sizes: Sizes, plan: Plan) -> list[dict[str, Any]]:
 def _steady(part: str, cases: Sequence[Case], plan: Plan) -> list[dict[str, Any]]:
     found = []
     for case in cases:
-        why = lacks_memory(_BYTES_PER_STATE_ROW * case.rows, free_bytes()) or plan.clock.lacks(5 + 3e-7 * case.rows)
+        why = lacks_memory(_BYTES_PER_STATE_ROW * case.rows, free_bytes()) or plan.clock.lacks(5 + 1e-7 * case.rows)
         one = {**dataclasses.asdict(case), "left_out": why} if why else steady("gpu", case, plan)
-        if not why:
-            one["by_model"] = model.micro_batch(case)
         _say(part, case.rows, case.changes, case.emit, case.mix, case.keys, case.probe, one)
         found.append(one)
         gc.collect()
@@ -271,8 +268,7 @@ def measure(out: Path, parts: Sequence[str], sizes: Sizes, clock: Clock, *, resu
 def _write(out: Path, results: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """With what follows from them."""
     plain = write_results(out, "gpu", results, settings=settings)["results"]
-    judged = {"targets": targets(plain), "model": list(model.compared({name: plain.get(name) for name in PARTS}))}
-    return write_results(out, "gpu", {**results, **judged}, settings=settings)
+    return write_results(out, "gpu", {**results, "targets": targets(plain)}, settings=settings)
 
 
 def _complete(results: Mapping[str, Any], name: str) -> bool:
@@ -320,9 +316,6 @@ def main() -> None:
     )
     for target in written["results"]["targets"]:
         print(json.dumps(target))
-    for line in written["results"]["model"]:
-        if line["refuted"]:
-            print("the model is wrong:", json.dumps(line))
     print(f"written: {out}")
     failed = [name for name, part in written["results"]["parts"].items() if part["status"].startswith("failed")]
     if failed:

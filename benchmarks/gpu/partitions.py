@@ -17,7 +17,6 @@ import pyarrow as pa
 from benchmarks.common import summarise
 from benchmarks.gpu.card import Plan
 from benchmarks.gpu.feed import Feed, description
-from benchmarks.gpu.model import micro_batch
 from benchmarks.gpu.steady import Case
 from benchmarks.gpu.turns import wait_for
 from gpu_ops.backends import Backend
@@ -34,8 +33,7 @@ def partitions(backend: Backend, count: int, case: Case, plan: Plan) -> dict[str
         plan: how to measure; when its clock ends no further micro-batch begins, but one is counted.
 
     Returns:
-        The case with ``partitions``, ``ms`` of a micro-batch, ``changes_per_second`` Arrow to Arrow, and on a card
-        ``by_model``.
+        The case with ``partitions``, ``ms`` of a micro-batch, ``changes_per_second`` Arrow to Arrow.
     """
     feeds = [Feed(case.rows // 2 // count, case.changes // count, case.mix, seed=seed) for seed in range(count)]
     join = description(case.emit, unique=case.unique, insert_only=case.mix == "inserts")
@@ -62,7 +60,7 @@ def partitions(backend: Backend, count: int, case: Case, plan: Plan) -> dict[str
             if number >= min(case.warmup, most - 1):
                 took.append(1e3 * (time.perf_counter() - began))
     changes = sum(table.num_rows for pair in given[-1] for table in pair)
-    found: dict[str, Any] = {
+    return {
         **dataclasses.asdict(case),
         "partitions": count,
         "backend": backend,
@@ -70,8 +68,3 @@ def partitions(backend: Backend, count: int, case: Case, plan: Plan) -> dict[str
         "ms": summarise(took),
         "changes_per_second": changes * len(took) / (sum(took) / 1e3),
     }
-    if backend == "gpu":
-        model = micro_batch(case, count) or {}
-        found["by_model"] = {name: ms for name, ms in model.items() if name == "arrow_to_arrow"}
-        found["plain"] = {"ms": found["ms"]}
-    return found

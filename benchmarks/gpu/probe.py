@@ -2,9 +2,9 @@
 
 - `sorted_run`: what the engine does: hashes, `gpu_ops.state.index.HashIndex.probe`, and a comparison of the keys of
   the candidates, since hashes may collide. Its innermost part, `gpu_ops.kernels.Kernels.search` alone, goes each of the
-  ways that `gpu_ops.cudf_backend.probe` chooses from by its model: `search`, `search_by_join` and, where the installed
+  ways that `gpu_ops.cudf_backend.probe` chooses from: `search`, `search_by_join` and, where the installed
   pylibcudf has `HashJoin`, `search_by_table` in a table that is kept, which `build_table` makes. ``by_model`` has the
-  milliseconds that the model gives each.
+  milliseconds that it counts on.
 - `inner_join`: libcudf's hash join of the two key columns, which builds on the needles and passes over the state.
 - `mixed_inner_join`: the same with a condition beside the keys (here one that is always true).
 

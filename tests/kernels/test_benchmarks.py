@@ -18,7 +18,6 @@ from benchmarks.gpu import bench, first, interval, others, partitions, peers, pr
 from benchmarks.gpu.bench import PARTS, Sizes
 from benchmarks.gpu.card import Clock, Plan, copy_bandwidth, device
 from benchmarks.gpu.feed import KEYS, Feed, description
-from benchmarks.gpu.model import COUNTED, compared, micro_batch
 from benchmarks.gpu.steady import Case, one_core, steady
 from benchmarks.gpu.targets import CHANGES, MANY, STATE_ROWS, targets
 from benchmarks.gpu.turns import take_turns
@@ -27,7 +26,6 @@ from gpu_ops.backends import make_kernels
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels, Probe
 from kernels.card import NAME, emulated_card
-from kernels.test_calls import MOST
 from kernels.test_probe import keeping
 
 pytestmark = pytest.mark.thorough
@@ -255,7 +253,6 @@ def test_partitions(card: Any) -> None:
     assert one["rows_out"] > 0
     assert cpu["rows_out"] == three["rows_out"] > 0
     assert len(three["ms"].values) == 2
-    assert three["by_model"]["arrow_to_arrow"] > one["by_model"]["arrow_to_arrow"]
 
 
 def test_first_micro_batches() -> None:
@@ -289,32 +286,6 @@ def test_peers(gpu: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.PEERS, "polars", (loses, ()))
     with pytest.raises(AssertionError, match="polars found "):
         peers.peers("gpu", 500, 200, PLAN)
-
-
-def test_model() -> None:
-    """What it counts on is what is counted; and a card that says otherwise is heard."""
-    for what, (calls, waits, _) in COUNTED.items():
-        assert calls / 2 <= MOST[what][0] <= calls
-        assert waits / 2 <= MOST[what][1] <= waits
-    with emulated_card():
-        few, many = (micro_batch(Case(10**8, changes=changes)) for changes in (10**5, 10**7))
-        joins = micro_batch(Case(10**8, changes=10**5, probe="hash_join"))
-        assert micro_batch(Case(10**8, keys="text")) is None
-    assert few is not None
-    assert many is not None
-    assert joins is not None
-    assert few["calls"] == many["calls"]
-    assert many["bytes"] == pytest.approx(100 * few["bytes"])
-    assert joins["join_alone"] > few["join_alone"] + 1
-    right, wrong = ({"ms": {"join_alone": {"median": times * few["join_alone"]}}} for times in (1.5, 3))
-    said = [{"by_model": few, "watched": right}, {"by_model": few, "watched": wrong}]
-    figure = {"by_model": {"search": 2.0, "other": 1.0}, "search": {"ms": {"median": 0.5}}}
-    found = [(line["where"], line["times"], line["refuted"]) for line in compared({"regular": said, "probe": [figure]})]
-    assert found == [
-        ("regular[0].join_alone", pytest.approx(1.5), False),
-        ("regular[1].join_alone", pytest.approx(3), True),
-        ("probe[0].search", 0.25, True),
-    ]
 
 
 def test_at_end(card: Any) -> None:
@@ -359,16 +330,9 @@ def test_all_parts(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert results["device"].keys() >= {"name", "driver", "driver_cuda", "runtime_cuda", "memory_gib"}
     assert results["device"]["name"] == NAME
     assert {name: part["status"] for name, part in results["parts"].items()} == dict.fromkeys(PARTS, "done")
-    assert results.keys() == {"device", "parts", "targets", "model", *PARTS}
+    assert results.keys() == {"device", "parts", "targets", *PARTS}
     assert [case["emit"] for case in results["regular"]] == ["per_batch", "per_event", "per_batch", "per_batch"]
     assert [case["changes"] for case in results["sweep"]] == [120, 400]
-    assert {line["where"].split("[")[0] for line in results["model"]} >= {
-        "regular",
-        "sweep",
-        "probe.sizes",
-        "partitions",
-    }
-    assert all(line["measured"] > 0 < line["by_model"] for line in results["model"])
     assert [case["backend"] for case in results["cpu"]] == ["cpu", "cpu"]
     assert results["regular"][0]["plain"]["share_of_copy_bandwidth"] > 0
     for spread in (results["regular"][0]["plain"]["ms"], results["probe"]["sizes"][0]["inner_join"]["ms"]):

@@ -203,7 +203,7 @@ def test_explain_says_what_was_found(
         servers.close()
     assert line == (
         "  backend     gpu (1 GPU: Card 0, 16.0 GiB); 1 state server on this machine, 1 running; probe auto: "
-        "cuDF's hash join, or a search of the index where that is more than 5 ms quicker; "
+        "a search of the index, or cuDF's hash join where that costs less; "
         "WARNING: one computes on the CPU: ImportError: made up"
     )
 

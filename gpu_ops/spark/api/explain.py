@@ -36,7 +36,7 @@ _EMITS = {
 
 
 _PROBES: Final[Mapping[Probe, str]] = {
-    "auto": "cuDF's hash join, or a search of the index where that is more than 5 ms quicker",
+    "auto": "a search of the index, or cuDF's hash join where that costs less",
     "hash_join": "cuDF's hash join",
     "index": "a search of the index",
 }
