@@ -109,7 +109,8 @@ def card_sentence() -> str:
     return (
         f"On one {found['device']['name']} the engine takes {rate / 1e6:.0f}M changes a second from Arrow to Arrow: "
         f"a left join of {large['rows'] // 10**6}M rows of state in GPU memory, {large['changes'] // 10**6}M changes a "
-        f"micro-batch, {rate / over:.0f} times the CPU engine on one core of the host ({record['time'][:10]}; without Spark)."
+        f"micro-batch, {rate / over:.0f} times the CPU engine on one core of the host "
+        f"({record['time'][:10]}; without Spark)."
     )
 
 

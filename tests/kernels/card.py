@@ -129,7 +129,6 @@ def emulated_card(free: int = MEMORY) -> Iterator[Any]:
         properties = {"name": NAME.encode(), "major": 9, "minor": 0, "totalGlobalMem": MEMORY}
         cupy.cuda.Event = Event
         cupy.cuda.get_elapsed_time = lambda start, end: 1e3 * (end.at - start.at)
-        cupy.cuda.Device = lambda: types.SimpleNamespace(id=0, synchronize=lambda: None)
         cupy.cuda.runtime.getDeviceProperties = lambda _device: properties
         cupy.cuda.runtime.memGetInfo = lambda: (free, MEMORY)
         cupy.cuda.runtime.driverGetVersion = cupy.cuda.runtime.runtimeGetVersion = lambda: 13000
