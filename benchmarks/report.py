@@ -76,7 +76,7 @@ def on_a_card() -> str:
     for one in (*found["regular"], *found["probes"], *found["sweep"]):
         if "plain" in one:
             what = f"left join, `{one['emit']}`, {one['rows']:,} state rows, {one['changes']:,} changes a micro-batch"
-            way = "" if one["probe"] == "auto" else f', `probe="{one["probe"]}"`'
+            way = f', `probe="{one["probe"]}"`' if one in found["probes"] else ""
             lines.append(_rates(what + way, one))
     for name, part in (("interval join", "interval"), ("left join of three inputs", "multi_way")):
         lines += [_rates(f"{name}, `{one['emit']}`, growing from nothing", one) for one in found[part]]
@@ -91,7 +91,9 @@ def on_a_card() -> str:
     names = ("python", "pylibcudf", "cupy", "pyarrow", "numpy")
     used = ", ".join(f"{name} {record['versions'][name]}" for name in names)
     host = f"{device['name']}, driver {device['driver']}, a host of {record['machine']['cores']} cores; {used}"
-    return "\n".join([*lines, "", *ways, "", f"{host}; {record['time'][:10]}. `python -m benchmarks.gpu.bench`"])
+    text = "The engine alone, in one process without Spark. Runs of one case are up to a quarter apart on that machine."
+    when = f"{host}; {record['time'][:10]}. `python -m benchmarks.gpu.bench`"
+    return "\n".join([text, "", *lines, "", *ways, "", when])
 
 
 def _rates(what: str, one: dict[str, Any]) -> str:
