@@ -245,10 +245,10 @@ class PartitionLog:
             raise StateError(f"{self._files.name(path)} was written and is gone")
         return stamp, stamp[0] + sum(part.block.size for part in parts)
 
-    def expect(self, parts: Sequence[Part]) -> None:
+    def begin_to_write(self, parts: Sequence[Part]) -> None:
         """Have the system begin to write the files of a micro-batch whose record is to come."""
         if parts and self._manifest.keeps_files and self._files.local:
-            self._files.expect({part.block.file for part in parts})
+            self._files.begin_to_write({part.block.file for part in parts})
 
     def _keep(self, batch_id: int, parts: Sequence[Part]) -> list[Part]:
         """Gives files of a micro-batch a second name in the log, durably.
@@ -260,7 +260,7 @@ class PartitionLog:
             return []
         files = {part.block.file for part in parts}
         names = {file: f"{batch_id:020d}.{os.path.basename(file)}.block" for file in files}
-        found = self._files.adopt(self._folder, {name: file for file, name in names.items()})
+        found = self._files.link(self._folder, {name: file for file, name in names.items()})
         names = {file: name for file, name in names.items() if name in found}
         kept = (part for part in parts if part.block.file in names)
         return [part._replace(block=part.block._replace(file=names[part.block.file])) for part in kept]

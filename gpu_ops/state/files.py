@@ -328,7 +328,7 @@ class Files:
             self.filesystem.delete_dir(target)
 
     @_asks("write", "writing")
-    def adopt(self, path: str, sources: Mapping[str, str]) -> set[str]:
+    def link(self, path: str, sources: Mapping[str, str]) -> set[str]:
         """Gives files of this machine second names in a folder; what has one is durable when this returns.
 
         Args:
@@ -358,8 +358,8 @@ class Files:
             _sync_folder(folder)
         return found
 
-    def expect(self, sources: Iterable[str]) -> None:
-        """Have the system begin to write files that `adopt` is to be given, so that it waits for less."""
+    def begin_to_write(self, sources: Iterable[str]) -> None:
+        """Have the system begin to write files that `link` is to be given, so that it waits for less."""
         for source in sources:
             with contextlib.suppress(OSError, AttributeError), open(source, "rb") as file:  # what fails, fails there
                 if os.fstat(file.fileno()).st_dev == os.stat(self.root).st_dev:
@@ -429,7 +429,7 @@ def temporary_folder(parent: Path | None = None) -> Path:
         parent: below this folder instead.
     """
     parent = parent or Path(tempfile.gettempdir())
-    remove_left(parent)
+    remove_abandoned(parent)
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     lock = (made / _LOCK).open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -451,7 +451,7 @@ def remove_temporary(made: Path) -> None:
         lock.close()
 
 
-def remove_left(parent: Path) -> None:
+def remove_abandoned(parent: Path) -> None:
     """Removes the folders of `temporary_folder` whose processes were killed."""
     for left in parent.glob(f"{PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), left.open("rb") as lock:  # somebody else's, or gone meanwhile

@@ -163,7 +163,7 @@ class Directory:
         active = self._active_runs()
         return next((query_id for query_id, run_id in self.registry.users(state) if run_id in active), None)
 
-    def expect(self, plan: JoinPlan, state: StateAddress | None) -> None:
+    def check_at_start(self, plan: JoinPlan, state: StateAddress | None) -> None:
         """Has the state folder of a join looked at when its query is started, see `check_started`."""
         if state is not None:
             self.registry.started[plan.plan_id] = Started(state)

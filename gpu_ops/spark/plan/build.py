@@ -104,7 +104,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
     changes = union.repartition(plan.partitions, "route").mapInArrow(task, plan.carried_by(output))
-    directory.expect(plan, state)
+    directory.check_at_start(plan, state)
     check_starts(Directory.check_started)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))

@@ -255,7 +255,7 @@ class PartitionState:
         clock_ms, watermark = self._last_clock, (given if recorded is None else recorded).watermark
         backlog = self._in_backlog and (given if recorded is None else recorded).backlog
         if self._log is not None:
-            self._log.expect(parts)
+            self._log.begin_to_write(parts)
         started = time.perf_counter()
         result = engine.prepare(
             *rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)

@@ -70,7 +70,7 @@ class Rescaled(NamedTuple):
     rows: tuple[int, ...]
 
 
-def rescale(state: Location, partitions: int, tell: Callable[[str], object] = lambda _: None) -> Rescaled:
+def rescale(state: Location, partitions: int, progress: Callable[[str], object] = lambda _: None) -> Rescaled:
     """Cuts a state folder into another number of partitions; its query should be stopped.
 
     Beside a running query either this or the query is refused, and the query can be started again. It goes on from its
@@ -80,7 +80,7 @@ def rescale(state: Location, partitions: int, tell: Callable[[str], object] = la
     Args:
         state: the folder.
         partitions: how many.
-        tell: told how far it is, and how long it takes from there.
+        progress: called with a line of text as it goes on: how far it is, and how long it takes from there.
 
     Raises:
         StateError: no state folder, a finished one, one whose partitions hold different versions, or one whose query
@@ -102,14 +102,14 @@ def rescale(state: Location, partitions: int, tell: Callable[[str], object] = la
     )  # fmt: skip
     new.content(files).delete_folder("p")  # of an attempt that was interrupted
     try:
-        rows = _write(files, manifest, new, seen, tell) if seen.version else (0,) * partitions
+        rows = _write(files, manifest, new, seen, progress) if seen.version else (0,) * partitions
     except StateError as error:
         if _moved(files, manifest, seen):
             raise _in_use(files) from error
         raise
     _replace(files, manifest, new, seen)
     for name in files.folders(LATEST):  # each finds its number by itself, so that an interruption here does no harm
-        rescale(files.address.below(LATEST).below(name), partitions, tell)
+        rescale(files.address.below(LATEST).below(name), partitions, progress)
     return Rescaled(manifest.partitions, partitions, seen.version, rows)
 
 
@@ -168,17 +168,17 @@ def _put(files: Files, manifest: Manifest) -> None:
     files.write(MANIFEST, lambda file: file.write(manifest.to_json().encode()))
 
 
-def _read(files: Files, manifest: Manifest, at: int, tell: Callable[[str], object]) -> Iterator[Held]:
+def _read(files: Files, manifest: Manifest, at: int, progress: Callable[[str], object]) -> Iterator[Held]:
     """The state of each partition; to cut it and to write it take about as long as to read it."""
     began, total = time.perf_counter(), manifest.partitions
     for done in range(1, total + 1):
         yield stored_state(files, manifest, done - 1).held_at(at)
         left = (time.perf_counter() - began) / done * (2 * total - done)
-        tell(f"{files.location}: read partition {done} of {total}, about {left:.0f} s are left")
+        progress(f"{files.location}: read partition {done} of {total}, about {left:.0f} s are left")
 
 
 def _write(
-    files: Files, manifest: Manifest, new: Manifest, seen: _Seen, tell: Callable[[str], object]
+    files: Files, manifest: Manifest, new: Manifest, seen: _Seen, progress: Callable[[str], object]
 ) -> tuple[int, ...]:
     """Writes the new partitions: the state before the last micro-batch, and its record; gives their rows.
 
@@ -188,7 +188,7 @@ def _write(
     version, goes = seen.version, _Goes(join, new.partitions)
     final = any(version in stored.snapshots for stored in seen.stored)
     at, numbers = version if final else version - 1, range(manifest.partitions)
-    held = list(_read(files, manifest, at, tell))
+    held = list(_read(files, manifest, at, progress))
     tables, logs = (
         _cut_state(join, held, goes),
         [PartitionLog(files, new, partition) for partition in range(new.partitions)],

@@ -411,7 +411,7 @@ def main(arguments: list[str] | None = None) -> int:
     _wait(server, parent)
     # Calls in progress are not waited for long: what they did durably stays, the rest is repeated.
     server.end()
-    files.remove_left(Path(tempfile.gettempdir()))  # a killed application's
+    files.remove_abandoned(Path(tempfile.gettempdir()))  # a killed application's
     logging.shutdown()
     sys.stderr.flush()
     os._exit(0)
