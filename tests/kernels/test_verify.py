@@ -68,7 +68,8 @@ def test_tests(checkout: Path) -> None:
 
 
 def test_a_run_cut_short_is_gone_on_with(checkout: Path, tmp_path: Path) -> None:
-    slow = "import os, time\ndef test_is_slow(): time.sleep(0 if os.path.exists('quick') else 60)\n"
+    # by its name it comes after the other one
+    slow = "import os, time\ndef test_slowly(): time.sleep(0 if os.path.exists('quick') else 60)\n"
     (checkout / "some" / "test_some.py").write_text(_TEST.replace("@pytest.mark.skip", f"{slow}@pytest.mark.skip"))
     kept = tmp_path / "kept"
 
