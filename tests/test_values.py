@@ -25,6 +25,7 @@ from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.descriptions.times import parse_bound, parse_duration
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.join_engine import JoinEngine
+from gpu_ops.values import of_elements
 
 TEXT = pa.string()
 WRONG = [b"\xff", b"a\xc3", b"\xa9x", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80"]
@@ -442,3 +443,16 @@ def test_text_behind_a_null_list_is_nobodys() -> None:
     said = engine.process(pa.table({"k": [0, 1, 2], "v": values}))
     rows = [(r["row_kind"], r["k"], r["v"]) for r in said.to_pylist()]
     assert rows == [("+I", 0, ["a"]), ("+I", 1, None), ("bad", 2, ["b", "\ufffd"])]
+
+
+def test_a_map_with_a_key_that_is_null_is_none() -> None:
+    """Arrow before 26 ends the process over a map of which it does not know that there is none."""
+    kind = pa.map_(TEXT, pa.int64())
+    maps = pa.array([[("a", 1), ("b", None)], None, []], kind)
+
+    def pairs(keys: list[str | None]) -> pa.Array:
+        return pa.StructArray.from_arrays([pa.array(keys), pa.array([1, 2])], fields=[kind.key_field, kind.item_field])
+
+    assert of_elements(maps, kind, pairs(["c", "d"])).to_pylist() == [[("c", 1), ("d", 2)], None, []]
+    with pytest.raises(ValueError, match="a null among the keys of a map<string, int64>"):
+        of_elements(maps, kind, pairs(["c", None]))
