@@ -36,6 +36,7 @@ def table(side: str, rows: int, rng: np.random.Generator) -> pa.Table:
         return [0, 1, -1, 2, -2, 7, -7, top, -top - 1, *rng.integers(-top, top, 20).tolist()]
 
     floats = [0.0, -0.0, math.nan, math.inf, -math.inf, 1.5, -1.5, 3.0, -7.25, 1e30, 2147483647.0, -129.0]
+    floats += [1.401298464324817e-45, -3e-42]  # subnormal as floats
     floats += rng.normal(0, 100, 10).tolist()
     cents = [
         Decimal(n) / 100
