@@ -188,7 +188,7 @@ def test_where_lookups_go(kernels: Any, way: Probe, wanted: str) -> None:
 def test_the_model_is_what_a_card_said(kernels: Any) -> None:
     del kernels
     probe: Any = importlib.import_module("gpu_ops.cudf_backend.probe")
-    (file,) = RESULTS.glob("gpu-nvidia-h100-*.json")
+    file = max(RESULTS.glob("gpu-nvidia-h100-*.json"))
     measured = json.loads(file.read_text())["results"]["probe"]["sizes"]
     assert len(measured) == 8
     for one in measured:
