@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = {
     "server": "gpu_ops.spark.server.server",
-    "worker": "pyspark.daemon",
+    "worker": "gpu_ops.spark.worker_daemon",
     "driver": "tests.faults.job",
     "jvm": "org.apache.spark.deploy.SparkSubmit",
 }
@@ -194,7 +195,7 @@ JOBS = {
 }
 
 
-def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> None:
+def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> Counter[str]:
     data, work = tmp_path / "data", tmp_path / "work"
     work.mkdir()
     write, check = JOBS[kind]
@@ -203,6 +204,7 @@ def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> N
     print(f"killed: {done}")
     assert done[STOPPED], "no server was stopped"
     check(data, work)
+    return Counter(done)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,9 @@ def test_a_few_kills(kind, kills, files, tmp_path):
 @pytest.mark.parametrize("kind", JOBS)
 def test_many_kills(kind, tmp_path):
     total, seed = int(os.environ.get("GPU_JOIN_KILLS", "50")), int(os.environ.get("GPU_JOIN_SEED", "100"))
+    done = Counter[str]()
     for part in range(0, total, 10):
         folder = tmp_path / str(part)
         folder.mkdir()
-        kill_test(kind, folder, min(10, total - part), 20, seed=seed + part)
+        done.update(kill_test(kind, folder, min(10, total - part), 20, seed=seed + part))
+    assert total < 40 or all(done[name] for name in (STOPPED, *PATTERNS)), done
