@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = {
     "server": "gpu_ops.spark.server.server",
-    "worker": "gpu_ops.spark.worker_daemon",
+    "worker": "-m gpu_ops.spark.worker_daemon",  # the JVM's own line has it as a setting
     "driver": "tests.faults.job",
     "jvm": "org.apache.spark.deploy.SparkSubmit",
 }
