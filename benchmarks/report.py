@@ -133,7 +133,8 @@ def summary() -> str:
     ]
     lines = ["| rate of a query with durable state, on two cores | over | times (range) |", "|---|---|---|"]
     lines += [f"| {what} | {peer} | {spread(found, 1)} |" for what, peer, found in rows]
-    return "\n".join([*lines, "", where(flink), f"The last two rows: {where(peers)}", "", card_sentence()])
+    lines += ["", where(flink), *([f"The last two rows: {where(peers)}"] if where(peers) != where(flink) else [])]
+    return "\n".join([*lines, "", card_sentence()])
 
 
 def where(record: dict[str, Any]) -> str:

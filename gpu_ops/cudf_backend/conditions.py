@@ -107,10 +107,12 @@ def _dtype(type_: pa.DataType) -> Any:
     return np.float64 if type_ == FLOAT else storage_type(type_).to_pandas_dtype()
 
 
-def _rounded(numbers: Array) -> Array:
-    """To the nearest float, as a double: cupy compiles with ``-ftz=true``, to which subnormal floats are all 0."""
+def _rounded(numbers: Array, type_: pa.DataType) -> Array:
+    """A node's numbers; those of a float to the nearest one, as a double, see `hashing.as_doubles`."""
+    if type_ != FLOAT:
+        return numbers
     floats = plc.unary.cast(from_values(numbers), plc.DataType(plc.TypeId.FLOAT32))
-    return values(hashing.doubled(floats), np.float64)
+    return values(hashing.as_doubles(floats), np.float64)
 
 
 def _column(column: Any, own: pa.DataType, type_: pa.DataType) -> Datum:
@@ -121,7 +123,7 @@ def _column(column: Any, own: pa.DataType, type_: pa.DataType) -> Datum:
     if is_decimal(own):
         return _cast(Datum(hashing.from_lanes(values(column, np.int64, lanes=2)), valid), own, type_)
     if storage_type(own) == FLOAT:
-        return Datum(values(hashing.doubled(column), np.float64), valid)
+        return Datum(values(hashing.as_doubles(column), np.float64), valid)
     numbers = values(column, storage_type(own).to_pandas_dtype())
     return _cast(Datum(numbers // (86_400 * 1000) if pa.types.is_date64(own) else numbers, valid), own, type_)
 
@@ -136,7 +138,7 @@ def _cast(datum: Datum, own: pa.DataType, type_: pa.DataType) -> Datum:
     if getattr(own, "unit", unit) != unit:
         return Datum(rescale(data, own.unit, type_.unit), datum.valid)
     if type_ == FLOAT and own != FLOAT:
-        return Datum(_rounded(data), datum.valid)
+        return Datum(_rounded(data, type_), datum.valid)
     return Datum(data.astype(_dtype(type_), copy=False), datum.valid)
 
 
@@ -199,11 +201,9 @@ def _case(args: list[Datum], node: Call) -> Datum:
 
 
 def _arithmetic(operation: Callable[..., Any]) -> Callable[[list[Datum], Call], Datum]:
-    def run(args: list[Datum], node: Call) -> Datum:
-        found = operation(*(arg.data for arg in args))
-        return Datum(_rounded(found) if node.type == FLOAT else found, _both(args[0], args[-1]))
-
-    return run
+    return lambda args, node: Datum(
+        _rounded(operation(*(arg.data for arg in args)), node.type), _both(args[0], args[-1])
+    )
 
 
 def _quotient(args: list[Datum], node: Call) -> Datum:
@@ -213,8 +213,7 @@ def _quotient(args: list[Datum], node: Call) -> Datum:
     valid = Datum(~zero, _both(*args)).true
     divisor = cp.where(zero, divisor.dtype.type(1), divisor)
     if node.op is Op.DIV:
-        quotient = dividend / divisor
-        return Datum(_rounded(quotient) if node.type == FLOAT else quotient, valid)
+        return Datum(_rounded(dividend / divisor, node.type), valid)
     if dividend.dtype.kind == "f":
         return Datum(cp.fmod(dividend, divisor), valid)
     # the sign is the dividend's; -1 divides everything, and overflows where it divides the smallest

@@ -262,11 +262,11 @@ def release() -> None:
         rmm.mr.set_current_device_resource(_Pool.before)
         _Pool.resource = _Pool.before = _Pool.allocator = _Pool.small = None
         _Pool.limit = 0
-        if _pools_supported(_Pool.device):
-            pool, _ = _pool_of(_Pool.device)
+        pool = _pool_of(_Pool.device)
+        if pool is not None:
             cp.cuda.Device(_Pool.device).synchronize()
-            cp.cuda.runtime.memPoolSetAttribute(pool, _RELEASE_THRESHOLD, 0)
-            cp.cuda.runtime.memPoolTrimTo(pool, 0)
+            cp.cuda.runtime.memPoolSetAttribute(pool.pool_handle(), _RELEASE_THRESHOLD, 0)
+            cp.cuda.runtime.memPoolTrimTo(pool.pool_handle(), 0)
     PAGES.drop()
 
 
@@ -312,32 +312,28 @@ def _give_back(_size: int) -> bool:
 def _make(limit: int) -> Any:
     # The driver's own pool takes memory as it is used, and shares the card with other processes: Spark's plugin may
     # be one. Virtual GPUs can lack it; RMM's gives nothing back before it is closed.
-    device = cp.cuda.Device().id
-    if _pools_supported(device):
-        handle, pool = _pool_of(device)
-        cp.cuda.runtime.memPoolSetAttribute(handle, _RELEASE_THRESHOLD, int(_KEPT_SHARE * limit))
+    pool = _pool_of(cp.cuda.Device().id)
+    if pool is not None:
+        cp.cuda.runtime.memPoolSetAttribute(pool.pool_handle(), _RELEASE_THRESHOLD, int(_KEPT_SHARE * limit))
     else:
         pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=256 << 20)
     return rmm.mr.FailureCallbackResourceAdaptor(rmm.mr.LimitingResourceAdaptor(pool, limit), _give_back)
 
 
 @functools.cache
-def _pools_supported(device: int) -> bool:
-    return bool(cp.cuda.runtime.deviceGetAttribute(_MEMORY_POOLS_SUPPORTED, device))
-
-
-@functools.cache
-def _pool_of(device: int) -> tuple[int, Any]:
-    """A pool of the driver's on a card, which lives as long as the process: its handle, and what RMM allocates by.
+def _pool_of(device: int) -> Any:
+    """The driver's pool on a card, which lives as long as the process; None where it has none.
 
     Where pools come and go with engines, driver 580 has crashed in ``cuStreamSynchronize`` after some dozens of them
     (an H100, 2026-11-26).
     """
+    runtime = cp.cuda.runtime
+    if not runtime.deviceGetAttribute(_MEMORY_POOLS_SUPPORTED, device):
+        return None
     from cuda.bindings.runtime import cudaMemPool_t  # noqa: PLC0415 - RMM brings it
 
-    runtime = cp.cuda.runtime
     handle = runtime.memPoolCreate(runtime.MemPoolProps(_PINNED, _NO_HANDLES, _ON_DEVICE, device))
-    return int(handle), rmm.mr.CudaAsyncViewMemoryResource(cudaMemPool_t(handle))
+    return rmm.mr.CudaAsyncViewMemoryResource(cudaMemPool_t(handle))
 
 
 class Block:

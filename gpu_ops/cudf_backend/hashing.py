@@ -208,21 +208,20 @@ def lanes(column: Column, kind: pa.DataType, compared: pa.DataType) -> list[Arra
         wide = from_lanes(values(column, np.int64, lanes=2))
         wide = scale_up(wide, max(compared.scale - kind.scale, 0)) if is_decimal(compared) else wide
         return [wide.low, wide.high.view(np.uint64)]
-    if storage_type(kind) == pa.float32():
-        column = doubled(column)
-    numbers = values(column, np.float64 if pa.types.is_floating(kind) else storage_type(kind).to_pandas_dtype())
-    if numbers.dtype.kind == "f":
-        doubles = numbers + 0.0  # -0.0 becomes 0.0
+    if pa.types.is_floating(kind):
+        doubles = values(as_doubles(column), np.float64) + 0.0  # -0.0 becomes 0.0
         return [cp.where(cp.isnan(doubles), np.nan, doubles).view(np.uint64)]
+    numbers = values(column, storage_type(kind).to_pandas_dtype())
     if pa.types.is_timestamp(kind) and pa.types.is_timestamp(compared) and kind.unit != compared.unit:
         numbers = rescale(numbers, kind.unit, compared.unit)
     wide = numbers if numbers.dtype in (np.int64, np.uint64) else numbers.astype(np.int64)
     return [wide.view(np.uint64)]
 
 
-def doubled(column: Column) -> Column:
+def as_doubles(column: Column) -> Column:
     """Floats as doubles, by libcudf: cupy compiles with ``-ftz=true``, to which subnormal floats are all 0."""
-    return plc.unary.cast(column, plc.DataType(plc.TypeId.FLOAT64))
+    double = plc.TypeId.FLOAT64
+    return column if column.type().id() == double else plc.unary.cast(column, plc.DataType(double))
 
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -296,7 +295,7 @@ def convert(column: Column, kind: pa.DataType, target: pa.DataType) -> Any:
             return column
         data = from_values(rescale(values(column, np.int64), kind.unit, target.unit))
     elif wanted == pa.float64() and source == pa.float32():
-        return doubled(column)
+        return as_doubles(column)
     else:
         data = from_values(values(column, source.to_pandas_dtype()).astype(wanted.to_pandas_dtype()))
     return data.with_mask(column.null_mask(), column.null_count())

@@ -374,6 +374,10 @@ class _Pinned:
 class _Async:
     def __init__(self, pool: tuple[str, int]) -> None:
         assert pool[0] == "cudaMemPool_t"
+        self._handle = pool[1]
+
+    def pool_handle(self) -> int:
+        return self._handle
 
     def allocate(self, size: int) -> np.ndarray:
         return np.empty(size, np.uint8)
