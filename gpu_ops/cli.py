@@ -179,11 +179,16 @@ def top(
 def rescale(
     state: Annotated[str, typer.Argument(help="State folder: a path, or a URI (file, hdfs, s3, gs).", metavar="STATE")],
     partitions: Annotated[int, typer.Option(min=1, help="How many there are to be.")],
+    memory: Annotated[
+        str | None, typer.Option(help="For the state of a partition, such as 4g: more goes to local disk.")
+    ] = None,
 ) -> None:
     """Cut a state folder into another number of partitions. Its query must be stopped; then it goes on from here."""
     from gpu_ops.spark.server.rescale import rescale as cut  # noqa: PLC0415
+    from gpu_ops.spark.server.server import server_budget  # noqa: PLC0415
 
-    done = cut(state, partitions, lambda text: typer.echo(text, err=True))
+    budget = server_budget(None, memory)
+    done = cut(state, partitions, lambda text: typer.echo(text, err=True), budget=budget)
     rows = f"{sum(done.rows):,} rows, {min(done.rows):,} to {max(done.rows):,} in a partition"
     typer.echo(f"{done.before} partitions became {done.after}: {rows}, after {done.version} micro-batches")
 

@@ -24,6 +24,7 @@ from gpu_ops.spark.wire.command import Wire
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
+from gpu_ops.state.pieces import whole
 
 ORDERS = pa.schema([("order_id", pa.int64()), ("movie_id", pa.int64())])
 PRICES = pa.schema([("order_id", pa.int64()), ("set_price", pa.int64())])
@@ -150,7 +151,8 @@ def test_inspect_shows_the_rows_there_are_not_those_of_the_snapshot(state):
     found = inspection.read_partition(state, MANIFEST, 1, rows=True)
     assert (found.snapshot, found.rows) == (None, (1234, 0))
     log = PartitionLog(state, MANIFEST, 1)
-    log.write_snapshot(1, stored_state(state, MANIFEST, 1).held_at(1).tables, 1000)
+    with stored_state(state, MANIFEST, 1).held_at(1) as held:
+        log.write_snapshot(1, whole(held.tables), 1000)
     log.write_record(1, record(5000, 1233, "-D"))
     found = inspection.read_partition(state, MANIFEST, 1, rows=True)
     assert (found.snapshot, found.version, found.rows) == (1, 2, (1, 0))

@@ -42,7 +42,7 @@ from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import InputTable, Operator, Output, Room
 from gpu_ops.output import Changelog, changelog_table, gathered, together
 from gpu_ops.state.keyed_table import KeyedTable
-from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Piece, Storable
+from gpu_ops.state.pieces import STATUS_COLUMN, Entries, Flush, FromSnapshot, Numbers, Piece, Storable
 from gpu_ops.state.table import Coolable, KeySet, parts_of, put_behind
 from gpu_ops.values import with_types
 
@@ -287,6 +287,16 @@ class KeptInput(Coolable):
     def snapshot(self) -> pa.Table:
         """All changes, in order within each key."""
         return pa.concat_tables([self._table(t) for t, _ in self.segments] or [self.schema.empty_table()])
+
+    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
+        """The same in parts; see `gpu_ops.state.pieces.Pieced`."""
+        rows = self.snapshot()
+        size = max(1, len(rows))
+        yield from ((rows.slice(first, most or size), {}) for first in range(0, size, most or size))
+
+    def entries_of(self, rows: pa.Table) -> Entries:
+        """None: it has no index."""
+        return {}
 
     def flush(self) -> Flush:
         """What a snapshot is made of; see `gpu_ops.state.pieces.Pieced`."""

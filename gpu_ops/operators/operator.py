@@ -141,20 +141,21 @@ class Operator(abc.ABC):
         tables = cast("Sequence[Pieced]", self.tables)
         return dict(zip(self.join.sides, tables, strict=True))
 
-    def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
+    def cut(
+        self, parts: Parts, targets: Sequence[Sequence[Targets]], to: Callable[[pa.Table], Targets], count: int
+    ) -> Cut:
         """What snapshots of some partitions have beside the rows of inputs, as those of another number of partitions.
 
         Args:
-            parts: of each partition, its tables.
-            targets: for each input the new partition of each of its rows, of the partitions one after the other.
+            parts: of each partition, these tables.
+            targets: for each input and each of the partitions, the new partition of each row.
             to: gives the new partition of each row of a table with the columns that rows are distributed by.
             count: how many there are to be.
 
         Raises:
             NotBuiltError: there is something, and how to cut it is not known.
         """
-        found = ((name, table) for part in parts for name, table in part.items() if name not in self.join.sides)
-        more = sorted({name for name, table in found if len(table)})
+        more = sorted({name for part in parts for name, table in part.items() if len(table)})
         if more:
             raise NotBuiltError(
                 f"the {self.join.title} keeps {', '.join(more)} beside its input, which is not cut anew yet: begin a "

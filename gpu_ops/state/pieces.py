@@ -125,6 +125,12 @@ class Pieced(Protocol):
     def snapshot(self) -> pa.Table:
         """Rows and numbers, whole."""
 
+    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
+        """The same, so many rows at a time; None for all at once."""
+
+    def entries_of(self, rows: pa.Table) -> Entries:
+        """The index entries that a piece has beside its rows."""
+
     def flush(self) -> Flush:
         """What a snapshot is made of; nothing that changes later. What is new among it counts as a piece from here."""
 

@@ -478,10 +478,17 @@ class StateTable:
 
     def snapshot(self) -> pa.Table:
         """The rows that are not dead, with the numbers beside them."""
+        return put_behind(*next(self.snapshot_parts()))
+
+    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
+        """The same in parts; see `gpu_ops.state.pieces.Pieced`."""
         slots = self.kernels.xp.flatnonzero(self.status.values)
-        rows = stored_rows(self.kernels, self.store, self.source.schema, slots)
-        there, numbers = self.kernels.asnumpy(slots), self._numbers(self._stored())
-        return put_behind(rows, {name: values[there].astype(np.int64) for name, values in numbers.items()})
+        size = max(1, int(slots.size))
+        for first in range(0, size, most or size):
+            own = slots[first : first + (most or size)]
+            rows = stored_rows(self.kernels, self.store, self.source.schema, own)
+            numbers = {name: self.kernels.asnumpy(column.values[own]) for name, column in self._stored().items()}
+            yield rows, {name: values.astype(np.int64) for name, values in numbers.items()}
 
     def flush(self) -> Flush:
         """What a snapshot of the committed rows is made of; see `gpu_ops.state.pieces.Pieced`."""
@@ -492,9 +499,9 @@ class StateTable:
         if len(rows):
             self.pieces = (*self.pieces, Piece(None, len(rows), rows.nbytes))
         numbers = self._numbers({STATUS_COLUMN: self.status, **self._stored()})
-        return Flush(self.pieces, rows, numbers, self._stored_entries)
+        return Flush(self.pieces, rows, numbers, self.entries_of)
 
-    def _stored_entries(self, rows: pa.Table) -> dict[str, Array]:
+    def entries_of(self, rows: pa.Table) -> dict[str, Array]:
         """The index entries that a piece has beside its rows: of the CPU's hashes only."""
         return {} if self.kernels.host is not None else self._entries(self.kernels.frame(rows))
 

@@ -194,7 +194,7 @@ def test_a_restart_from_stored_index_entries_equals_a_computed_one(kind: str, se
 
     def store(content: Content) -> str:
         for label, entries in content.entries.items():
-            assert entries.tolist() == table._stored_entries(content.rows)[label].tolist()
+            assert entries.tolist() == table.entries_of(content.rows)[label].tolist()
         files[name := str(len(files))] = content if rng.random() < 0.8 else Content(content.rows, {})
         return name
 
@@ -321,7 +321,7 @@ def test_a_piece_that_is_not_what_it_was_is_named(harm: str, tmp_path: Path) -> 
 
 def test_a_folder_of_the_version_before_index_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pieces are rows alone; what is merged or written anew from here on has entries."""
-    monkeypatch.setattr(StateTable, "_stored_entries", lambda *_: {})
+    monkeypatch.setattr(StateTable, "entries_of", lambda *_: {})
     partition = opened(tmp_path)
     for batch in range(6):
         assert partition.apply(batch, BATCHES[batch], WIRE).changelog.equals(ANSWERS[batch])

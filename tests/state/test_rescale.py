@@ -21,8 +21,10 @@ from conftest import combined
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.join_engine import JoinEngine
+from gpu_ops.memory import Budget
 from gpu_ops.spark.server import rescale as module
-from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.server.partition import PartitionState, stored_state
+from gpu_ops.spark.server.recovery import Held
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.tasks.engine import left_over
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
@@ -30,6 +32,7 @@ from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, MANIFEST, SPARK, Manifest
+from gpu_ops.state.table import StateTable
 from state import test_interval_partition as interval
 from state import test_multi_partition as multi
 from state.support import WIRE, make_join, wire_batches
@@ -126,8 +129,12 @@ def counted(tables: list[pa.Table]) -> Counter[str]:
 
 
 @pytest.mark.parametrize(("name", "earlier", "seed"), combined(list(CASES), [False, True], range(3)))
-def test_partitions_that_are_cut_anew_answer_as_one_engine(name: str, earlier: bool, seed: int, tmp_path: Path) -> None:
+def test_partitions_that_are_cut_anew_answer_as_one_engine(
+    name: str, earlier: bool, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case, rng = CASES[name], np.random.default_rng(seed)
+    for limit in ("_WAITING", "_LEAST"):  # rows that wait for others, or are written as they come, or none of both
+        monkeypatch.setattr(module, limit, [getattr(module, limit), 1, 2000][seed])
     engine = JoinEngine(case.join, "cpu")
     partitions = Partitions(case, tmp_path / "state", int(rng.integers(1, 4)), earlier=earlier, tiny=seed > 0)
     said = 0
@@ -153,6 +160,38 @@ def test_partitions_that_are_cut_anew_answer_as_one_engine(name: str, earlier: b
         for part in left_over(partitions.state, manifest, number, len(case.batches))
     ]
     assert counted(over) == counted([engine.finish()])
+
+
+def test_rows_that_lie_on_disk_are_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, read = Case(make_join(), WIRE, wire_batches(6, rows=600, seed=4), "c0"), list[int]()
+    engine = JoinEngine(case.join, "cpu")
+    partitions = Partitions(case, tmp_path / "state", 2)
+    for batch in range(4):
+        partitions.apply(batch)
+    take = module._CutState.take
+
+    def seen(state: Any, held: Held) -> None:
+        read.append(sum(table.disk_bytes for table in held.tables.values() if isinstance(table, StateTable)))
+        take(state, held)
+
+    def tiny(*given: Any) -> PartitionState:
+        found = stored_state(*given)
+        found._options["tiny"] = True
+        return found
+
+    monkeypatch.setattr(module._CutState, "take", seen)
+    monkeypatch.setattr(module, "stored_state", tiny)
+    budget = Budget(host=10_000, folder=str(tmp_path))
+    rescale(partitions.state, 3, budget=budget)
+    assert any(read)
+    assert not any(budget.used)
+    partitions.partitions = 3
+    partitions.open()
+    for batch, table in enumerate(case.batches):
+        rows = case.wire.split(case.join, table)
+        expected = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch])
+        if batch >= 3:
+            assert counted(partitions.apply(batch)) == counted([expected])
 
 
 @pytest.mark.parametrize("moment", ["_cut_changes", "Files.write"])
@@ -184,7 +223,7 @@ def test_it_says_how_far_it_is(tmp_path: Path) -> None:
     rescale(str(tmp_path), 2, said.append)
     assert len(said) == 3
     for number, text in enumerate(said, start=1):
-        assert re.fullmatch(rf"{tmp_path}: read partition {number} of 3, about \d+ s are left", text)
+        assert re.fullmatch(rf"{tmp_path}: cut partition {number} of 3, about \d+ s are left", text)
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

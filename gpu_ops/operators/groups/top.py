@@ -417,7 +417,9 @@ class TopRows(KeyedOperator):
         """The rows, and the groups where they expire."""
         return super().kept() if self._state is None else self._state.kept()
 
-    def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
+    def cut(
+        self, parts: Parts, targets: Sequence[Sequence[Targets]], to: Callable[[pa.Table], Targets], count: int
+    ) -> Cut:
         """The groups where they expire, for other partitions; see `gpu_ops.operators.operator.Operator`."""
         if self._state is None:
             return super().cut(parts, targets, to, count)

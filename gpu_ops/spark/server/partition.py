@@ -305,14 +305,15 @@ class PartitionState:
         with self._at(version) as engine:
             yield from engine.finish_parts()
 
-    def held_at(self, version: int) -> Held:
-        """The state of a version; the state folder stays as it is.
+    @contextlib.contextmanager
+    def held_at(self, version: int) -> Iterator[Held]:
+        """The state of a version, for as long as it is looked at; the state folder stays as it is.
 
         Raises:
             StateError: there is no such version.
         """
         with self._at(version) as engine:
-            return dataclasses.replace(self._state(engine), tables=dict(engine.snapshot()))
+            yield self._state(engine)
 
     def rows_at(self, version: int) -> tuple[int, ...]:
         """How many live rows of each input the state of a version holds; the state folder stays as it is.
@@ -526,16 +527,17 @@ def _require(alive: Callable[[], bool], batch_id: int) -> None:
         raise AbandonedError(f"the caller of batch {batch_id} is gone")
 
 
-def stored_state(files: Files, manifest: Manifest, partition: int) -> PartitionState:
+def stored_state(files: Files, manifest: Manifest, partition: int, budget: Budget | None = None) -> PartitionState:
     """One partition of a state folder, to be looked at, on the CPU.
 
     Args:
         files: the folder.
         manifest: its manifest.
         partition: which partition.
+        budget: of memory.
     """
     command = ApplyCommand(
         "", files.address, manifest.description, manifest.query_id, 0, partition, manifest.partitions, "cpu",
         Wire("", "", ()), {},
     )  # fmt: skip
-    return PartitionState(command, state=files)
+    return PartitionState(command, state=files, budget=budget)

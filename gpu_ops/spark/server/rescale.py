@@ -39,7 +39,8 @@ from gpu_ops.backends import make_kernels
 from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.memory import Memory
+from gpu_ops.memory import Budget, Memory
+from gpu_ops.operators.operator import Cut
 from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.server.recovery import Held, stored_version
 from gpu_ops.spark.wire.command import Wire, parse_join
@@ -48,10 +49,26 @@ from gpu_ops.state.address import Location
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Stored, Times
 from gpu_ops.state.files import Files, Stamp
 from gpu_ops.state.manifest import ARROW, FORMAT, LATEST, MANIFEST, Manifest, check_open
-from gpu_ops.state.pieces import whole
+from gpu_ops.state.pieces import (
+    PIECE_BYTES,
+    STATUS_COLUMN,
+    WHOLE_BYTES,
+    Flush,
+    Numbers,
+    Piece,
+    Storable,
+    Written,
+    whole,
+)
+from gpu_ops.state.table import put_behind
 
 _TIME: Final = "time"
 _EARLIEST: Final = ("left_cleaned", "right_cleaned")
+_AT_ONCE: Final = 1 << 18
+"""Rows that are cut at a time."""
+_WAITING: Final = 128 << 20
+"""Bytes of rows that wait for more of them, before they become pieces of at least `_LEAST` bytes."""
+_LEAST: Final = 8 << 20
 
 
 class Rescaled(NamedTuple):
@@ -70,17 +87,24 @@ class Rescaled(NamedTuple):
     rows: tuple[int, ...]
 
 
-def rescale(state: Location, partitions: int, progress: Callable[[str], object] = lambda _: None) -> Rescaled:
+def rescale(
+    state: Location,
+    partitions: int,
+    progress: Callable[[str], object] = lambda _: None,
+    *,
+    budget: Budget | None = None,
+) -> Rescaled:
     """Cuts a state folder into another number of partitions; its query should be stopped.
 
     Beside a running query either this or the query is refused, and the query can be started again. It goes on from its
-    checkpoint, and finds the new number by itself unless it says ``partitions=``. All of the state goes through this
-    process's memory.
+    checkpoint, and finds the new number by itself unless it says ``partitions=``. One old partition after the other
+    is taken into this process's memory; of groups, all of them.
 
     Args:
         state: the folder.
         partitions: how many.
         progress: called with a line of text as it goes on: how far it is, and how long it takes from there.
+        budget: of memory that a partition's state may take; None for all there is.
 
     Raises:
         StateError: no state folder, a finished one, one whose partitions hold different versions, or one whose query
@@ -100,16 +124,17 @@ def rescale(state: Location, partitions: int, progress: Callable[[str], object] 
         manifest, partitions=partitions, distribution=ARROW, generation=manifest.generation + 1, format=FORMAT,
         sealed=None,
     )  # fmt: skip
+    take = functools.partial(_take_all, files, manifest, budget, progress)
     new.content(files).delete_folder("p")  # of an attempt that was interrupted
     try:
-        rows = _write(files, manifest, new, seen, progress) if seen.version else (0,) * partitions
+        rows = _write(files, manifest, new, seen, take) if seen.version else (0,) * partitions
     except StateError as error:
         if _moved(files, manifest, seen):
             raise _in_use(files) from error
         raise
     _replace(files, manifest, new, seen)
     for name in files.folders(LATEST):  # each finds its number by itself, so that an interruption here does no harm
-        rescale(files.address.below(LATEST).below(name), partitions, progress)
+        rescale(files.address.below(LATEST).below(name), partitions, progress, budget=budget)
     return Rescaled(manifest.partitions, partitions, seen.version, rows)
 
 
@@ -168,42 +193,48 @@ def _put(files: Files, manifest: Manifest) -> None:
     files.write(MANIFEST, lambda file: file.write(manifest.to_json().encode()))
 
 
-def _read(files: Files, manifest: Manifest, at: int, progress: Callable[[str], object]) -> Iterator[Held]:
-    """The state of each partition; to cut it and to write it take about as long as to read it."""
-    began, total = time.perf_counter(), manifest.partitions
-    for done in range(1, total + 1):
-        yield stored_state(files, manifest, done - 1).held_at(at)
-        left = (time.perf_counter() - began) / done * (2 * total - done)
-        progress(f"{files.location}: read partition {done} of {total}, about {left:.0f} s are left")
-
-
 def _write(
-    files: Files, manifest: Manifest, new: Manifest, seen: _Seen, progress: Callable[[str], object]
+    files: Files, manifest: Manifest, new: Manifest, seen: _Seen, take: Callable[[_CutState], object]
 ) -> tuple[int, ...]:
     """Writes the new partitions: the state before the last micro-batch, and its record; gives their rows.
 
     A snapshot after the last micro-batch proves that Spark does not repeat it; then that is what is written.
+
+    Args:
+        files: the folder.
+        manifest: of what there is.
+        new: of what is to be.
+        seen: what there is.
+        take: has the state of all old partitions taken.
     """
     join = parse_join(manifest.description)
     version, goes = seen.version, _Goes(join, new.partitions)
     final = any(version in stored.snapshots for stored in seen.stored)
     at, numbers = version if final else version - 1, range(manifest.partitions)
-    held = list(_read(files, manifest, at, progress))
-    tables, logs = (
-        _cut_state(join, held, goes),
-        [PartitionLog(files, new, partition) for partition in range(new.partitions)],
-    )
+    logs = [PartitionLog(files, new, partition) for partition in range(new.partitions)]
+    rows = [0] * new.partitions
     if at:
-        clock_ms = max(part.clock_ms for part in held)
-        known = functools.reduce(Times.later, (part.times for part in held), NO_TIMES)
-        for log, part in zip(logs, tables, strict=True):
-            log.write_snapshot(at, part, clock_ms, known, backlog=held[0].backlog)
+        state = _CutState(join, logs, at, goes)
+        take(state)
+        rows = state.write()
     if not final:
         records = [PartitionLog(files, manifest, partition).read_record(at) for partition in numbers]
         then = functools.reduce(Times.later, (record.times for record in records), NO_TIMES)
         for log, table in zip(logs, _cut_changes(join, records, goes), strict=True):
             log.write_record(at, dataclasses.replace(records[0], table=table, times=then))
-    return tuple(sum(len(part[side]) for side in join.sides) if at else 0 for part in tables)
+    return tuple(rows)
+
+
+def _take_all(
+    files: Files, manifest: Manifest, budget: Budget | None, progress: Callable[[str], object], state: _CutState
+) -> None:
+    """Takes the state of one partition after the other."""
+    began, total = time.perf_counter(), manifest.partitions
+    for done in range(1, total + 1):
+        with stored_state(files, manifest, done - 1, budget).held_at(state.version) as held:
+            state.take(held)
+        left = (time.perf_counter() - began) / done * (total - done)
+        progress(f"{files.location}: cut partition {done} of {total}, about {left:.0f} s are left")
 
 
 class _Goes(NamedTuple):
@@ -227,35 +258,126 @@ class _Goes(NamedTuple):
         return partition_of(keys, rows, self.partitions).astype(np.int64)
 
 
-def _cut_state(join: Description, held: Sequence[Held], goes: _Goes) -> list[dict[str, pa.Table]]:
-    """The live rows of each new partition, by input, and what is beside them; what is known of time goes to all.
+class _Rows:
+    """The rows of one input in one new partition: a piece is written whenever there are enough of them.
 
-    Raises:
-        NotBuiltError: there is something that cannot be cut.
+    Args:
+        log: of the partition.
+        version: of the snapshot that they are for.
+        name: of the input.
+        enough: bytes of a piece.
     """
-    made: list[dict[str, pa.Table]] = [{} for _ in range(goes.partitions)]
-    targets, stored = [], [whole(part.tables) for part in held]
-    for number, side in enumerate(join.sides):
-        rows = pa.concat_tables([tables[side] for tables in stored])
-        targets.append(goes.rows(rows, number))
-        for partition, tables in enumerate(made):
-            tables[side] = rows.take(pa.array(np.flatnonzero(targets[-1] == partition)))
-    known = {*join.sides, _TIME}
-    if any(tables.keys() - known for tables in stored):
-        kernels, _ = make_kernels("cpu")
-        operator = operators.make(join, kernels, Memory(kernels, None))
-        parts = [{n: t for n, t in tables.items() if n != _TIME or n in join.sides} for tables in stored]
-        more = operator.cut(parts, targets, lambda table: goes.rows(table, 0), goes.partitions)
-        made = [{**tables, **its} for tables, its in zip(made, more, strict=True)]
-    if _TIME not in join.sides and all(_TIME in tables for tables in stored):
-        facts = [tables[_TIME].to_pylist()[0] for tables in stored]
-        merged = {name: _together(name, [fact[name] for fact in facts]) for name in facts[0]}
-        for tables in made:
-            tables[_TIME] = pa.table({name: pa.array([value], pa.int64()) for name, value in merged.items()})
-    return made
+
+    def __init__(self, log: PartitionLog, version: int, name: str, enough: int) -> None:
+        self._log, self._version, self._name, self._enough = log, version, name, enough
+        self._waiting: list[tuple[pa.Table, Numbers]] = []
+        self._nbytes, self._written = 0, list[Written]()
+        self._of: Storable | None = None
+        self.count = 0
+
+    def add(self, rows: pa.Table, numbers: Numbers, of: Storable) -> None:
+        """Takes more of them, of an old partition's table, in the order that they have in the new one."""
+        self._waiting.append((rows, numbers))
+        self._of = of
+        self.count += len(rows)
+        self._nbytes += rows.nbytes
+        if self._nbytes >= self._enough:
+            self._flush()
+
+    def stored(self) -> pa.Table | Written:
+        """What a snapshot has of them: all there are where there are few, or the pieces."""
+        if not self._written and self._nbytes <= min(WHOLE_BYTES, self._enough):
+            return put_behind(*self._together())
+        if self._waiting:
+            self._flush()
+        numbers = pa.concat_tables([written.numbers for written in self._written])
+        pieces = tuple(piece for written in self._written for piece in written.pieces)
+        return self._written[0]._replace(numbers=numbers, pieces=pieces)
+
+    def _together(self) -> tuple[pa.Table, Numbers]:
+        names = self._waiting[0][1]
+        numbers = {name: np.concatenate([own[name] for _, own in self._waiting]) for name in names}
+        return pa.concat_tables([rows for rows, _ in self._waiting]), numbers
+
+    def _flush(self) -> None:
+        rows, numbers = self._together()
+        self._waiting, self._nbytes = [], 0
+        if len(rows):
+            numbers = {STATUS_COLUMN: np.ones(len(rows), np.int8), **numbers}
+            assert self._of is not None
+            assert not isinstance(self._of, pa.Table)  # such a one has no rows
+            flush = Flush((Piece(None, len(rows), rows.nbytes),), rows, numbers, self._of.entries_of)
+            self._written.append(self._log.write_pieces(self._version, self._name, flush, PIECE_BYTES)[0])
 
 
-def _together(name: str, values: Sequence[int | None]) -> int | None:
+class _CutState:
+    """The state of new partitions, taken from the old ones, one after the other.
+
+    The rows of inputs are written as they come. What an operator has beside them, such as groups, is taken to the end
+    in memory, as places in it may name each other. What is known of time goes to all.
+
+    Args:
+        join: the description.
+        logs: of the new partitions.
+        version: of the state.
+        goes: which of them a row goes to.
+    """
+
+    def __init__(self, join: Description, logs: Sequence[PartitionLog], version: int, goes: _Goes) -> None:
+        self._join, self._logs, self.version, self._goes = join, logs, version, goes
+        enough = min(PIECE_BYTES, max(_LEAST, _WAITING // (len(logs) * len(join.sides))))
+        self._rows = {side: [_Rows(log, version, side, enough) for log in logs] for side in join.sides}
+        self._targets: dict[str, list[npt.NDArray[np.int64]]] = {side: [] for side in join.sides}
+        self._rest: list[dict[str, pa.Table]] = []
+        self._clock_ms, self._times, self._backlog = 0, NO_TIMES, False
+
+    def take(self, held: Held) -> None:
+        """Takes the live rows of an old partition, and what is beside them."""
+        self._clock_ms = max(self._clock_ms, held.clock_ms)
+        self._times, self._backlog = self._times.later(held.times), held.backlog
+        rest = {name: table for name, table in held.tables.items() if name not in self._join.sides}
+        self._rest.append(whole(rest))
+        for number, side in enumerate(self._join.sides):
+            table, targets = held.tables[side], []
+            parts = [(table, {})] if isinstance(table, pa.Table) else table.snapshot_parts(_AT_ONCE)
+            for rows, numbers in parts:
+                targets.append(self._goes.rows(rows, number))
+                for partition, there in enumerate(self._rows[side]):
+                    own = np.flatnonzero(targets[-1] == partition)
+                    there.add(rows.take(pa.array(own)), {name: x[own] for name, x in numbers.items()}, table)
+            self._targets[side].append(np.concatenate(targets))
+
+    def write(self) -> list[int]:
+        """Writes the snapshots; gives the rows of each.
+
+        Raises:
+            NotBuiltError: there is something that cannot be cut.
+        """
+        for log, tables, rest in zip(self._logs, self._stored(), self._cut_rest(), strict=True):
+            log.write_snapshot(self.version, tables | rest, self._clock_ms, self._times, backlog=self._backlog)
+        return [sum(own.count for own in partition) for partition in zip(*self._rows.values(), strict=True)]
+
+    def _stored(self) -> Iterator[dict[str, pa.Table | Written]]:
+        for partition in range(len(self._logs)):
+            yield {side: rows[partition].stored() for side, rows in self._rows.items()}
+
+    def _cut_rest(self) -> Cut:
+        made: Cut = [{} for _ in self._logs]
+        if any(tables.keys() - {_TIME} for tables in self._rest):
+            kernels, _ = make_kernels("cpu")
+            operator = operators.make(self._join, kernels, Memory(kernels, None))
+            parts = [{name: table for name, table in tables.items() if name != _TIME} for tables in self._rest]
+            targets = list(self._targets.values())
+            made = operator.cut(parts, targets, lambda table: self._goes.rows(table, 0), len(self._logs))
+        if all(_TIME in tables for tables in self._rest):
+            facts = [tables[_TIME].to_pylist()[0] for tables in self._rest]
+            merged = {name: _latest(name, [fact[name] for fact in facts]) for name in facts[0]}
+            for tables in made:
+                tables[_TIME] = pa.table({name: pa.array([value], pa.int64()) for name, value in merged.items()})
+        return made
+
+
+def _latest(name: str, values: Sequence[int | None]) -> int | None:
     """A time that several partitions know as one: the latest, but of what is cleaned up what all have cleaned up."""
     there = [value for value in values if value is not None]
     return (min if name in _EARLIEST else max)(there) if there else None

@@ -288,7 +288,9 @@ class ContinuousAggregate(Operator):
         """The input's rows, the groups, and what else there is of them."""
         return self._state.kept()
 
-    def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
+    def cut(
+        self, parts: Parts, targets: Sequence[Sequence[Targets]], to: Callable[[pa.Table], Targets], count: int
+    ) -> Cut:
         """The groups and what there is of them, for other partitions; see `gpu_ops.operators.operator.Operator`."""
         return self._state.cut(parts, targets[0], to, count)
 
@@ -389,7 +391,9 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
+    def cut(
+        self, parts: Parts, targets: Sequence[Sequence[Targets]], to: Callable[[pa.Table], Targets], count: int
+    ) -> Cut:
         """The groups, for other partitions; what is known of time goes to all."""
         made = super().cut(parts, targets, to, count)
         facts = pa.concat_tables([part[self.stored_clock] for part in parts])

@@ -215,7 +215,7 @@ class GroupState:
         rows = self._source.schema.empty_table() if self._rows is None else self._rows
         return {self._source.name: rows, **self._named}
 
-    def cut(self, parts: Parts, targets: Targets, to: Callable[[pa.Table], Targets], count: int) -> Cut:
+    def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
         """All tables but the input's, for other partitions; see `gpu_ops.operators.operator.Operator.cut`."""
         groups, own = self._groups, len(self._groups.source.schema)
         places = {name: place for place, name in enumerate(groups.beside, start=own)}
@@ -223,8 +223,8 @@ class GroupState:
         leads = {places[e.name]: tables[id(e.table)] if e.own else None for e in self._extremes}
         values = [tables[id(table)] for table in self._values]
         linked = Linked(tables[id(groups)], own, leads, places.get(GROUP_NUMBER), values)
-        sizes = [] if self._rows is None else [len(part[self._source.name]) for part in parts]
-        return cut_groups(linked, parts, (sizes, targets), to, count)
+        sizes = [own.size for own in targets]
+        return cut_groups(linked, parts, (sizes, np.concatenate(targets)), to, count)
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Fill empty tables.
