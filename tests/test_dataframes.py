@@ -253,7 +253,7 @@ def test_bad_rows(engines: Backend, how: Any) -> None:
                     told.append(str(error))
             assert isinstance(told[0], str) == isinstance(told[1], str), (what, told)
             if isinstance(told[0], str):
-                assert told[0] == told[1], what
+                assert told[0] == told[1].replace("large_string", "string"), what  # which cuDF's text is
                 continue
             assert what not in ("missing", "unexpected", "type", "not null", "number as row kind"), what
             assert how != "fail" or what == "nothing"

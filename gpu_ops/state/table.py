@@ -482,13 +482,12 @@ class StateTable:
 
     def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
         """The same in parts; see `gpu_ops.state.pieces.Pieced`."""
-        slots = self.kernels.xp.flatnonzero(self.status.values)
+        slots, numbers = self.kernels.xp.flatnonzero(self.status.values), self._numbers(self._stored())
         size = max(1, int(slots.size))
         for first in range(0, size, most or size):
             own = slots[first : first + (most or size)]
-            rows = stored_rows(self.kernels, self.store, self.source.schema, own)
-            numbers = {name: self.kernels.asnumpy(column.values[own]) for name, column in self._stored().items()}
-            yield rows, {name: values.astype(np.int64) for name, values in numbers.items()}
+            rows, there = stored_rows(self.kernels, self.store, self.source.schema, own), self.kernels.asnumpy(own)
+            yield rows, {name: values[there].astype(np.int64) for name, values in numbers.items()}
 
     def flush(self) -> Flush:
         """What a snapshot of the committed rows is made of; see `gpu_ops.state.pieces.Pieced`."""
