@@ -1,10 +1,10 @@
 """A state of 20M rows through Spark: what snapshots cost its micro-batches, and how soon it goes on after a kill.
 
 A left join with durable state on two partitions, read as Parquet by `gpu_ops.read_files`, is given all rows, and then
-small micro-batches, half of each from either input; those in which something was written to a snapshot are compared with
-the others. Then state servers are killed, and how long the next micro-batch takes is what that costs. Then the whole
-application is killed and started again, as often: how long it takes from its start to the end of the first micro-batch,
-and of that from the start of the query, when the session is up. The result is counted at the end.
+small micro-batches, half of each from either input; those that wrote to a snapshot are compared with the others. Then
+state servers are killed: what that costs is how long the next micro-batch takes. Then the whole application is killed
+and started again, as often: how long it takes from its start to the end of the first micro-batch, and of that from
+when its session is up. The rows of the result are counted at the end.
 
     python -m benchmarks.restarts [--rows 20000000] [--batch 100000] [--batches 200] [--kills 3]
 """
@@ -12,6 +12,7 @@ and of that from the start of the query, when the session is up. The result is c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from benchmarks.at_length import SCHEMAS, Memory
 from benchmarks.common import arguments, ratio, record, summarise
 
 _LOAD = 1_000_000
-_WAIT_S = 600.0
+_OF = "GPU_JOIN_RESTARTS_OF"
+"""An environment variable that the processes of the application have."""
 
 
 def write(folder: Path, number: int, keys: npt.NDArray[np.int64]) -> int:
@@ -51,6 +52,8 @@ def write(folder: Path, number: int, keys: npt.NDArray[np.int64]) -> int:
 
 def serve(folder: Path) -> None:
     """The application: it says on standard output what each micro-batch took, until it is killed."""
+    from pyspark.sql.streaming import StreamingQueryListener
+
     import gpu_ops
     from benchmarks.spark_queries import local_session
     from gpu_ops.spark import join_progress
@@ -65,33 +68,34 @@ def serve(folder: Path) -> None:
         for side, schema in SCHEMAS.items()
     ]
     joined = gpu_ops.join(*inputs, on="k", how="left", state=str(folder / "state"), suffixes=("", "_right"))
-    # every file is a micro-batch: both sides are written before the marker is
-    query = (
-        joined.writeStream.format("noop")
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
-    told = -1
-    while query.isActive:
-        for progress in query.recentProgress:
-            found = join_progress(progress)
-            if progress["batchId"] > told and found:
-                told = progress["batchId"]
-                numbers = found[0].metrics
-                came = numbers["rows_out_insert"] + numbers["rows_out_update_after"]
-                gone = numbers["rows_out_delete"] + numbers["rows_out_update_before"]
-                say(
-                    event="batch",
-                    batch=told,
-                    seconds=progress["durationMs"]["triggerExecution"] / 1e3,
-                    rows=sum(int(n) for name, n in numbers.items() if name.endswith("_rows_in")),
-                    result=came - gone,
-                    snapshot_bytes=numbers.get("snapshot_written_bytes", 0),
-                    state_bytes=sum(n for name, n in numbers.items() if name.endswith("_state_bytes")),
-                )
-        time.sleep(0.02)
-    query.awaitTermination()
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark calls it so
+            say(event="query")
+
+        def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+            found = join_progress(event.progress)
+            if not found:
+                return
+            numbers = found[0].metrics
+            came = numbers["rows_out_insert"] + numbers["rows_out_update_after"]
+            gone = numbers["rows_out_delete"] + numbers["rows_out_update_before"]
+            say(
+                event="batch",
+                batch=found[0].batch_id,
+                seconds=(found[0].trigger_ms or 0) / 1e3,
+                rows=sum(int(n) for name, n in numbers.items() if name.endswith("_rows_in")),
+                result=came - gone,
+                snapshot_bytes=numbers.get("snapshot_written_bytes", 0),
+                state_bytes=sum(n for name, n in numbers.items() if name.endswith("_state_bytes")),
+            )
+
+        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+            pass
+
+    spark.streams.addListener(Listener())
+    writer = joined.writeStream.format("noop").option("checkpointLocation", str(folder / "checkpoint"))
+    writer.trigger(processingTime="0 seconds").start().awaitTermination()
 
 
 class Application:
@@ -104,7 +108,8 @@ class Application:
     def __init__(self, folder: Path) -> None:
         self.started = time.time()
         command = [sys.executable, "-m", "benchmarks.restarts", "--serve", str(folder)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
+        environment = os.environ | {_OF: str(os.getpid())}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=environment)
         self.session = self._next("session")["at"]
 
     def _next(self, event: str) -> dict[str, Any]:
@@ -124,22 +129,19 @@ class Application:
             came += found[-1]["rows"]
         return found
 
-    def servers(self) -> Iterator[int]:
-        """The processes of its state servers."""
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                if b"gpu_ops.spark.server.server" in entry.read_bytes():
-                    yield int(entry.parent.name)
-            except OSError:
-                continue
-
-    def kill(self) -> None:
-        """SIGKILL to it, its JVM and its state servers."""
-        children = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-        own = [int(x.split()[0]) for x in children.splitlines() if "SparkSubmit" in x]
-        for pid in [self._process.pid, *own, *self.servers()]:
-            os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+    def kill(self, servers: int | None = None) -> None:
+        """SIGKILL to so many of its state servers, or to all of its processes."""
+        own = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                if f"{_OF}={os.getpid()}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    own[int(entry.name)] = (entry / "cmdline").read_bytes()
+        chosen = [pid for pid, line in own.items() if servers is None or b"gpu_ops.spark.server.server" in line]
+        for pid in chosen[:servers]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if servers is None:
+            self._process.wait()
 
 
 def main() -> None:
@@ -171,55 +173,50 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     given = sum(more(_LOAD) for _ in range(options.rows // _LOAD))
     application, said = Application(folder), list[dict[str, Any]]()
-
-    def one() -> float:
-        """A micro-batch's seconds, from its files to its end."""
-        rows, began = more(options.batch), time.time()
-        said.extend(application.batches(rows))
-        return float(said[-1]["at"] - began)
-
     said += application.batches(given)
+
+    def one() -> dict[str, Any]:
+        """A micro-batch, or two where Spark saw the one input's file before the other's."""
+        rows, began = more(options.batch), time.time()
+        own = application.batches(rows)
+        said.extend(own)
+        both = {name: sum(batch[name] for batch in own) for name in ("seconds", "snapshot_bytes")}
+        return {**own[-1], **both, "waited": own[-1]["at"] - began}
+
     with Memory() as memory:
         steady = [one() for _ in range(options.batches)]
-    last = said[-options.batches :]
-    written = sum(batch["snapshot_bytes"] for batch in last)
-    seconds = [float(batch["seconds"]) for batch in last]
-    with_snapshot = [s for s, batch in zip(seconds, last, strict=True) if batch["snapshot_bytes"]]
-    without = [s for s, batch in zip(seconds, last, strict=True) if not batch["snapshot_bytes"]]
-    print(f"{summarise(seconds)}, {len(with_snapshot)} with a snapshot", file=sys.stderr, flush=True)
-    after_server = []
+    seconds = [batch["seconds"] for batch in steady]
+    with_snapshot = [batch["seconds"] for batch in steady if batch["snapshot_bytes"]]
+    without = [batch["seconds"] for batch in steady if not batch["snapshot_bytes"]]
+    written = [sorted((folder / side).iterdir())[-options.batches :] for side in SCHEMAS]
+    print(summarise(seconds), len(with_snapshot), "with a snapshot", file=sys.stderr, flush=True)
+    after_server, after_start, after_session = [], [], []
     for _ in range(options.kills):
-        os.kill(next(application.servers()), signal.SIGKILL)
-        after_server.append(one())
+        application.kill(servers=1)
+        after_server.append(one()["waited"])
         one()
-    after_start, after_query = [], []
     for _ in range(options.kills):
         application.kill()
-        time.sleep(1)
         application = Application(folder)
-        one()
-        after_start.append(said[-1]["at"] - application.started)
-        after_query.append(said[-1]["at"] - application.session)
+        done = one()["at"]
+        after_start.append(done - application.started)
+        after_session.append(done - application.session)
     result = {batch["batch"]: batch["result"] for batch in said}
     application.kill()
     if sum(result.values()) != first:
         raise AssertionError(f"{sum(result.values())} rows in the result, {first} are right")
-    changes = sum(
-        path.stat().st_size for side in SCHEMAS for path in sorted((folder / side).iterdir())[-options.batches :]
-    )
     return {
-        "state_bytes": last[-1]["state_bytes"],
+        "state_bytes": steady[-1]["state_bytes"],
         "seconds_of_a_micro_batch": summarise(seconds),
-        "from_files_to_end_seconds": summarise(steady),
-        "with_snapshot": ratio(summarise(with_snapshot), summarise(without)) if with_snapshot else None,
+        "with_snapshot_over_without": ratio(summarise(with_snapshot), summarise(without)) if with_snapshot else None,
         "slowest_over_median": max(seconds) / summarise(seconds).median,
         "snapshots": len(with_snapshot),
-        "snapshot_bytes": written,
-        "bytes_of_changes_in_parquet": changes,
+        "snapshot_bytes": sum(batch["snapshot_bytes"] for batch in steady),
+        "bytes_of_changes_in_parquet": sum(path.stat().st_size for own in written for path in own),
         "most_memory_of_servers": max(sample["state servers"] for sample in memory.samples),
         "after_a_killed_server_seconds": summarise(after_server),
         "after_a_killed_application_seconds": summarise(after_start),
-        "of_that_after_the_session_seconds": summarise(after_query),
+        "of_that_after_the_session_seconds": summarise(after_session),
         "batch_seconds": seconds,
     }
 

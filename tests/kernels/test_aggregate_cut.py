@@ -65,12 +65,13 @@ def test_goes_on_in_other_partitions(kind: str, what: str, counts: tuple[int, in
             states = [engine.snapshot() for engine in engines]
             kernels, _ = make_kernels("cpu")
             operator = operators.make(join, kernels, lambda _: False)
-            rows = pa.concat_tables([state["t"] for state in states])
-            targets = to(counts[1])(rows)
+            parts_of_input = [state.pop("t") for state in states]
+            rows, targets = pa.concat_tables(parts_of_input), [to(counts[1])(part) for part in parts_of_input]
             made = operator.cut(states, [targets], to(counts[1]), counts[1])
             engines = [JoinEngine(join, "cpu") for _ in range(counts[1])]
             for place, (engine, tables) in enumerate(zip(engines, made, strict=True)):
-                engine.restore({**tables, "t": rows.take(pa.array(np.flatnonzero(targets == place)))})
+                own = np.flatnonzero(np.concatenate(targets) == place)
+                engine.restore({**tables, "t": rows.take(pa.array(own))})
         given: dict[str, Any] = {"clock_ms": number * 400 + 600 * (number > 5)}
         if what == "windows":
             given["watermark"] = (1 - 2**63, -5, -5, -5, 1, 1, 2)[number]
