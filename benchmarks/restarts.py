@@ -4,7 +4,8 @@ A left join with durable state on two partitions, read as Parquet by `gpu_ops.re
 small micro-batches, half of each from either input; those that wrote to a snapshot are compared with the others. Then
 state servers are killed: what that costs is how long the next micro-batch takes. Then the whole application is killed
 and started again, as often: how long it takes from its start to the end of the first micro-batch, and of that from
-when its session is up. The rows of the result are counted at the end.
+when its session is up; beside it, the same of an application without state. The rows of the result are counted at
+the end.
 
     python -m benchmarks.restarts [--rows 20000000] [--batch 100000] [--batches 200] [--kills 3]
 """
@@ -37,17 +38,19 @@ _OF = "GPU_JOIN_RESTARTS_OF"
 
 
 def write(folder: Path, number: int, keys: npt.NDArray[np.int64]) -> int:
-    """A micro-batch: a row of each key on both sides; how many rows."""
+    """A micro-batch: a row of each key on both sides; how many bytes these are in Arrow."""
+    nbytes = 0
     for side in SCHEMAS:
-        target = folder / side
-        target.mkdir(exist_ok=True)
+        (folder / side).mkdir(exist_ok=True)
         text = pa.array([f"{side} {key:012d}" for key in keys.tolist()])
         column = "a" if side == "left" else "b"
         table = pa.table({"k": keys, column: keys.astype(np.int64 if side == "left" else np.float64), "t": text})
+        nbytes += table.nbytes
         pq.write_table(table, folder / f"{side}.new")
         os.utime(folder / f"{side}.new", (1.7e9 + number, 1.7e9 + number))  # Spark takes files by their times
-        (folder / f"{side}.new").rename(target / f"{number:06d}.parquet")
-    return 2 * keys.size
+    for side in SCHEMAS:
+        (folder / f"{side}.new").rename(folder / side / f"{number:06d}.parquet")
+    return nbytes
 
 
 def serve(folder: Path) -> None:
@@ -161,6 +164,16 @@ def main() -> None:
     record(options, "restarts", results, "serve", master="local[2]")
 
 
+def first_start(folder: Path, rows: int) -> float:
+    """Seconds from when the session of an application without state is up to the end of its first micro-batch."""
+    folder.mkdir()
+    write(folder, 0, np.arange(rows // 2))
+    application = Application(folder)
+    done = application.batches(rows)[-1]["at"]
+    application.kill()
+    return float(done - application.session)
+
+
 def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """All of it."""
     number, first = 0, 0
@@ -171,32 +184,34 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         first, number = first + keys.size, number + 1
         return write(folder, number, np.random.default_rng(number).permutation(keys))
 
-    given = sum(more(_LOAD) for _ in range(options.rows // _LOAD))
+    for _ in range(options.rows // _LOAD):
+        more(_LOAD)
     application, said = Application(folder), list[dict[str, Any]]()
-    said += application.batches(given)
+    said += application.batches(options.rows // _LOAD * _LOAD)
 
     def one() -> dict[str, Any]:
         """A micro-batch, or two where Spark saw the one input's file before the other's."""
-        rows, began = more(options.batch), time.time()
-        own = application.batches(rows)
+        nbytes, began = more(options.batch), time.time()
+        own = application.batches(options.batch)
         said.extend(own)
         both = {name: sum(batch[name] for batch in own) for name in ("seconds", "snapshot_bytes")}
-        return {**own[-1], **both, "waited": own[-1]["at"] - began}
+        return {**own[-1], **both, "waited": own[-1]["at"] - began, "nbytes": nbytes}
 
     with Memory() as memory:
         steady = [one() for _ in range(options.batches)]
     seconds = [batch["seconds"] for batch in steady]
     with_snapshot = [batch["seconds"] for batch in steady if batch["snapshot_bytes"]]
     without = [batch["seconds"] for batch in steady if not batch["snapshot_bytes"]]
-    written = [sorted((folder / side).iterdir())[-options.batches :] for side in SCHEMAS]
+    changes, written = (sum(batch[name] for batch in steady) for name in ("nbytes", "snapshot_bytes"))
     print(summarise(seconds), len(with_snapshot), "with a snapshot", file=sys.stderr, flush=True)
-    after_server, after_start, after_session = [], [], []
+    after_server, after_start, after_session, with_nothing = [], [], [], []
     for _ in range(options.kills):
         application.kill(servers=1)
         after_server.append(one()["waited"])
         one()
     for _ in range(options.kills):
         application.kill()
+        with_nothing.append(first_start(folder / f"without_state_{len(with_nothing)}", options.batch))
         application = Application(folder)
         done = one()["at"]
         after_start.append(done - application.started)
@@ -211,12 +226,15 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "with_snapshot_over_without": ratio(summarise(with_snapshot), summarise(without)) if with_snapshot else None,
         "slowest_over_median": max(seconds) / summarise(seconds).median,
         "snapshots": len(with_snapshot),
-        "snapshot_bytes": sum(batch["snapshot_bytes"] for batch in steady),
-        "bytes_of_changes_in_parquet": sum(path.stat().st_size for own in written for path in own),
+        "bytes_of_changes": changes,
+        "snapshot_bytes": written,
+        "log_and_snapshots_over_changes": 1 + written / changes,
         "most_memory_of_servers": max(sample["state servers"] for sample in memory.samples),
+        "least_memory_of_servers": min(sample["state servers"] for sample in memory.samples),
         "after_a_killed_server_seconds": summarise(after_server),
         "after_a_killed_application_seconds": summarise(after_start),
         "of_that_after_the_session_seconds": summarise(after_session),
+        "without_state_after_the_session_seconds": summarise(with_nothing),
         "batch_seconds": seconds,
     }
 
