@@ -10,6 +10,7 @@ A frame is row-aligned named Arrow columns.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import mmap
 from collections.abc import Sequence
@@ -131,6 +132,30 @@ class Growable:
         self.reserve(values.size)
         self.data[self.length : self.length + values.size] = values
         self.length += values.size
+
+    def can_drop(self) -> bool:
+        """Whether `drop` may be used: nobody else holds the pages that the values lie in."""
+        pages, dtype = self._pages, self.data.dtype
+        if pages is None:
+            return True
+        self.data = np.empty(0, dtype)
+        try:
+            pages.resize(len(pages))
+        except (BufferError, SystemError):  # as in `_map`
+            return False
+        finally:
+            self.data = np.frombuffer(pages, dtype)
+        return True
+
+    def drop(self, count: int) -> None:
+        """Drop the first values, and give pages back; nothing is allocated."""
+        dtype, address = self.data.dtype, self.data.ctypes.data
+        self.length -= count
+        ctypes.memmove(address, address + count * dtype.itemsize, self.nbytes)
+        if self._pages is not None:
+            self.data = np.empty(0, dtype)
+            self._pages.resize(max(_MAPPED // dtype.itemsize, self.length) * dtype.itemsize)
+            self.data = np.frombuffer(self._pages, dtype)
 
     @property
     def nbytes(self) -> int:
@@ -275,6 +300,30 @@ class Column:
             for child in self.children:
                 child.truncate(length * size)
         self.length = length
+
+    def can_drop(self, count: int) -> bool:
+        """Whether `drop` may be used for the first ``count`` values: whole bytes of bitmaps, and no nested ones."""
+        if self.children or (count % 8 and (self.validity is not None or self.bits is not None)):
+            return False
+        bitmaps = (bitmap.bytes for bitmap in (self.validity, self.bits) if bitmap is not None)
+        return all(part.can_drop() for part in (self.offsets, self.values, *bitmaps) if part is not None)
+
+    def drop(self, count: int) -> None:
+        """Drop the first values in place, as `can_drop` allows; it cannot fail."""
+        for bitmap in (self.validity, self.bits):
+            if bitmap is not None:
+                bitmap.bytes.drop(count // 8)
+                bitmap.length -= count
+        gone = count
+        if self.offsets is not None:
+            offsets = self.offsets
+            offsets.drop(count)
+            gone = int(offsets.data[0])
+            there = offsets.data[: offsets.length]
+            np.subtract(there, there.dtype.type(gone), out=there)
+        if self.values is not None:
+            self.values.drop(gone)
+        self.length -= count
 
     def view(self) -> pa.Array:
         """All values, without a copy; valid until the next change."""
@@ -452,6 +501,8 @@ class CpuStore:
         count = self.length - first
         rows = min(there, -(-count * max(wanted, 0 if self._tiny else LEAST) // size))
         step = max(1, count * _STEP // size)
+        if step > 8:  # whole bytes of bitmaps, which can lose rows in place
+            step, rows = step // 8 * 8, min(there, -(-rows // 8) * 8)
         made = self._far or RowsOnDisk(self._movable, disk, Growable)
         before = self.host_bytes
         try:
@@ -464,12 +515,20 @@ class CpuStore:
         return before - self.host_bytes
 
     def _begin_behind(self, far: RowsOnDisk, first: int) -> None:
-        """Columns lose the rows from ``first`` on that are on disk now, all of them or, on an error, none."""
+        """Columns lose the rows from ``first`` on that are on disk now, all of them or, on an error, none.
+
+        In place where that can be: a copy of what stays takes as much memory as that.
+        """
+        count = far.length - first
+        columns = {name: self.columns[name] for name in self._movable}
+        in_place = [column for column in columns.values() if column.can_drop(count)]
         try:
-            rest = {name: self.columns[name].part(far.length - first) for name in self._movable}
+            rest = {name: column.part(count) for name, column in columns.items() if column not in in_place}
         except BaseException:
             far.truncate(first)
             raise
+        for column in in_place:
+            column.drop(count)
         self.columns, self._far = self.columns | rest, far
 
     def warm(self) -> None:

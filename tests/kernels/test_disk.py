@@ -31,7 +31,7 @@ from gpu_ops.files import disk
 from gpu_ops.files.disk import Disk, NoRoomError, local_folders
 from gpu_ops.memory import Budget, disk_size
 from gpu_ops.state.index import HashIndex, TimeIndex
-from kernels.conftest import EMULATED, only_on
+from kernels.conftest import only_on
 from kernels.engines import CPU, alike, run
 from kernels.support import TYPES, everything, same
 from kernels.test_cold import EMITS, Squeeze
@@ -72,6 +72,8 @@ def test_a_store_that_goes_to_disk(seed: int, place: Disk, monkeypatch: pytest.M
         monkeypatch.setattr("cpu_fallback.rows_on_disk._STEP", 700)
         monkeypatch.setattr(disk, "_STEP", 333)
     monkeypatch.setattr("cpu_fallback.store._MANY", 1 if seed % 2 else 1 << 12)
+    if seed // 2 % 2:
+        monkeypatch.setattr("cpu_fallback.store._MAPPED", 64)
     kernels = CpuKernels(tiny_segments=tiny)
     schema, moved = everything(1, rng).schema, 0
     store, model = kernels.store(schema), everything(0, rng)
@@ -135,8 +137,9 @@ def test_long_texts_and_many_of_them(place: Disk) -> None:
     same(kernels.to_arrow(store.take(slots, ["t"]), model.schema), model.take(slots).combine_chunks())
 
 
-def test_what_was_seen_stays(place: Disk) -> None:
-    """Arrow buffers that somebody holds are the same after the store has grown, moved, and gone."""
+def test_what_was_seen_stays(place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow buffers that somebody holds are the same after the store has grown, moved, and gone: large ones, too."""
+    monkeypatch.setattr("cpu_fallback.store._MAPPED", 64)
     kernels = CpuKernels(tiny_segments=True)
     schema = rows(0, 0, 1).schema
     store = kernels.store(schema)
@@ -163,6 +166,7 @@ def test_no_memory_to_begin_behind_what_moved(place: Disk, monkeypatch: pytest.M
         store.cool(200, place)
         first, size = store._first, store.disk_bytes
         with monkeypatch.context() as patch:
+            patch.setattr("cpu_fallback.store.Growable.can_drop", lambda _: False)
             patch.setattr("cpu_fallback.store.Column.part", lambda *_: bytes(1 << 62))
             with pytest.raises(MemoryError):
                 store.cool(200, place)
@@ -295,7 +299,7 @@ def test_many_inputs(made: MultiShape) -> None:
     alike(run(ON_DISK, join, batches), run(CPU, join, batches))
 
 
-@only_on(*EMULATED)
+@only_on("emulated-tiny")
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", HOWS)
 def test_three_places(engines: Backend, how: str) -> None:
