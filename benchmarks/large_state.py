@@ -2,7 +2,7 @@
 
 Two engines in processes of their own have the same state, and take the same micro-batches in turns. One has all the
 memory that it wants; the other runs in a memory cgroup (version 1 or 2, which this has to be allowed to make), that
-leaves it an eighth of the state's size, and 64 MiB to work in, beyond what the process takes without state, and moves
+leaves it an eighth of the state's size, and 96 MiB to work in, beyond what the process takes without state, and moves
 the rest to local disk.
 
 - `join`: a left join. Its state are orders of about 150 bytes; a micro-batch brings payments, each of one order, whose
@@ -46,8 +46,8 @@ OPERATORS = ("join", "aggregate")
 KEYS = ("uniform", "recent")
 _STATE_PART = 0.7
 """The part of what memory there is that state may take: the rest is for a micro-batch, and for pages read back."""
-_WORK = 64 << 20
-"""Bytes for a micro-batch, what comes of it, and what allocators keep: no state, and the same at any size of it."""
+_WORK = 96 << 20
+"""Bytes for a micro-batch, what comes of it, how both travel here, and what allocators keep, whatever the state."""
 _LOAD = 20_000
 _WARMUP = 3
 _AGGREGATE = 2

@@ -46,7 +46,7 @@ def sections() -> dict[str, list[Row]]:
         "Beside Flink": [*flink_rows(), *multi_rows(), *temporal_rows(), *kafka_rows(), *tpch_rows()],
         "Beside Spark's own joins and writer": [*spark_rows(), *nexmark_rows(), *sink_rows()],
         "Beside one batch join by polars": [*polars_rows(), *asof_rows(), *aggregate_rows(), *at_end_rows()],
-        "Beside itself, and beside a pipeline that does nothing": [*limit_rows(), *growth_rows()],
+        "Beside itself, and beside a pipeline that does nothing": [*limit_rows(), *growth_rows(), *state_rows()],
     }
 
 
@@ -184,6 +184,35 @@ def growth_rows() -> list[Row]:
             f"{temporal['last_quarter_over_second']['resident_bytes']:.2f}",
             "by_time",
         ),
+    ]
+
+
+def state_rows() -> list[Row]:
+    """The lines about a state that is larger than memory, and about what keeps it."""
+    large, found = load("large_state"), load("restarts")
+    names = {"join": "left join", "aggregate": "count and sum"}
+    keys = {"uniform": "any key as likely as another", "recent": "nine in ten keys among the newest tenth"}
+    of = f"time of a micro-batch of {large['settings']['batch']:,} rows over the same in memory"
+    command = f"large_state --rows {large['settings']['rows']}"
+    rows = []
+    for operator, times in (("join", large["settings"]["times"]), ("aggregate", 2)):
+        for kind, how in keys.items():
+            what = f"{names[operator]}, {times} times as much state as memory, {how}: {of}"
+            rows.append((what, spread(large["results"][f"{operator}-{kind}"]["times"], 1), command))
+    results, settings = found["results"], found["settings"]
+    million = round((settings["rows"] + 1.25 * settings["batch"] * settings["batches"]) / 1e6)
+    join = f"left join, {million}M rows of state, {settings['batches']} micro-batches of {settings['batch']:,}"
+    written = f"{results['log_and_snapshots_over_changes']:.2f}"
+    start = "from the new session to the end of the first micro-batch over that of an application without state"
+    return [
+        *rows,
+        (
+            f"{join}: time of those that wrote to a snapshot over the others",
+            spread(results["with_snapshot_over_without"]),
+            "restarts",
+        ),
+        ("the same: bytes of the log and of snapshots over those of the changes in Arrow", written, "restarts"),
+        (f"the same, killed: time {start}", spread(results["start_over_that_without_state"]), "restarts"),
     ]
 
 

@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 _BLOCK: Final = 16
 _STEP: Final = 2 << 20
 """Bytes that are copied at a time."""
-_KEPT: Final = 32 << 20
+_KEPT: Final = 16 << 20
 """Bytes of rows read that are kept for whoever asks for the same ones next: keys are compared, then rows come out."""
 _VARIABLE: Final = frozenset({pa.string(), pa.large_string(), pa.binary(), pa.large_binary()})
 _BINARY: Final = pa.large_binary()
@@ -61,7 +61,8 @@ class RowsOnDisk:
         self._row = np.dtype(fields)
         self._file = disk.file()
         self._bases, self._beyond = growing(np.int64), growing(np.uint16)
-        self._last: tuple[Ints, npt.NDArray[np.uint8], Ints] | None = None
+        self._lately: tuple[Ints, npt.NDArray[np.uint8], Ints] | None = None
+        """Rows read, ascending, their bytes, and where each begins among these."""
         self.with_nulls: set[str] = set()
         self.length = 0
 
@@ -131,7 +132,7 @@ class RowsOnDisk:
         self._file.truncate(int(begin[0]))
         if self._texts:
             self._bases.length, self._beyond.length = -(-length // _BLOCK), length
-        self.length, self._last = length, None
+        self.length, self._lately = length, None
 
     def _ends(self, slots: Ints) -> tuple[Ints, Ints]:
         """Where rows begin, and where the next ones do."""
@@ -152,16 +153,24 @@ class RowsOnDisk:
         """
         return self._file.gather(*self._ends(slots))
 
-    def _read_again(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-        """As `_read`, without the disk where all were among those read last; and which of the rows is each slot's."""
-        if self._last is not None:
-            known, data, bounds = self._last
-            at = np.minimum(np.searchsorted(known, slots), known.size - 1)
-            if bool((known[at] == slots).all()):
-                return data, bounds, at
-        data, bounds = self._read(slots)
-        self._last = (slots, data, bounds) if data.size <= _KEPT else None
-        return data, bounds, np.arange(slots.size)
+    def _read_once(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints]:
+        """As `_read`, but those that were read lately are not read again; and where each row begins, in any order."""
+        known, data, starts = self._lately or (slots[:0], np.empty(0, np.uint8), slots[:0])
+        at = np.searchsorted(known, slots)
+        new = slots[known[np.minimum(at, known.size - 1)] != slots] if known.size else slots
+        if new.size:
+            more, bounds = self._read(new)
+            if data.size + more.size > _KEPT:  # the older ones go
+                if new.size < slots.size:
+                    more, bounds, new = *self._read(slots), slots
+                self._lately = (new, more, bounds[:-1]) if more.size <= _KEPT else None
+                return more, bounds[:-1]
+            before = np.searchsorted(known, new)
+            known, starts = np.insert(known, before, new), np.insert(starts, before, bounds[:-1] + data.size)
+            data = np.concatenate([data, more])
+            self._lately = known, data, starts
+            at = np.searchsorted(known, slots)
+        return data, starts[at]
 
     def take(self, slots: Ints, names: Sequence[str]) -> dict[str, pa.Array]:
         """Rows by number, none of them -1; text with large offsets.
@@ -173,11 +182,14 @@ class RowsOnDisk:
         back: Ints | slice = slice(None)
         if not bool((slots[1:] > slots[:-1]).all()):
             slots, back = np.unique(slots, return_inverse=True)  # each page is read once, and in order
-        data, bounds, where = self._read_again(slots)
-        at, width = where[back], self._row.itemsize
+        data, starts = self._read_once(slots)
+        order, width = np.argsort(starts, kind="stable"), self._row.itemsize
+        starts, places = starts[order], np.empty(order.size, np.int64)
+        places[order] = np.arange(order.size)
+        at = places[back]
         windows: Any = np.ndarray((data.size - width + 1,), f"V{width}", data, strides=(1,))
-        raw = windows[bounds[:-1]]
-        rows, every, ends = raw.view(self._row), raw[at].view(self._row), bounds[:-1] + width
+        raw = windows[starts]
+        rows, every, ends = raw.view(self._row), raw[at].view(self._row), starts + width
         taken = {}
         for name, kind in self.types.items():
             place = self._places[name]

@@ -21,7 +21,7 @@ from oracle.multi_traces import MultiShape
 from oracle.traces import HOWS, LAYOUTS, Shape
 
 from cpu_fallback import CpuKernels
-from cpu_fallback.rows_on_disk import can_lie_on_disk
+from cpu_fallback.rows_on_disk import RowsOnDisk, can_lie_on_disk
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
@@ -135,6 +135,25 @@ def test_long_texts_and_many_of_them(place: Disk) -> None:
     assert store._first == 150
     slots = rng.permutation(150)
     same(kernels.to_arrow(store.take(slots, ["t"]), model.schema), model.take(slots).combine_chunks())
+
+
+def test_a_row_is_read_once_while_it_is_kept(place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose keys are compared come out afterwards, and not all of them were compared in one go."""
+    kernels, model = CpuKernels(tiny_segments=True), rows(0, 0, 90)
+    store, read = kernels.store(model.schema), list[list[int]]()
+    store.append(kernels.frame(model))
+    store.cool(1 << 30, place)
+    of_file = RowsOnDisk._read
+    monkeypatch.setattr(RowsOnDisk, "_read", lambda self, slots: (read.append(slots.tolist()), of_file(self, slots))[1])
+    for slots in ([7, 3, 5], [60, 5, 4], [3, 4, 5, 7, 60, 3], [1, 89, 60]):
+        taken = store.take(np.array(slots), model.schema.names)
+        same(kernels.to_arrow(taken, model.schema), model.take(pa.array(slots)))
+    assert read == [[3, 5, 7], [4, 60], [1, 89]]
+    monkeypatch.setattr("cpu_fallback.rows_on_disk._KEPT", 1500)
+    for slots in ([20, 1], [1, 20], [30, 31, 20]):  # a row has more than 100 bytes, and ten are kept at most
+        taken = store.take(np.array(slots), model.schema.names)
+        same(kernels.to_arrow(taken, model.schema), model.take(pa.array(slots)))
+    assert read[3:] == [[20], [30, 31]]
 
 
 def test_what_was_seen_stays(place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
