@@ -23,8 +23,8 @@ Ints = npt.NDArray[np.int64]
 _BLOCK: Final = 16
 _STEP: Final = 2 << 20
 """Bytes that are copied at a time."""
-_KEPT: Final = 16 << 20
-"""Bytes of rows read that are kept for whoever asks for the same ones next: keys are compared, then rows come out."""
+_KEPT: Final = 32 << 20
+"""Bytes of rows that a micro-batch has read and keeps: keys are compared, then rows come out."""
 _VARIABLE: Final = frozenset({pa.string(), pa.large_string(), pa.binary(), pa.large_binary()})
 _BINARY: Final = pa.large_binary()
 
@@ -61,6 +61,7 @@ class RowsOnDisk:
         self._row = np.dtype(fields)
         self._file = disk.file()
         self._bases, self._beyond = growing(np.int64), growing(np.uint16)
+        self._turn = disk.turn
         self._lately: tuple[Ints, npt.NDArray[np.uint8], Ints] | None = None
         """Rows read, ascending, their bytes, and where each begins among these."""
         self.with_nulls: set[str] = set()
@@ -154,7 +155,9 @@ class RowsOnDisk:
         return self._file.gather(*self._ends(slots))
 
     def _read_once(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints]:
-        """As `_read`, but those that were read lately are not read again; and where each row begins, in any order."""
+        """As `_read`, but what this micro-batch has read is not read again; and where each row begins, in any order."""
+        if self._turn != self.disk.turn:
+            self._lately, self._turn = None, self.disk.turn
         known, data, starts = self._lately or (slots[:0], np.empty(0, np.uint8), slots[:0])
         at = np.searchsorted(known, slots)
         new = slots[known[np.minimum(at, known.size - 1)] != slots] if known.size else slots
