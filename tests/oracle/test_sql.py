@@ -132,7 +132,7 @@ def test_one_event_at_a_time(how: str, layouts: tuple[Any, Any], backend: Backen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("shape", [*BIG, *VARIANTS], ids=str)
 def test_many_seeds(shape: Shape, number: int, backend: Backend) -> None:
     made = recipe(shape, 1500, 1000 + number, live=30, malformed=number % 2 > 0)

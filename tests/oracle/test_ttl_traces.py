@@ -151,7 +151,7 @@ def check_number(shape: Shape, number: int, emit: Emit, split: Sequence[int], ba
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(400))
+@pytest.mark.parametrize("number", range(150))
 def test_ttl_of_random_joins(number: int, backend: Backend) -> None:
     emit: Emit = ("per_event", "per_batch")[number % 2]
     split = list(SPLITS.values())[number // 2 % 4]
