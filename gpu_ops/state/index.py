@@ -303,10 +303,11 @@ class HashIndex(Runs[Run]):
         """
         self.stage_entries(layouts.entries(hashes, slots))
 
-    def stage_entries(self, entries: Array) -> None:
-        """The same, of n entries (uint64), which are sorted in place."""
+    def stage_entries(self, entries: Array, *, ascending: bool = False) -> None:
+        """The same, of n entries (uint64), which are sorted in place if they are not."""
         if entries.size:
-            entries.sort()
+            if not ascending:
+                entries.sort()
             self.staged = _hash_run(self._kernels, entries)
 
     def put(self, entries: Array) -> None:

@@ -191,10 +191,12 @@ class _Compaction(NamedTuple):
     Attributes:
         store: the rows that stay, of the slots that were looked at.
         stays: of these slots, part by part, which do.
+        indexes: of those rows, where there are `StateTable.key_sets_of`.
     """
 
     store: Store
     stays: list[Array]
+    indexes: Mapping[str, HashIndex]
 
 
 @dataclasses.dataclass
@@ -250,7 +252,7 @@ class StateTable:
     def nbytes(self) -> int:
         """Bytes of rows, indexes and numbers, wherever they lie."""
         numbers = self.status.nbytes + sum(column.nbytes for column in self.beside.values())
-        indexes = sum(index.nbytes for index in self.indexes.values())
+        indexes = sum(index.nbytes for index in self._all_indexes())
         rows = sum(store.nbytes for store in self._stores())
         return rows + numbers + indexes + sum(table.nbytes for table in self.attached)
 
@@ -258,10 +260,14 @@ class StateTable:
         """The rows, and those of a compaction that is under way."""
         return [self.store] if self._compaction is None else [self._compaction.store, self.store]
 
+    def _all_indexes(self) -> list[Runs[Any]]:
+        """The indexes, and those of a compaction that is under way."""
+        return [*([] if self._compaction is None else self._compaction.indexes.values()), *self.indexes.values()]
+
     @property
     def disk_bytes(self) -> int:
         """Those on disk."""
-        indexes = sum(index.disk_bytes for index in self.indexes.values())
+        indexes = sum(index.disk_bytes for index in self._all_indexes())
         rows = sum(store.disk_bytes for store in self._stores())
         return rows + indexes + sum(table.disk_bytes for table in self.attached)
 
@@ -270,7 +276,7 @@ class StateTable:
         """Those in host memory."""
         if self.kernels.host is None:
             return self.nbytes - self.disk_bytes
-        indexes = sum(index.host_bytes for index in self.indexes.values())
+        indexes = sum(index.host_bytes for index in self._all_indexes())
         return self.store.host_bytes + indexes + sum(table.host_bytes for table in self.attached)
 
     # --- a micro-batch -----------------------------------------------------------------------
@@ -418,8 +424,9 @@ class StateTable:
     def compact(self, most: int | None = None) -> None:
         """Drop dead rows; done when they outnumber the live, so each dead row costs once.
 
-        The rows that stay are copied some at a time, so that no micro-batch waits for all of them; those that die
-        meanwhile stay until the next time. A GPU copies all at once.
+        The rows that stay are copied some at a time, and indexed again where that is all there is to the indexes, so
+        that no micro-batch waits for all of them; those that die meanwhile stay until the next time. A GPU copies all
+        at once, and has its indexes follow, as is done with few rows.
 
         Args:
             most: slots to be looked at now, at most; None for all.
@@ -431,23 +438,42 @@ class StateTable:
         last = status.size if most is None or self.kernels.host is not None else min(first + most, status.size)
         stays = status[first:last] != DEAD
         self._compaction = None  # what fails half-way begins again
+        copied = 0 if begun is None else len(begun.store)
         store = self.store.retained(xp.flatnonzero(stays) + first, None if begun is None else begun.store)
-        stay = [*before, stays]
+        stay, made = [*before, stays], {}
+        if begun is not None or last < status.size:
+            made = self._indexed(store, copied, {} if begun is None else begun.indexes)
         if last < status.size:
-            self._compaction = _Compaction(store, stay)
+            self._compaction = _Compaction(store, stay, made)
             return
         alive = xp.concatenate(stay)
         slots, new_slots = xp.flatnonzero(alive), xp.full(status.size, -1, np.int64)
         new_slots[slots] = as_slots(self.kernels, 0, slots.size)
         kept = self.status.retained(slots)
         beside = {name: column.retained(slots) for name, column in self.beside.items()}
-        indexes = {name: index.renumbered(new_slots) for name, index in self.indexes.items()}
+        indexes: dict[str, Runs[Any]] = {
+            name: made[name] if name in made else index.renumbered(new_slots) for name, index in self.indexes.items()
+        }
         queues = {name: queue.renumbered(new_slots) for name, queue in self.queues.items()}
         left = renumbered(self.pieces, self.kernels.asnumpy(alive))
         self._renumber(new_slots)
         # from here on nothing is allocated
         self.store, self.status, self.beside, self.indexes, self.queues = store, kept, beside, indexes, queues
         self.pieces = left
+
+    def _indexed(self, store: Store, first: int, begun: Mapping[str, HashIndex]) -> dict[str, HashIndex]:
+        """The indexes that a compaction has begun, with the rows of its store from ``first`` on; some or none."""
+        if not all(keys.names for keys in self.key_sets_of.values()):
+            return {}
+        found = {name: begun[name] if begun else HashIndex(self.kernels) for name in self.key_sets_of}
+        names = list(dict.fromkeys(name for keys in self.key_sets_of.values() for name in keys.names))
+        slots = as_slots(self.kernels, first, len(store) - first)
+        if slots.size:
+            entries = self._entries(store.take(slots, names, present=True))
+            for name, keys in self.key_sets_of.items():
+                found[name].stage_entries(entries[keys.label] + np.uint64(first), ascending=True)
+                found[name].commit()
+        return found
 
     def _renumber(self, new_slots: Slots) -> None:
         """What else of a kind of table goes by slots follows a compaction, all of it or, on an error, none."""
@@ -463,13 +489,13 @@ class StateTable:
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
         """Move the oldest part of indexes one place further."""
-        indexes = (partial(index.cool, disk=disk) for index in self.indexes.values())
+        indexes = (partial(index.cool, disk=disk) for index in self._all_indexes())
         return cooled([*indexes, *(partial(table.cool_indexes, disk=disk) for table in self.attached)], wanted)
 
     def warm(self) -> None:
         """Move everything back."""
         self.store.warm()
-        for index in self.indexes.values():
+        for index in self._all_indexes():
             index.warm()
         for table in self.attached:
             table.warm()

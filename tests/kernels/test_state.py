@@ -242,14 +242,23 @@ def test_no_needles(kernels: Kernels) -> None:
 
 
 def test_a_compaction_copies_a_few_rows_for_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the state: no micro-batch copies more rows than four times its changes, and a few thousand."""
+    """However large the state: no micro-batch copies more rows than four times its changes, and a few thousand.
+
+    Nor does one have as many index entries follow.
+    """
     retained, copied = CpuStore.retained, [0]
+    renumbered, followed = HashIndex.renumbered, [0]
 
     def counting(store: CpuStore, slots: Array, onto: CpuStore | None = None) -> CpuStore:
         copied[0] += slots.size
         return retained(store, slots, onto)
 
+    def following(index: HashIndex, new_slots: Array) -> HashIndex:
+        followed[0] += sum(run.entries.size for run in index.runs)
+        return renumbered(index, new_slots)
+
     monkeypatch.setattr(CpuStore, "retained", counting)
+    monkeypatch.setattr(HashIndex, "renumbered", following)
     left = Input("L", pa.schema([("k", pa.int64()), ("v", pa.string())]), row_kind="op")
     join = Join("left", left, Input("R", pa.schema([("k", pa.int64())])), keys=(Key("k", "k", using=True),))
 
@@ -264,9 +273,10 @@ def test_a_compaction_copies_a_few_rows_for_each_change(monkeypatch: pytest.Monk
         while len(live):
             gone = rng.choice(live, 500, replace=False)
             live = np.setdiff1d(live, gone)
-            copied[0] = 0
+            copied[0] = followed[0] = 0
             assert engine.process(changes(gone, "-D")).equals(never.process(changes(gone, "-D")))
             assert copied[0] <= 4096 + 4 * 500
+            assert followed[0] <= 2 * (4096 + 4 * 500)  # two indexes
             sizes.append(len(engine._operator.tables[0]))
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) > 2

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types
 
@@ -259,6 +259,7 @@ SCHEMES = ["s3", "s3a", "gs", "abfs", "abfss", "hdfs", "file", "nope", "S3", "db
     ),
 )  # fmt: skip
 def test_no_secret_shows_however_it_is_written(scheme: str, secret: str, encoded: bool, form: str) -> None:
+    assume(encoded or "@" not in secret or "{1}@" in form)  # else what is behind the @ is where it is
     location = form.format(f"{scheme}://", quote(secret, safe="") if encoded else secret)
     try:
         address = StateAddress.of(location)
