@@ -80,7 +80,7 @@ def test_a_run_cut_short_is_gone_on_with(checkout: Path, tmp_path: Path) -> None
     if found.passed == 0:  # not even pytest was up by then, on a busy machine
         found = run("passes or slow", limit=20)
     assert (found.status, found.passed, found.of) == ("cut short", 1, 2)
-    (problem,) = found.problems
+    *_, problem = found.problems  # on a busy machine pytest may not come to its report
     assert problem.endswith("s: 1 of 2 tests have passed; --resume goes on")
     assert passed(kept) == {"some/test_some.py::test_passes"}
     (checkout / "quick").write_text("")
