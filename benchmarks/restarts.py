@@ -74,7 +74,7 @@ def serve(folder: Path) -> None:
 
     class Listener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark calls it so
-            say(event="query")
+            pass
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
             found = join_progress(event.progress)

@@ -61,7 +61,7 @@ class RowsOnDisk:
         self._row = np.dtype(fields)
         self._file = disk.file()
         self._bases, self._beyond = growing(np.int64), growing(np.uint16)
-        self._turn = disk.turn
+        self._micro_batch = disk.micro_batch
         self._lately: tuple[Ints, npt.NDArray[np.uint8], Ints] | None = None
         """Rows read, ascending, their bytes, and where each begins among these."""
         self.with_nulls: set[str] = set()
@@ -156,8 +156,8 @@ class RowsOnDisk:
 
     def _read_once(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints]:
         """As `_read`, but what this micro-batch has read is not read again; and where each row begins, in any order."""
-        if self._turn != self.disk.turn:
-            self._lately, self._turn = None, self.disk.turn
+        if self._micro_batch != self.disk.micro_batch:
+            self._lately, self._micro_batch = None, self.disk.micro_batch
         known, data, starts = self._lately or (slots[:0], np.empty(0, np.uint8), slots[:0])
         at = np.searchsorted(known, slots)
         new = slots[known[np.minimum(at, known.size - 1)] != slots] if known.size else slots

@@ -231,7 +231,7 @@ class Memory:
     def begin(self) -> None:
         """A micro-batch begins, in this thread; see `moved`."""
         if self.disk is not None:
-            self.disk.turn += 1
+            self.disk.micro_batch += 1
         self._faults = faults() if self.disk is not None and self.disk.used else None
 
     def moved(self) -> dict[str, int]:

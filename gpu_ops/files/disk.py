@@ -107,13 +107,13 @@ class Disk:
         used: bytes on disk now.
         written: bytes written, ever.
         pages_read: pages that `File.gather` had to read from the disk, ever.
-        turn: the number of the micro-batch.
+        micro_batch: its number; rows read are kept within one.
     """
 
     def __init__(self, folders: Sequence[Path], left: Callable[[], int | None] = lambda: None) -> None:
         self._folders, self._left = tuple(folders), left
         self._lock = threading.Lock()
-        self.used = self.written = self.pages_read = self.turn = 0
+        self.used = self.written = self.pages_read = self.micro_batch = 0
 
     @property
     def folders(self) -> str:

@@ -154,7 +154,7 @@ def test_a_row_is_read_once_while_it_is_kept(place: Disk, monkeypatch: pytest.Mo
         taken = store.take(np.array(slots), model.schema.names)
         same(kernels.to_arrow(taken, model.schema), model.take(pa.array(slots)))
     assert read[3:] == [[20], [30, 31]]
-    place.turn += 1  # another micro-batch
+    place.micro_batch += 1
     store.take(np.array([31, 1]), model.schema.names)
     assert read[-1] == [1, 31]
 
