@@ -8,7 +8,7 @@ the rest to local disk.
 - `join`: a left join. Its state are orders of about 150 bytes; a micro-batch brings payments, each of one order, whose
   row with nulls is retracted and which comes out with the payment.
 - `aggregate`: count and sum of amounts by customer, name and address, about 130 bytes; a micro-batch brings rows of
-  customers that there are. Its state is only twice as large as memory: the numbers of groups do not go to disk.
+  customers that there are.
 
 `uniform`: any order or customer is as likely as another. `recent`: nine in ten are among the newest tenth. What both
 engines say is folded to a sum of hashes and compared with DuckDB's result of the same rows.
@@ -50,8 +50,6 @@ _WORK = 96 << 20
 """Bytes for a micro-batch, what comes of it, how both travel here, and what allocators keep, whatever the state."""
 _LOAD = 20_000
 _WARMUP = 3
-_AGGREGATE = 2
-"""As much state as memory an aggregate can have: numbers of about 32 bytes a group do not go to disk."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 Rows = dict[str, Any]
@@ -294,8 +292,7 @@ def measured(operator: str, kind: str, options: Any) -> dict[str, Any]:
     for part in parts(operator, options.rows):
         roomy.process(part)
     size = roomy.size()
-    times_memory = options.times if operator == "join" else min(options.times, _AGGREGATE)
-    small.limit(size // times_memory, [next(parts(operator, _LOAD)), batch_of(operator, kind, options, 0)])
+    small.limit(size // options.times, [next(parts(operator, _LOAD)), batch_of(operator, kind, options, 0)])
     for part in parts(operator, options.rows):
         small.process(part)
 

@@ -1,7 +1,7 @@
 """Local disk as a place for state: files without a name, which a process that dies leaves nothing of.
 
-A file is written to its end. What is written is on the disk before anybody forgets what it was written from, so a full
-disk loses nothing.
+A file is written to its end, but for numbers, which are changed where they are (`File.changeable`). What is written is
+on the disk before anybody forgets what it was written from, so a full disk loses nothing.
 
 What the system has in memory, and drops when it needs that, is looked at by memory map: the arrays that a search walks
 through (`Disk.keep`), and rows (`File.gather`) that are still there from when they were written. Other rows are read in
@@ -71,6 +71,10 @@ _IO_EVENT: Final = np.dtype([("which", "i8"), ("iocb", "u8"), ("result", "i8"), 
 """``struct io_event``, a read that is done."""
 _UNSUPPORTED: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 """The errors of a file system that has no reads past the cache."""
+_PROCESS_MADVISE: Final = 440
+"""The number of process_madvise, on any machine."""
+_STRETCHES: Final = 1024
+"""So many at once."""
 _NOWAIT: Final = 8
 """Read what the system's cache has, or nothing (``RWF_NOWAIT``)."""
 _SAMPLE: Final = 32
@@ -234,11 +238,39 @@ class File:
             advice: what the system is told of how it is read, where it can be.
         """
         if self._data.size < self.size:
-            pages = mmap.mmap(self._number, self.size, access=mmap.ACCESS_READ)
-            if hasattr(mmap, advice):
-                pages.madvise(getattr(mmap, advice))
-            self._data = np.frombuffer(pages, np.uint8)
+            self._data = _advised(mmap.mmap(self._number, self.size, access=mmap.ACCESS_READ), advice)
         return self._data
+
+    def changeable(self, size: int) -> Bytes:
+        """All of it, behind it zeros up to ``size``, to be written to from now on.
+
+        Raises:
+            NoRoomError: there is no room.
+        """
+        while self.size < size:
+            # Zeros that are written: what a write to a page finds no room for ends the process.
+            self.append(np.zeros(min(_STEP, size - self.size), np.uint8))
+        self._data = _advised(mmap.mmap(self._number, size), "MADV_RANDOM")
+        return self._data
+
+    def copied(self, size: int) -> Bytes:
+        """The first bytes as they are now, on disk, and not to be written to.
+
+        Raises:
+            NoRoomError: there is no room.
+        """
+        other = self.disk.file()
+        while other.size < size:
+            step = os.pread(self._number, min(_STEP, size - other.size), other.size)
+            other.append(np.frombuffer(step, np.uint8))
+        return other.mapped("MADV_SEQUENTIAL")
+
+    def fetch(self, first: Ints) -> None:
+        """Ask for the pages of some positions of what is `changeable`: nobody waits for one after the other then."""
+        pages = np.unique(first // _PAGE)
+        wanted = np.full((pages.size, 2), _PAGE)
+        wanted[:, 0] = self._data.ctypes.data + pages * _PAGE
+        _ask_for(wanted)
 
     def gather(self, first: Ints, last: Ints) -> tuple[Bytes, Ints]:
         """Stretches of the file, copied side by side.
@@ -315,6 +347,31 @@ class File:
             why = os.strerror(-worst) if worst < 0 else "the file is shorter than it was"
             raise StateError(f"state on local disk in {self.disk.folders} cannot be read: {why}")
         self.disk.count(0, int((end - begin).sum()) // _PAGE)
+
+
+def _advised(pages: mmap.mmap, advice: str) -> Bytes:
+    if hasattr(mmap, advice):
+        pages.madvise(getattr(mmap, advice))
+    return np.frombuffer(pages, np.uint8)
+
+
+def _ask_for(stretches: Ints) -> None:
+    """Have the system read stretches of mapped files in the background, where it can be asked to (Linux 5.10).
+
+    Args:
+        stretches: n by 2, the address and size of each; see ``process_madvise(2)``.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return
+    library, process = ctypes.CDLL(None), os.pidfd_open(os.getpid())
+    library.syscall.restype = ctypes.c_long
+    try:
+        for first in range(0, len(stretches), _STRETCHES):
+            some = stretches[first : first + _STRETCHES]
+            values = _PROCESS_MADVISE, process, some.ctypes.data, len(some), mmap.MADV_WILLNEED, 0
+            library.syscall(*map(ctypes.c_long, values))
+    finally:
+        os.close(process)
 
 
 def _past_the_cache(number: int) -> int:

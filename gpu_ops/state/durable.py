@@ -26,8 +26,10 @@ elsewhere; snapshots are always compressed.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -442,11 +444,13 @@ class PartitionLog:
         with self._understood(path):
             tables: dict[str, FromSnapshot] = {}
             for table, facts in parts:
-                tables[facts["table"]] = table
-                if _PIECES in facts:
-                    pieces, columns = json.loads(facts[_PIECES])
-                    named = tuple((name, rows) for name, rows in pieces)
-                    tables[facts["table"]] = StoredTable(table, named, tuple(columns), self.read_piece)
+                if isinstance(table, pa.Table):
+                    tables[facts["table"]] = table
+                    continue
+                pieces, columns = json.loads(facts[_PIECES])
+                named = tuple((name, rows) for name, rows in pieces)
+                numbers = functools.partial(pa.ipc.open_stream, table)
+                tables[facts["table"]] = StoredTable(numbers, named, tuple(columns), self.read_piece)
             return tables, int(parts[0][1]["clock_ms"])
 
     def prune(self, version: int, stored: Stored, unneeded: Collection[str] = ()) -> None:
@@ -547,13 +551,14 @@ def _facts(schema: pa.Schema) -> dict[str, str]:
     return {k.decode(): v.decode() for k, v in ours.items()}
 
 
-def _read(files: Files, path: str) -> list[tuple[pa.Table, dict[str, str]]]:
+def _read(files: Files, path: str) -> list[tuple[Any, dict[str, str]]]:
+    """The tables in a file with their facts; of numbers of rows in pieces, the bytes: they are read some at a time."""
     name = files.name(path)
     with seen_during("reading", name):  # a file that is mapped into memory is read when it is looked at
         return _parts(files.read(path), name)
 
 
-def _parts(content: pa.Buffer | None, name: str) -> list[tuple[pa.Table, dict[str, str]]]:
+def _parts(content: pa.Buffer | None, name: str) -> list[tuple[Any, dict[str, str]]]:
     if content is None:
         raise StateError(f"{name} is missing; {_RESTORE}")
     body = max(content.size - _TRAILER.size, 0)
@@ -567,9 +572,14 @@ def _parts(content: pa.Buffer | None, name: str) -> list[tuple[pa.Table, dict[st
     try:
         source = pa.BufferReader(content)
         while source.tell() < body:
+            begin = source.tell()
             with pa.ipc.open_stream(source) as reader:
-                table = reader.read_all()
-            parts.append((table.replace_schema_metadata(None), _facts(table.schema)))
+                facts = _facts(reader.schema)
+                if _PIECES in facts:
+                    collections.deque(reader, maxlen=0)
+                    parts.append((content[begin : source.tell()], facts))
+                else:
+                    parts.append((reader.read_all().replace_schema_metadata(None), facts))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StateError(f"{name} is damaged ({error}); {_RESTORE}") from error
     return parts

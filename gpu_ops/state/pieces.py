@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import layouts
+from gpu_ops.errors import StateError
 from gpu_ops.state.files import seen_to_move
 
 STATUS_COLUMN: Final = "__status"
@@ -295,13 +296,13 @@ class StoredTable:
     """A table as a snapshot has it in pieces.
 
     Attributes:
-        numbers: as `Written` has them.
-        pieces: likewise.
+        numbers: gives them as `Written` has them, some at a time.
+        pieces: as `Written` has them.
         columns: of a piece's rows.
         read: gives what is in a piece.
     """
 
-    numbers: pa.Table
+    numbers: Callable[[], pa.RecordBatchReader]
     pieces: tuple[tuple[str, int], ...]
     columns: tuple[str, ...]
     read: Callable[[str], Content]
@@ -309,20 +310,31 @@ class StoredTable:
     @property
     def column_names(self) -> list[str]:
         """The columns of rows, and behind them the numbers."""
-        return [*self.columns, *self.numbers.column_names]
+        return [*self.columns, *self.numbers().schema.names]
 
     def parts(self) -> Iterator[Part]:
         """The rows, piece by piece; the next one is read while one is taken in."""
-        first, coming = 0, list[Future[Part]]()
+        coming = list[Future[Part]]()
         with ThreadPoolExecutor(1, thread_name_prefix="piece") as pool:
-            for name, rows in self.pieces:
-                coming.append(pool.submit(self._part, name, self.numbers.slice(first, rows)))
-                first += rows
+            for (name, _), numbers in zip(self.pieces, self._numbers(), strict=True):
+                coming.append(pool.submit(self._part, name, numbers))
                 if len(coming) > 1:
                     seen_to_move()
                     yield coming.pop(0).result()
             if coming:
                 yield coming[0].result()
+
+    def _numbers(self) -> Iterator[pa.Table]:
+        """Those of each piece's rows."""
+        batches, left = self.numbers(), list[pa.RecordBatch]()
+        for name, rows in self.pieces:
+            while sum(map(len, left)) < rows:
+                if (batch := next(batches, None)) is None:
+                    raise StateError(f"the snapshot has numbers of fewer rows than piece {name}")
+                left.append(batch)
+            table = pa.Table.from_batches(left, batches.schema)
+            yield table.slice(0, rows)
+            left = table.slice(rows).to_batches()
 
     def _part(self, name: str, beside: pa.Table) -> Part:
         content, numbers = self.read(name), {column: beside.column(column).to_numpy() for column in beside.column_names}

@@ -22,7 +22,7 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.files.disk import Disk
+from gpu_ops.files.disk import LEAST, Disk, File
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import HashIndex, Runs, TimeQueue, postponed
@@ -34,6 +34,8 @@ _FEW = 4096
 """Dead rows that stay whatever there is; slots that a compaction looks at in any micro-batch."""
 _SLOTS_A_CHANGE = 4
 """And so many more for each of its changes."""
+_AT_ONCE = 1 << 20
+"""Numbers that are copied from disk to disk at once."""
 ENTRIES_FORMAT = 1
 """Of index entries in pieces: to be raised when the CPU's hashes change."""
 
@@ -58,11 +60,12 @@ class KeySet(NamedTuple):
 
 
 class Growing:
-    """One mutable number per slot."""
+    """One mutable number per slot, in the backend's memory; the CPU's may lie in a file that is mapped into it."""
 
     def __init__(self, xp: Any, dtype: npt.DTypeLike) -> None:
         self._xp = xp
         self._data = xp.zeros(64, dtype)
+        self._file: File | None = None
         self.length = 0
 
     def __len__(self) -> int:
@@ -80,19 +83,65 @@ class Growing:
 
     def extend(self, count: int, value: int) -> None:
         """``count`` more, all ``value``."""
-        if self.length + count > self._data.size:
-            grown = self._xp.empty(max(2 * self._data.size, self.length + count), self._data.dtype)
+        more, size = self.length + count, self._data.size
+        if more > size and self._file is not None:
+            self._map(max(size + size // 4, more))
+        elif more > size:
+            grown = self._xp.empty(max(2 * size, more), self._data.dtype)
             grown[: self.length] = self.values
             self._data = grown
-        self._data[self.length : self.length + count] = value
-        self.length += count
+        self._data[self.length : more] = value
+        self.length = more
+
+    def _map(self, size: int) -> None:
+        """Have room for so many in the file."""
+        assert self._file is not None
+        dtype = self._data.dtype
+        self._data = self._file.changeable(size * dtype.itemsize).view(dtype)
 
     def retained(self, slots: Slots) -> Growing:
         """Another one with only these slots."""
         kept = Growing(self._xp, self._data.dtype)
-        if slots.size:
+        if slots.size and self._file is not None:
+            kept._file = self._file.disk.file()
+            for first in range(0, int(slots.size), _AT_ONCE):
+                kept._file.append(self._data[slots[first : first + _AT_ONCE]])
+            kept._map(int(slots.size))
+            kept.length = int(slots.size)
+        elif slots.size:
             kept._data, kept.length = self.values[slots], int(slots.size)
         return kept
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes in use on disk."""
+        return 0 if self._file is None else self.nbytes
+
+    def cool(self, wanted: int, disk: Disk) -> int:
+        """Move all of them to disk, if they are not there; the bytes freed.
+
+        Raises:
+            NoRoomError: there is no room for them.
+        """
+        del wanted
+        if self._file is not None or not self.length:
+            return 0
+        file = disk.file()
+        file.append(self.values)
+        self._file = file
+        self._map(self.length)
+        return self.nbytes
+
+    def fetch(self, slots: Slots) -> None:
+        """Some are going to be looked at."""
+        if self._file is not None and slots.size:
+            self._file.fetch(slots * self._data.itemsize)
+
+    def copied(self, kernels: Kernels) -> npt.NDArray[Any]:
+        """All of them, which later changes leave alone; of what is on disk a copy is there as well."""
+        if self._file is None:
+            return np.array(kernels.asnumpy(self.values))
+        return self._file.copied(self.nbytes).view(self._data.dtype)
 
 
 def rows_at_once(kernels: Kernels) -> int:
@@ -134,8 +183,13 @@ def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[p
     missing |= {name for name in names if name not in behind}
     if missing:
         raise StateError(f"the snapshot of input '{source.name}' lacks {', '.join(sorted(missing))}")
-    rows = with_types(table.select(list(range(own))), source.schema)
-    return rows, {name: table.column(behind[name]).to_numpy() for name in names}
+    rows, numbers = with_types(table.select(list(range(own))), source.schema), {}
+    for name in names:
+        column = table.column(behind[name])
+        if not pa.types.is_integer(column.type) or column.null_count:
+            raise StateError(f"the snapshot of input '{source.name}': {name} is {column.type}, or holds nulls")
+        numbers[name] = column.to_numpy()
+    return rows, numbers
 
 
 def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Iterator[Part]:
@@ -268,8 +322,9 @@ class StateTable:
     def disk_bytes(self) -> int:
         """Those on disk."""
         indexes = sum(index.disk_bytes for index in self._all_indexes())
+        numbers = sum(column.disk_bytes for column in self.beside.values())
         rows = sum(store.disk_bytes for store in self._stores())
-        return rows + indexes + sum(table.disk_bytes for table in self.attached)
+        return rows + indexes + numbers + sum(table.disk_bytes for table in self.attached)
 
     @property
     def host_bytes(self) -> int:
@@ -488,9 +543,20 @@ class StateTable:
         return cooled([*own, *(partial(table.cool_rows, disk=disk) for table in self.attached)], wanted)
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
-        """Move the oldest part of indexes one place further."""
+        """Move the oldest part of indexes one place further, and to disk then the numbers beside rows."""
         indexes = (partial(index.cool, disk=disk) for index in self._all_indexes())
-        return cooled([*indexes, *(partial(table.cool_indexes, disk=disk) for table in self.attached)], wanted)
+        numbers = () if disk is None else (partial(self._cool_numbers, column, disk) for column in self.beside.values())
+        attached = (partial(table.cool_indexes, disk=disk) for table in self.attached)
+        return cooled([*indexes, *numbers, *attached], wanted)
+
+    def _cool_numbers(self, column: Growing, disk: Disk, wanted: int) -> int:
+        least = 1 if self.kernels.tiny_segments else LEAST
+        return column.cool(wanted, disk) if self.kernels.host is None and column.nbytes >= least else 0
+
+    def fetch(self, slots: Slots) -> None:
+        """The numbers beside some rows are going to be looked at: those on disk are read together."""
+        for column in self.beside.values():
+            column.fetch(slots)
 
     def warm(self) -> None:
         """Move everything back."""
@@ -546,7 +612,7 @@ class StateTable:
 
     def _numbers(self, columns: Mapping[str, Growing]) -> Numbers:
         """Columns as a snapshot has them, of all slots; later changes leave them alone."""
-        return {name: np.array(self.kernels.asnumpy(column.values)) for name, column in columns.items()}
+        return {name: column.copied(self.kernels) for name, column in columns.items()}
 
     def _restore(
         self,
@@ -559,14 +625,15 @@ class StateTable:
         Args:
             stored: as `snapshot` gives it, or in pieces.
             settle: called after each part of it: there may be more than the GPU has room for.
-            take_in: prepares the rows of a part, given with the numbers beside them; these themselves follow later.
+            take_in: prepares the rows of a part, given with the numbers beside them; these themselves follow then.
                 None where `key_sets_of` says all there is to the indexes.
 
         Raises:
             StateError: it lacks a column, or a piece cannot be read.
         """
-        names, found, numbers = list(self._stored()), [], []
-        for part in parts_of(self.source, stored, names):
+        columns, found = self._stored(), []
+        for part in parts_of(self.source, stored, list(columns)):
+            first = len(self)
             step = rows_at_once(self.kernels) if self.kernels.host is not None else max(1, part.rows.num_rows)
             for at in range(0, max(1, part.rows.num_rows), step):
                 frame = self.kernels.frame(part.rows.slice(at, step))
@@ -576,11 +643,9 @@ class StateTable:
                     take_in(frame, {name: values[at : at + step] for name, values in part.numbers.items()})
                 self.commit(0)
                 settle()
-            numbers.append(part.numbers)
+            for name, column in columns.items():
+                column.values[first:] = self.kernels.asarray(part.numbers[name].astype(column.values.dtype))
             found += [] if part.piece is None else [part.piece]
-        for name, column in self._stored().items():
-            values = np.concatenate([own[name] for own in numbers]) if numbers else column.values
-            column.values[:] = self.kernels.asarray(values.astype(column.values.dtype))
         if self.kernels.host is None:
             for name in self.key_sets_of:
                 cast("HashIndex", self.indexes[name]).unite()

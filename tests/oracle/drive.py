@@ -321,7 +321,7 @@ class InPieces:
             written = pieces.write(flush, self.files.__getitem__, self._store, 200)
             kept.pieces = written.installed(flush.pieces, kept.pieces)
             read = self.files.__getitem__
-            found[name] = pieces.StoredTable(written.numbers, written.pieces, written.columns, read)
+            found[name] = pieces.StoredTable(written.numbers.to_reader, written.pieces, written.columns, read)
         return found
 
     def _store(self, content: pieces.Content) -> str:

@@ -95,7 +95,7 @@ def test_obsolete_rows_are_left_out_of_what_is_written_again() -> None:
     assert written.pieces == (("a", 4), ("new 2", 1), ("new 3", 1))
     assert files["new 2"].rows["v"].to_pylist() == [6]
     assert written.numbers["n"].to_pylist() == [10, 0, 12, 13, 16, 18]
-    stored = StoredTable(written.numbers, written.pieces, written.columns, files.__getitem__)
+    stored = StoredTable(written.numbers.to_reader, written.pieces, written.columns, files.__getitem__)
     parts = list(stored.parts())
     assert [row for part in parts for row in part.rows["v"].to_pylist()] == [0, 3, 6, 8]
     assert [n for part in parts for n in part.numbers["n"].tolist()] == [10, 13, 16, 18]
@@ -132,7 +132,7 @@ def test_compactions_at_any_moment_lose_no_row(seed: int) -> None:
         status = np.array([row > 0 for row in table], np.int8)
         flush = Flush(own, rows, {pieces.STATUS_COLUMN: status})
         written = write(flush, files.__getitem__, store, int(rng.integers(0, 400)))
-        stored = StoredTable(written.numbers, written.pieces, written.columns, files.__getitem__)
+        stored = StoredTable(written.numbers.to_reader, written.pieces, written.columns, files.__getitem__)
         assert [v for part in stored.parts() for v in part.rows["v"].to_pylist()] == [row for row in table if row > 0]
         assert all(2 * p.slots >= p.rows for p in written.installed(flush.pieces, own))
         if rng.random() < 0.3:
@@ -206,7 +206,7 @@ def test_a_restart_from_stored_index_entries_equals_a_computed_one(kind: str, se
         if rng.random() < 0.3:
             table.compact()
         table.pieces = written.installed(flush.pieces, table.pieces)
-        stored = StoredTable(written.numbers, written.pieces, written.columns, files.__getitem__)
+        stored = StoredTable(written.numbers.to_reader, written.pieces, written.columns, files.__getitem__)
         computed = dataclasses.replace(stored, read=lambda name: Content(files[name].rows, {}))
         found, expected = rows.empty(), rows.empty()
         found.restore(stored, lambda: None)
@@ -229,7 +229,7 @@ def test_entries_of_another_format_are_not_taken(monkeypatch: pytest.MonkeyPatch
         return "a"
 
     written = write(rows.table.flush(), files.__getitem__, store, 0)
-    stored = StoredTable(written.numbers, written.pieces, written.columns, files.__getitem__)
+    stored = StoredTable(written.numbers.to_reader, written.pieces, written.columns, files.__getitem__)
     taken, computed = rows.empty(), rows.empty()
     taken.restore(stored, lambda: None)
     assert not any(entries_of(taken).values())  # it does go by what is stored

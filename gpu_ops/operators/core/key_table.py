@@ -15,6 +15,7 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct, value_changes
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
+from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.match import live_matches, match
 from gpu_ops.operators.core.order import Groups
@@ -79,6 +80,8 @@ class KeyTable(StateTable):
         self.indexes = {name: HashIndex(kernels) for name in self.key_sets_of}
         self._places = self._no_places = kernels.xp.empty(0, np.int32)
         """By the first bits of a hash the slot of the last key found there, perhaps: fewer looks in the index."""
+        self._spare = True
+        """Whether there is memory for that."""
 
     def _forget_places(self) -> None:
         self._places = self._no_places
@@ -95,6 +98,14 @@ class KeyTable(StateTable):
 
     def _renumber(self, new_slots: Slots) -> None:
         self._forget_places()
+
+    def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
+        """Move the oldest part of indexes one place further; to disk only after the places, which are not needed."""
+        freed = 0
+        if disk is not None and self.kernels.host is None:
+            freed, self._spare = int(self._places.nbytes), False
+            self._forget_places()
+        return freed if freed >= wanted else freed + super().cool_indexes(wanted - freed, disk)
 
     def have(self, names: Iterable[str]) -> None:
         """Make columns of numbers beside the keys, all 0, that are not there yet; a snapshot has them from then on."""
@@ -118,6 +129,7 @@ class KeyTable(StateTable):
             slots = self._searched(frame, hashes)
         elif rest.size:
             slots[rest] = self._searched(kernels.take(frame, rest, names, present=True), hashes[rest])
+        self.fetch(slots)
         if len(self) <= _DENSE * hashes.size:
             there = xp.zeros(len(self), bool)
             there[slots] = True
@@ -183,11 +195,12 @@ class KeyTable(StateTable):
             found[fresh] = as_slots(kernels, first, int(fresh.size))
             index.stage_entries(kernels.entries(hashes, first, rows))
             self._stage_first(new, first)
-        if 2 * len(self) > self._places.size:
+        if self._spare and 2 * len(self) > self._places.size:
             self._places = xp.full(1 << (4 * len(self)).bit_length(), -1, np.int32)
-        place = self._place(hashes[leader])  # ascending, as the groups' hashes are
-        one = xp.flatnonzero(value_changes(xp, place))
-        self._places[place[one]] = found[one]
+        if self._places.size:
+            place = self._place(hashes[leader])  # ascending, as the groups' hashes are
+            one = xp.flatnonzero(value_changes(xp, place))
+            self._places[place[one]] = found[one]
         slots = xp.empty(hashes.size, np.int64)
         slots[groups.order] = found[groups.group]
         return slots
