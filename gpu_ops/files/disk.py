@@ -250,7 +250,7 @@ class File:
         while self.size < size:
             # Zeros that are written: what a write to a page finds no room for ends the process.
             self.append(np.zeros(min(_STEP, size - self.size), np.uint8))
-        self._data = _advised(mmap.mmap(self._number, size), "MADV_RANDOM")
+        self._data = _advised(mmap.mmap(self._number, size), "MADV_NORMAL")
         return self._data
 
     def copied(self, size: int) -> Bytes:

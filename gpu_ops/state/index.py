@@ -18,7 +18,7 @@ time is the last one.
 room for lies on local disk, and is read from there.
 
 The newest rows are the likeliest to be asked for, so the oldest go first; and rows before indexes, because every lookup
-reads the indexes, but only a match reads rows. Directories, and the numbers beside rows, do not go to disk. What lies
+reads the indexes, but only a match reads rows; then the numbers beside rows. Directories do not go to disk. What lies
 where changes no answer.
 
 In a `TimeQueue` what is due is found without a look at the rest.

@@ -8,6 +8,7 @@ committed or discarded. What an operator needs beyond that is a subclass: `Keyed
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.files.disk import LEAST, Disk, File
+from gpu_ops.files.disk import LEAST, Disk, File, NoRoomError
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import HashIndex, Runs, TimeQueue, postponed
@@ -138,10 +139,11 @@ class Growing:
             self._file.fetch(slots * self._data.itemsize)
 
     def copied(self, kernels: Kernels) -> npt.NDArray[Any]:
-        """All of them, which later changes leave alone; of what is on disk a copy is there as well."""
-        if self._file is None:
-            return np.array(kernels.asnumpy(self.values))
-        return self._file.copied(self.nbytes).view(self._data.dtype)
+        """All of them, which later changes leave alone; of what is on disk the copy is there, too, if it has room."""
+        if self._file is not None:
+            with contextlib.suppress(NoRoomError):
+                return self._file.copied(self.nbytes).view(self._data.dtype)
+        return np.array(kernels.asnumpy(self.values))
 
 
 def rows_at_once(kernels: Kernels) -> int:

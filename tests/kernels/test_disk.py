@@ -31,6 +31,7 @@ from gpu_ops.files import disk
 from gpu_ops.files.disk import Disk, NoRoomError, local_folders
 from gpu_ops.memory import Budget, disk_size
 from gpu_ops.state.index import HashIndex, TimeIndex
+from gpu_ops.state.table import Growing
 from kernels.conftest import only_on
 from kernels.engines import CPU, alike, run
 from kernels.support import TYPES, everything, same
@@ -240,6 +241,47 @@ def test_a_disk_that_does_not_answer(place: Disk, monkeypatch: pytest.MonkeyPatc
         file.gather(np.array([10]), np.array([20]))
 
 
+# --- numbers beside rows ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+@pytest.mark.parametrize("seed", range(4))
+def test_numbers_that_go_to_disk(seed: int, dtype: Any, place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They grow, change, are dropped and copied as those in memory do; a full disk refuses more and has lost none."""
+    monkeypatch.setattr(disk, "_STEP", 4096)
+    monkeypatch.setattr("gpu_ops.state.table._AT_ONCE", 300)
+    kernels, rng = CpuKernels(), np.random.default_rng(seed)
+    numbers, model, copies = Growing(np, dtype), np.empty(0, dtype), []
+    for turn in range(40):
+        count = int(rng.choice([0, 1, 70, 2000]))
+        with monkeypatch.context() as patch:
+            room = turn % 4 or not numbers.disk_bytes
+            if not room:
+                full(patch, int(rng.integers(0, 8192)))
+            try:
+                numbers.extend(count, turn)
+                model = np.append(model, np.full(count, turn, dtype))
+            except NoRoomError:
+                assert not room
+                numbers.length = model.size  # as `StateTable.discard` does
+            copies.append((numbers.copied(kernels), model.copy()))
+        if turn == 5:
+            assert numbers.cool(1, place) == model.nbytes == numbers.disk_bytes
+            assert numbers.cool(1, place) == 0
+        slots = rng.permutation(model.size)[:500]
+        numbers.fetch(slots)
+        numbers.values[slots] = model[slots] = rng.integers(0, 1000, slots.size)
+        if turn % 10 == 9:
+            kept = np.flatnonzero(rng.random(model.size) < 0.7)
+            numbers, model = numbers.retained(kept), model[kept]
+        assert np.array_equal(numbers.values, model)
+        assert numbers.disk_bytes == (model.nbytes if turn >= 5 else 0)
+        assert place.used >= numbers.disk_bytes
+    assert all(np.array_equal(*pair) for pair in copies)
+    numbers = numbers.retained(np.empty(0, np.int64))
+    assert (len(numbers), numbers.disk_bytes, place.used) == (0, 0, 0)
+
+
 # --- indexes ---------------------------------------------------------------------------------
 
 
@@ -271,7 +313,7 @@ def test_runs_go_to_disk_and_merge_there(place: Disk) -> None:
 
 
 def test_rows_leave_before_indexes(tmp_path: Path) -> None:
-    """A lookup reads the indexes always, rows only where it matches; numbers beside rows never go."""
+    """A lookup reads the indexes always, rows only where it matches; numbers beside rows go last, and few never."""
     budget = Budget(host=1 << 30, folder=str(tmp_path))
     with CPU.engine(wide_join(), memory_limit=budget) as engine:
         for first in range(0, 200_000, 50_000):
@@ -380,6 +422,31 @@ def test_an_aggregate_on_disk(tmp_path: Path) -> None:
             given = rows(0, number * 3000, 6000)
             same(engine.process(given), other.process(given))
         assert budget.used.disk > 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_numbers_of_groups_on_disk(lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When neither rows nor indexes are left to go, the numbers of groups do; row for row the same, and stored alike."""
+    for module in ("gpu_ops.state.table", "gpu_ops.state.index", "cpu_fallback.store"):
+        monkeypatch.setattr(f"{module}.LEAST", 1 << 12)
+    if lost:  # where the system cannot be asked for pages
+        monkeypatch.setattr(disk, "_PROCESS_MADVISE", -1)
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    aggregate = Aggregate.of(
+        Input("L", schema, row_kind="op"), ("k",), {"n": "count(*)", "total": "sum(v)"}, "per_batch"
+    )
+    budget, rng = Budget(host=1 << 19, folder=str(tmp_path)), np.random.default_rng(0)
+    with CPU.engine(aggregate, memory_limit=budget) as engine, CPU.engine(aggregate) as other:
+        for number in range(12):
+            keys = rng.integers(0, 4000 * (number + 1), 8000)
+            kinds = rng.choice(["+I", "-D"], 8000, p=[0.8, 0.2])
+            given = pa.table({"k": keys, "v": keys * number, "op": kinds})
+            same(engine.process(given), other.process(given))
+        groups = engine._operator.tables[0].attached[0]
+        assert groups.beside["rows"].disk_bytes == 8 * len(groups)
+        for name, table in other.snapshot().items():
+            same(engine.snapshot()[name], table)
+    assert budget.used.disk == 0
 
 
 def test_metrics_tell(tmp_path: Path) -> None:
