@@ -27,6 +27,8 @@ Mask = npt.NDArray[np.bool_]
 # What is too little to be sorted by digits, and so many ascending runs numpy merges sooner than it sorts.
 _FEW = 1 << 11
 _RUNS = 8
+# Entries at a time: what is made of them stays in the second-level cache.
+_BLOCK = 1 << 16
 
 
 class CpuKernels:
@@ -188,10 +190,13 @@ class CpuKernels:
 
     def directory(self, entries: UInt64s, shift: int) -> npt.NDArray[np.int32]:
         """Where each hash prefix begins among ascending entries, and at the end their number."""
-        prefixes = (entries >> np.uint64(32 + shift)).view(np.int64)
         begins = np.zeros((1 << (32 - shift)) + 1, np.int32)
-        np.cumsum(np.bincount(prefixes, minlength=begins.size - 1), dtype=np.int32, out=begins[1:])
-        return begins
+        for at in range(0, entries.size, _BLOCK):
+            prefixes = (entries[at : at + _BLOCK] >> np.uint64(32 + shift)).view(np.int64)
+            first = int(prefixes[0])
+            counts = np.bincount(prefixes - first)
+            begins[first + 1 : first + 1 + counts.size] += counts
+        return np.cumsum(begins, dtype=np.int32, out=begins)
 
     def merge(self, buffer: UInt64s, size: int, added: UInt64s) -> tuple[UInt64s, UInt64s]:
         """Two ascending arrays as one; a new buffer is twice as large: memory never touched costs nothing."""

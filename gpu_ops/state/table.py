@@ -147,6 +147,13 @@ def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Itera
         yield Part(*taken_apart(source, stored, names), {}, None)
 
 
+def _narrow(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy; of counts, of which each row has one, in as few bytes as they need."""
+    if numbers.dtype != np.int32 or not numbers.size:
+        return numbers.copy()
+    return numbers.astype(np.promote_types(*map(np.min_scalar_type, (numbers.min(), numbers.max()))))
+
+
 class Coolable(Protocol):
     """A state table, as what can be moved: from GPU memory to the host's, and from there to disk."""
 
@@ -546,7 +553,7 @@ class StateTable:
 
     def _numbers(self, columns: Mapping[str, Growing]) -> Numbers:
         """Columns as a snapshot has them, of all slots; later changes leave them alone."""
-        return {name: np.array(self.kernels.asnumpy(column.values)) for name, column in columns.items()}
+        return {name: _narrow(self.kernels.asnumpy(column.values)) for name, column in columns.items()}
 
     def _restore(
         self,
