@@ -18,7 +18,7 @@ from gpu_ops.memory import give_back
 from gpu_ops.state.durable import PartitionLog, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
-from gpu_ops.state.pieces import PIECE_BYTES, WHOLE_BYTES, Flush, Piece, Pieced, Storable, Written
+from gpu_ops.state.pieces import WHOLE_BYTES, Flush, Piece, Pieced, Storable, Written, most_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -341,10 +341,6 @@ class Snapshots:
             snapshot.give_up()
 
 
-_PIECES: Final = 16
-"""A table has so many pieces at least: one that is merged is in memory for a while, beside all the state."""
-
-
 def _write(snapshot: _Snapshot) -> None:
     """Writes a snapshot, and gives the system the memory that took; so what else was left free goes once in a while."""
     snapshot.write()
@@ -385,7 +381,7 @@ class _Snapshot:
             if table.nbytes <= least:
                 self._whole[name] = table.snapshot()
             else:
-                most = 1 << 10 if tiny else min(PIECE_BYTES, max(WHOLE_BYTES, table.nbytes // _PIECES))
+                most = 1 << 10 if tiny else most_bytes(table.nbytes)
                 self._flushes[name] = table.flush()
                 self._flushed[name] = table, self._flushes[name].pieces, most
         self.nbytes = sum(table.nbytes for table in self._whole.values())
