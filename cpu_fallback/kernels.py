@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from cpu_fallback import search
 from cpu_fallback.conditions import evaluate
 from cpu_fallback.hashing import UInt64s, equal_arrays, expand, hash_rows, valid_mask
-from cpu_fallback.store import CpuStore, Frame
+from cpu_fallback.store import CpuStore, Frame, Growable
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions
 from gpu_ops.conditions import Condition
@@ -27,6 +27,8 @@ Mask = npt.NDArray[np.bool_]
 # What is too little to be sorted by digits, and so many ascending runs numpy merges sooner than it sorts.
 _FEW = 1 << 11
 _RUNS = 8
+# Entries at a time: what is made of them stays in the second-level cache.
+_BLOCK = 1 << 16
 
 
 class CpuKernels:
@@ -188,21 +190,28 @@ class CpuKernels:
 
     def directory(self, entries: UInt64s, shift: int) -> npt.NDArray[np.int32]:
         """Where each hash prefix begins among ascending entries, and at the end their number."""
-        prefixes = (entries >> np.uint64(32 + shift)).view(np.int64)
         begins = np.zeros((1 << (32 - shift)) + 1, np.int32)
-        np.cumsum(np.bincount(prefixes, minlength=begins.size - 1), dtype=np.int32, out=begins[1:])
-        return begins
+        for at in range(0, entries.size, _BLOCK):
+            prefixes = (entries[at : at + _BLOCK] >> np.uint64(32 + shift)).view(np.int64)
+            first = int(prefixes[0])
+            counts = np.bincount(prefixes - first)
+            begins[first + 1 : first + 1 + counts.size] += counts
+        return np.cumsum(begins, dtype=np.int32, out=begins)
 
-    def merge(self, buffer: UInt64s, size: int, added: UInt64s) -> tuple[UInt64s, UInt64s]:
-        """Two ascending arrays as one; a new buffer is twice as large: memory never touched costs nothing."""
-        total = size + added.size
-        if total > buffer.size:
-            buffer, full = np.empty(2 * total, np.uint64), buffer
-            buffer[:size] = full[:size]
-        entries = buffer[:total]
-        entries[size:] = added
-        entries.sort(kind="stable")  # a linear pass over two ascending arrays (timsort)
-        return entries, buffer
+    def merge(self, buffer: UInt64s | Growable, size: int, added: UInt64s) -> Growable:
+        """Two ascending arrays as one, where the first one lies, which grows without a copy once it is large."""
+        merged = buffer if isinstance(buffer, Growable) else Growable(np.uint64)
+        if merged is not buffer:
+            merged.reserve(2 * (size + added.size))
+            merged.extend(self.beginning(buffer, size))
+        merged.length = size
+        merged.extend(added)
+        merged.data[: merged.length].sort(kind="stable")  # a linear pass over two ascending arrays (timsort)
+        return merged
+
+    def beginning(self, buffer: UInt64s | Growable, size: int) -> UInt64s:
+        """The first entries in what is an array, or what `merge` gave."""
+        return (buffer.data if isinstance(buffer, Growable) else buffer)[:size]
 
     def search(
         self,

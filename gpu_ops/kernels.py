@@ -416,17 +416,20 @@ class Kernels(Protocol):
             shift: the upper half of a hash shifted by it is its prefix.
         """
 
-    def merge(self, buffer: Array, size: int, added: Array) -> tuple[Array, Array]:
+    def merge(self, buffer: Array, size: int, added: Array) -> Array:
         """Two ascending arrays of entries (uint64) as one.
 
         Args:
-            buffer: begins with the one; the rest is room.
+            buffer: an array that begins with the one, or what this method gave; the rest is room.
             size: how many entries that are; nothing is left of them.
             added: the other one.
 
         Returns:
-            All entries, and the buffer that they are the beginning of: the same if they fit.
+            A buffer that begins with all entries, which may be the same one.
         """
+
+    def beginning(self, buffer: Array, size: int) -> Array:
+        """The first entries in what is an array, or what `merge` gave."""
 
     def search(
         self,

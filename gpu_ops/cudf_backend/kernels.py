@@ -243,10 +243,14 @@ class CudfKernels:
         """Where each hash prefix begins among ascending entries."""
         return directory(entries, shift)
 
-    def merge(self, buffer: Array, size: int, added: Array) -> tuple[Array, Array]:
+    def merge(self, buffer: Array, size: int, added: Array) -> Array:
         """Two ascending arrays as one, a new one: room that is not used yet would be GPU memory all the same."""
-        entries = merged(buffer[:size], added)
-        return entries, entries
+        return merged(buffer[:size], added)
+
+    def beginning(self, buffer: Array, size: int) -> Array:
+        """The array itself."""
+        assert buffer.size == size
+        return buffer
 
     def search(
         self,

@@ -260,15 +260,21 @@ class Runs(abc.ABC, Generic[R]):
 class Run:
     """Entries in ascending order and where each hash prefix begins among them."""
 
-    entries: Array
-    shift: int
     buffer: Array
-    """What the entries are the beginning of; the rest is room for more."""
+    """What the entries are the beginning of; the rest is room for more. See `gpu_ops.kernels.Kernels.merge`."""
+    size: int
+    """How many entries there are."""
+    shift: int
     home: Kernels
     """The backend in whose memory it lies, or which reads it from disk."""
     made: Array | None = None
     """The directory, once a lookup has needed it: most runs are merged before."""
     file: File | None = None
+
+    @property
+    def entries(self) -> Array:
+        """The entries; whoever keeps them makes the next merge copy all that there are."""
+        return self.home.beginning(self.buffer, self.size)
 
     @property
     def directory(self) -> Array:
@@ -367,12 +373,12 @@ class HashIndex(Runs[Run]):
     @staticmethod
     def _written(run: Run, disk: Disk) -> Run:
         file, (entries,) = disk.keep(run.entries)
-        return Run(entries, run.shift, entries, run.home, run.made, file)
+        return Run(entries, run.size, run.shift, run.home, run.made, file)
 
     @staticmethod
     def _moved(run: Run, copy: Callable[[Array], Array], home: Kernels) -> Run:
         entries = copy(run.entries)
-        return Run(entries, run.shift, entries, home, None if run.made is None else copy(run.made))
+        return Run(entries, run.size, run.shift, home, None if run.made is None else copy(run.made))
 
     def renumbered(self, new_slots: Slots) -> HashIndex:
         """Another index that follows a compaction."""
@@ -385,7 +391,7 @@ class HashIndex(Runs[Run]):
 
 
 def _hash_run(home: Kernels, entries: Array) -> Run:
-    return Run(entries, _shift(home, entries.size), entries, home)
+    return Run(entries, int(entries.size), _shift(home, entries.size), home)
 
 
 def _shift(home: Kernels, size: int) -> int:
@@ -396,14 +402,14 @@ def _shift(home: Kernels, size: int) -> int:
 
 def _merge_two(run: Run, added: Run) -> Run:
     """A run with the entries of another, in its own buffer if they fit: then nothing is left of it."""
-    home = run.home
-    entries, buffer = home.merge(run.buffer, run.entries.size, added.entries)
-    shift, directory = _shift(home, entries.size), None
+    home, size = run.home, run.size + added.size
+    buffer = home.merge(run.buffer, run.size, added.entries)
+    shift, directory = _shift(home, size), None
     if shift == run.shift and run.made is not None:
         # Where a prefix begins is how many entries come before it, in one part and in the other.
         directory = home.directory(added.entries, shift)
         directory += run.made
-    return Run(entries, shift, buffer, home, directory)
+    return Run(buffer, size, shift, home, directory)
 
 
 def prefix_shift(size: int, bucket: int) -> int:

@@ -1,9 +1,9 @@
 """The stored form of a table in pieces: rows that are written once, and the numbers beside them, which change.
 
 A snapshot of a table names pieces, and holds the numbers of all their rows. Rows that have come since the last one are
-flushed to a new piece. Pieces as small before it are merged with it, up to `PIECE_BYTES`; and a piece of which more
-than half is obsolete is written again without that. So each row is written a few times at most, and what a snapshot
-costs follows the changes since the last one, but for the numbers, which are a few bytes a row.
+flushed to a new piece. Pieces as small before it are merged with it, up to `most_bytes`; and a piece of which more than
+half is obsolete is written again without that. So each row is written a few times at most, and what a snapshot costs
+follows the changes since the last one, but for the numbers, which are a few bytes a row.
 
 A large piece has the index entries of its rows, too, which a restart then need not hash and sort. Small ones, which are
 soon merged, have none; neither have those of earlier versions.
@@ -30,7 +30,7 @@ from gpu_ops.state.files import seen_to_move
 
 STATUS_COLUMN: Final = "__status"
 PIECE_BYTES: Final = 64 << 20
-"""Pieces are merged up to this size."""
+"""Pieces are merged up to this size, or to a smaller one."""
 WHOLE_BYTES: Final = 1 << 20
 """A smaller table is stored whole: pieces would cost more files than they spare bytes."""
 _FANOUT: Final = 7
@@ -43,6 +43,11 @@ Numbers = dict[str, npt.NDArray[Any]]
 Entries: TypeAlias = Mapping[str, npt.NDArray[np.uint64]]
 """Index entries of rows (see `gpu_ops.layouts`), ascending, by a label that says what they find rows by. The slots are
 places among the rows; a row that nothing is to find has none."""
+
+
+def most_bytes(table: int) -> int:
+    """Up to which size pieces of a table of so many bytes are merged: these are in memory for a while, beside it."""
+    return min(PIECE_BYTES, max(PIECE_BYTES // 4, table // 8))
 
 
 class Content(NamedTuple):

@@ -24,13 +24,16 @@ ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_N
 """With a server per core each does with one thread; Arrow, OpenBLAS and MKL listen to these."""
 
 KEPT_MEMORY: Final = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",  # each call may have another thread, and the heap of each would keep as much
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_TOP_PAD_": str(64 << 20),  # as much as a heap of a thread, which is else unmapped when empty
 }
 """glibc keeps what a micro-batch frees for the next (`mallopt(3)`): else the system clears the same pages each time.
 
-Half as many page faults, and as much time in the kernel; an idle server gives that memory back (`StateServer.trim`).
+Half as many page faults, and as much time in the kernel. One heap has it all, Arrow's too, so that it is kept once and
+can be given back: when the server is idle (`StateServer.trim`), and after each snapshot.
 """
 
 _ZEN_4: Final = {"vendor_id": "AuthenticAMD", "cpu family": "25"}

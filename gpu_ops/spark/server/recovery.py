@@ -14,10 +14,11 @@ from typing import Final
 import pyarrow as pa
 
 from gpu_ops.errors import StateError
+from gpu_ops.memory import give_back
 from gpu_ops.state.durable import PartitionLog, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
-from gpu_ops.state.pieces import PIECE_BYTES, WHOLE_BYTES, Flush, Pieced, Storable, Written
+from gpu_ops.state.pieces import WHOLE_BYTES, Flush, Piece, Pieced, Storable, Written, most_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -286,7 +287,7 @@ class Snapshots:
         if snapshot.nbytes <= _WRITTEN_AT_ONCE:
             self._install(snapshot, snapshot.write)
         else:
-            self._run(snapshot, snapshot.write)
+            self._run(snapshot, partial(_write, snapshot))
 
     def metrics(self) -> dict[str, int | float]:
         """Bytes written since this was last asked, how long the log since the last one takes to replay, and its age."""
@@ -340,6 +341,12 @@ class Snapshots:
             snapshot.give_up()
 
 
+def _write(snapshot: _Snapshot) -> None:
+    """Writes a snapshot, and gives the system the memory that took; so what else was left free goes once in a while."""
+    snapshot.write()
+    give_back()
+
+
 class _Snapshot:
     """One that is being written.
 
@@ -358,9 +365,10 @@ class _Snapshot:
 
     def __init__(self, log: PartitionLog, version: int, held: Held, there: Collection[str], *, tiny: bool) -> None:
         self._log, self.version, self._held = log, version, held
-        self._most, least = (1 << 10, 0) if tiny else (PIECE_BYTES, WHOLE_BYTES)
+        least = 0 if tiny else WHOLE_BYTES
         self._whole: dict[str, pa.Table] = {}
-        self._flushed: dict[str, tuple[Pieced, Flush]] = {}
+        self._flushes: dict[str, Flush] = {}
+        self._flushed: dict[str, tuple[Pieced, tuple[Piece, ...], int]] = {}
         self._written: dict[str, Written] = {}
         self.size, self.sizes = 0, dict[str, int]()
         for name, table in held.tables.items():
@@ -373,25 +381,30 @@ class _Snapshot:
             if table.nbytes <= least:
                 self._whole[name] = table.snapshot()
             else:
-                self._flushed[name] = table, table.flush()
+                most = 1 << 10 if tiny else most_bytes(table.nbytes)
+                self._flushes[name] = table.flush()
+                self._flushed[name] = table, self._flushes[name].pieces, most
         self.nbytes = sum(table.nbytes for table in self._whole.values())
-        self.nbytes += sum(flush.nbytes for _, flush in self._flushed.values())
+        self.nbytes += sum(flush.nbytes for flush in self._flushes.values())
 
     def write(self) -> None:
-        """Writes new pieces, then the snapshot that names them."""
-        for name, (_, flush) in self._flushed.items():
-            self._written[name], sizes = self._log.write_pieces(self.version, name, flush, self._most)
+        """Writes new pieces, then the snapshot that names them; keeps no more of it in memory than their names."""
+        for name, (_, _, most) in self._flushed.items():
+            self._written[name], sizes = self._log.write_pieces(self.version, name, self._flushes.pop(name), most)
             self.sizes |= sizes
         held, tables = self._held, self._whole | self._written
         self.size = self._log.write_snapshot(self.version, tables, held.clock_ms, held.times, backlog=held.backlog)
+        self._whole.clear()
+        nothing = pa.table({})
+        self._written = {name: written._replace(numbers=nothing) for name, written in self._written.items()}
 
     def install(self) -> set[str]:
         """Says to the tables which pieces they have now; gives the names of these."""
-        for name, (table, flush) in self._flushed.items():
-            table.pieces = self._written[name].installed(flush.pieces, table.pieces)
+        for name, (table, pieces, _) in self._flushed.items():
+            table.pieces = self._written[name].installed(pieces, table.pieces)
         return {name for written in self._written.values() for name, _ in written.pieces}
 
     def give_up(self) -> None:
         """What is not written is no piece."""
-        for table, _ in self._flushed.values():
+        for table, _, _ in self._flushed.values():
             table.pieces = tuple(piece for piece in table.pieces if piece.name is not None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import ctypes
 import errno
 import importlib
 import json
@@ -32,7 +31,7 @@ from pyarrow import flight
 from gpu_ops.backends import gpu_available, lost_gpu
 from gpu_ops.errors import BadInputError, DescriptionError, StateError, out_of_memory
 from gpu_ops.kernels import Probe
-from gpu_ops.memory import Budget, disk_size, memory_size
+from gpu_ops.memory import Budget, disk_size, give_back, memory_size
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
@@ -247,9 +246,7 @@ class StateServer(FlightServer):
             if self._trimmed or self._running or time.monotonic() - self._last_call < _IDLE_S:
                 return
             self._trimmed = True
-        pa.default_memory_pool().release_unused()
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        give_back()
 
 
 def end_without_gpu() -> None:
