@@ -195,9 +195,9 @@ def state_rows() -> list[Row]:
     of = f"time of a micro-batch of {large['settings']['batch']:,} rows over the same in memory"
     command = f"large_state --rows {large['settings']['rows']}"
     rows = []
-    for operator in names:
+    for operator, name in names.items():
         for kind, how in keys.items():
-            what = f"{names[operator]}, {large['settings']['times']} times as much state as memory, {how}: {of}"
+            what = f"{name}, {large['settings']['times']} times as much state as memory, {how}: {of}"
             rows.append((what, spread(large["results"][f"{operator}-{kind}"]["times"], 1), command))
     results, settings = found["results"], found["settings"]
     million = round((settings["rows"] + 1.25 * settings["batch"] * settings["batches"]) / 1e6)

@@ -22,6 +22,9 @@ reads the indexes, but only a match reads rows; then the numbers beside rows. Di
 where changes no answer.
 
 In a `TimeQueue` what is due is found without a look at the rest.
+
+When a compaction gives rows new slots, the runs of an index and of a queue follow one after the other, some entries
+with each micro-batch (`Following`). They are looked into as they are until all have.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ import abc
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -81,8 +84,16 @@ def postponed(kernels: Kernels, what: str) -> Iterator[None]:
         _log.info("%s is postponed for want of GPU memory: %s", what, error)
 
 
-class AnyRun(SearchedRun, Protocol):
-    """Immutable entries in ascending order, and what stands beside them."""
+class Sorted(Protocol):
+    """Immutable entries in some order, and what stands beside them."""
+
+    @property
+    def entries(self) -> Array:
+        """N uint64, see `gpu_ops.layouts.entries`."""
+
+    @property
+    def held(self) -> object:
+        """What these are in, which nothing else is."""
 
     @property
     def nbytes(self) -> int:
@@ -97,14 +108,143 @@ class AnyRun(SearchedRun, Protocol):
         """Where all its arrays but the directory lie, if on disk."""
 
 
+class AnyRun(Sorted, SearchedRun, Protocol):
+    """The same by hash, so that it can be searched."""
+
+
+S = TypeVar("S", bound=Sorted)
 R = TypeVar("R", bound=AnyRun)
 
 
-def _on_disk(run: AnyRun) -> int:
+def _on_disk(run: Sorted) -> int:
     return 0 if run.file is None else run.file.size
 
 
-class Runs(abc.ABC, Generic[R]):
+@dataclasses.dataclass
+class _Followed(Generic[S]):
+    """What of a run has followed a compaction."""
+
+    held: object
+    """What the run's entries are in."""
+    size: int
+    """How many these are."""
+    looked: int = 0
+    """At how many of them."""
+    arrays: list[Array] | None = None
+    """Those that stay in new slots, and what stands beside them, with room for the rest: memory that is never touched
+    costs nothing."""
+    kept: int = 0
+    """How many there are."""
+    made: list[S] | None = None
+    """Once that is all: the new run, or none."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what has followed."""
+        return sum(run.nbytes for run in self.made or ()) + self.kept * sum(a.itemsize for a in self.arrays or ())
+
+    def add(self, pieces: Sequence[Array], xp: Any) -> None:
+        """Put more behind what stays."""
+        if self.arrays is None:
+            self.arrays = [xp.empty(self.size, piece.dtype) for piece in pieces]
+        first, self.kept = self.kept, self.kept + int(pieces[0].size)
+        for array, piece in zip(self.arrays, pieces, strict=True):
+            array[first : self.kept] = piece
+
+
+Ahead: TypeAlias = Mapping[int, _Followed[S]]
+"""What has followed a compaction, by the `id` of what a run's entries are in."""
+
+
+class Following(abc.ABC, Generic[S]):
+    """Runs, oldest first, that follow a compaction some entries at a time.
+
+    Args:
+        kernels: the backend.
+
+    Attributes:
+        ahead: what has followed the compaction that is under way. These runs are not merged meanwhile.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._xp: Any = kernels.xp
+        self.runs: list[S] = []
+        self.ahead: Ahead[S] = {}
+
+    @property
+    @abc.abstractmethod
+    def coming(self) -> int:
+        """Entries that the next `commit` brings."""
+
+    @abc.abstractmethod
+    def commit(self) -> None:
+        """Make what is prepared final."""
+
+    @abc.abstractmethod
+    def discard(self) -> None:
+        """Forget it."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def _arrays(run: S) -> tuple[Array, ...]:
+        """Its entries, and what stands beside them."""
+
+    @abc.abstractmethod
+    def _like(self, run: S, arrays: Sequence[Array]) -> S:
+        """A run like another one, of some of its entries in new slots."""
+
+    def _as_now(self, run: S, made: list[S]) -> list[S]:
+        """What was made of a run, without what has left that since."""
+        del run
+        return made
+
+    def left(self, ahead: Ahead[S]) -> int:
+        """How many entries are still to follow, given what has."""
+        looked = (ahead[id(run.held)].looked if id(run.held) in ahead else 0 for run in self.runs)
+        return sum(int(run.entries.size) for run in self.runs) - sum(looked)
+
+    def follow(self, new_slots: Slots, before: Ahead[S], most: int | None) -> Ahead[S]:
+        """What has followed a compaction, and some entries more.
+
+        A run that was merged or moved since begins again. One on disk follows at once: a half of it has no place.
+
+        Args:
+            new_slots: int64, the new slot of each old one, ascending, -1 for slots that go.
+            before: what has followed.
+            most: entries to be looked at now; None for all.
+        """
+        everywhere, ahead, left = Both(self._kernels, new_slots), dict[int, _Followed[S]](), most
+        for run in self.runs:
+            if left is not None and left <= 0:
+                break
+            known = before.get(id(run.held)) or _Followed[S](run.held, int(run.entries.size))
+            ahead[id(run.held)] = known
+            if known.made is not None:
+                continue
+            arrays, size = self._arrays(run), known.size
+            stop = size if left is None or run.file is not None else min(known.looked + left, size)
+            part = slice(known.looked, stop)
+            entries, there = layouts.renumbered(arrays[0][part], everywhere.at(run.home))
+            pieces = [entries, *(array[part][there] for array in arrays[1:])]
+            if stop - known.looked < size:
+                known.add(pieces, run.home.xp)
+                pieces = [array[: known.kept] for array in known.arrays or ()]
+            left = None if left is None else left - (stop - known.looked)
+            known.looked = stop
+            if stop == size:
+                known.made, known.arrays = [self._like(run, pieces)] if pieces[0].size else [], None
+        return ahead
+
+    def renumbered(self, new_slots: Slots, before: Ahead[S] | None = None) -> Self:
+        """Another one, in new slots; arguments as `follow`."""
+        ahead, other = self.follow(new_slots, before or {}, None), type(self)(self._kernels)
+        for run in self.runs:
+            other.runs += self._as_now(run, ahead[id(run.held)].made or [])
+        return other
+
+
+class Runs(Following[R]):
     """An index as a short list of runs, oldest first.
 
     Args:
@@ -115,9 +255,7 @@ class Runs(abc.ABC, Generic[R]):
     """A run is merged into the one before while that one is at most this many times as large."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._xp: Any = kernels.xp
-        self.runs: list[R] = []
+        super().__init__(kernels)
         self.staged: R | None = None
 
     @staticmethod
@@ -135,18 +273,25 @@ class Runs(abc.ABC, Generic[R]):
     def _written(run: R, disk: Disk) -> R:
         """The run as it is on disk."""
 
+    @staticmethod
     @abc.abstractmethod
-    def renumbered(self, new_slots: Slots) -> Runs[R]:
-        """Another index that follows a compaction.
+    def _made(run: R, arrays: Sequence[Array]) -> R:
+        """As `_like`, in memory."""
 
-        Args:
-            new_slots: int64, the new slot of each old one, ascending, -1 for slots that went.
-        """
+    def _like(self, run: R, arrays: Sequence[Array]) -> R:
+        made = self._made(run, arrays)
+        return made if run.file is None else self._written(made, run.file.disk)
+
+    @property
+    def coming(self) -> int:
+        """Entries that the next `commit` brings."""
+        return 0 if self.staged is None else int(self.staged.entries.size)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all runs."""
-        return sum(r.nbytes for r in self.runs) + (self.staged.nbytes if self.staged else 0)
+        """Bytes of all runs, and of what has followed a compaction."""
+        there = [*self.runs, *([self.staged] if self.staged else [])]
+        return sum(r.nbytes for r in there) + sum(known.nbytes for known in self.ahead.values())
 
     @property
     def host_bytes(self) -> int:
@@ -156,7 +301,7 @@ class Runs(abc.ABC, Generic[R]):
     @property
     def disk_bytes(self) -> int:
         """Bytes of those on disk."""
-        return sum(map(_on_disk, self.runs))
+        return sum(map(_on_disk, [*self.runs, *(run for known in self.ahead.values() for run in known.made or ())]))
 
     def commit(self) -> None:
         """Keep the staged rows."""
@@ -172,7 +317,8 @@ class Runs(abc.ABC, Generic[R]):
         """Whether a run and the one after it become one."""
         most = self._kernels.piece_bytes
         small = most is None or run.nbytes + added.nbytes <= most
-        return small and run.home is self._kernels and run.file is None and self._near(run, added)
+        here = run.home is self._kernels and run.file is None and id(run.held) not in self.ahead
+        return small and here and self._near(run, added)
 
     def _near(self, run: R, added: R) -> bool:
         return bool(run.entries.size <= self.growth * added.entries.size)
@@ -238,6 +384,7 @@ class Runs(abc.ABC, Generic[R]):
         if True not in there:
             return 0
         number, before = there.index(True), self.host_bytes
+        self.ahead = {key: known for key, known in self.ahead.items() if known.held is not self.runs[number].held}
         self.runs[number] = self._written(self.runs[number], disk)
         # Runs of one size become one: an entry is written again no oftener than their size can double.
         while number and self._alike(*self.runs[number - 1 : number + 1]):
@@ -277,6 +424,11 @@ class Run:
         return self.home.beginning(self.buffer, self.size)
 
     @property
+    def held(self) -> object:
+        """The buffer."""
+        return self.buffer
+
+    @property
     def directory(self) -> Array:
         """Where each hash prefix begins."""
         if self.made is None:
@@ -309,11 +461,10 @@ class HashIndex(Runs[Run]):
         """
         self.stage_entries(layouts.entries(hashes, slots))
 
-    def stage_entries(self, entries: Array, *, ascending: bool = False) -> None:
-        """The same, of n entries (uint64), which are sorted in place if they are not."""
+    def stage_entries(self, entries: Array) -> None:
+        """The same, of n entries (uint64), which are sorted in place."""
         if entries.size:
-            if not ascending:
-                entries.sort()
+            entries.sort()
             self.staged = _hash_run(self._kernels, entries)
 
     def put(self, entries: Array) -> None:
@@ -380,14 +531,13 @@ class HashIndex(Runs[Run]):
         entries = copy(run.entries)
         return Run(entries, run.size, run.shift, home, None if run.made is None else copy(run.made))
 
-    def renumbered(self, new_slots: Slots) -> HashIndex:
-        """Another index that follows a compaction."""
-        index, everywhere = HashIndex(self._kernels), Both(self._kernels, new_slots)
-        for run in self.runs:
-            entries, _ = layouts.renumbered(run.entries, everywhere.at(run.home))
-            if entries.size:
-                index.runs.append(_hash_run(run.home, entries))
-        return index
+    @staticmethod
+    def _arrays(run: Run) -> tuple[Array, ...]:
+        return (run.entries,)
+
+    @staticmethod
+    def _made(run: Run, arrays: Sequence[Array]) -> Run:
+        return _hash_run(run.home, arrays[0])
 
 
 def _hash_run(home: Kernels, entries: Array) -> Run:
@@ -438,6 +588,11 @@ class TimeRun:
     ties: Array | None = None
     """int64: what orders entries of one hash and time, the last counts; None for their arrival."""
     file: File | None = None
+
+    @property
+    def held(self) -> object:
+        """The entries."""
+        return self.entries
 
     @property
     def nbytes(self) -> int:
@@ -535,15 +690,14 @@ class TimeIndex(Runs[TimeRun]):
         ties = None if run.ties is None else copy(run.ties)
         return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, run.span, home, ties)
 
-    def renumbered(self, new_slots: Slots) -> TimeIndex:
-        """Another index that follows a compaction."""
-        index, everywhere = TimeIndex(self._kernels), Both(self._kernels, new_slots)
-        for run in self.runs:
-            entries, alive = layouts.renumbered(run.entries, everywhere.at(run.home))
-            if entries.size:
-                ties = None if run.ties is None else run.ties[alive]
-                index.runs.append(_with_directory(run.home, entries, run.times[alive], run.span, ties))
-        return index
+    @staticmethod
+    def _arrays(run: TimeRun) -> tuple[Array, ...]:
+        return run.entries, run.times, *(() if run.ties is None else (run.ties,))
+
+    @staticmethod
+    def _made(run: TimeRun, arrays: Sequence[Array]) -> TimeRun:
+        entries, times, *ties = arrays
+        return _with_directory(run.home, entries, times, run.span, ties[0] if ties else None)
 
 
 def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
@@ -585,64 +739,94 @@ def _with_directory(home: Kernels, entries: Array, times: Array, span: tuple[int
 class _Chunk:
     times: Array
     """Ascending."""
-    slots: Slots
+    entries: Array
+    """Slots, as entries of a hash of 0."""
+    home: Kernels
+    first: int = 0
+    """Those before have been taken."""
+    file: None = None
+
+    @property
+    def held(self) -> object:
+        """The entries."""
+        return self.entries
+
+    @property
+    def size(self) -> int:
+        """Of how many slots it still is."""
+        return int(self.entries.size) - self.first
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays."""
+        return int(self.times.nbytes + self.entries.nbytes)
 
 
-class TimeQueue:
+class TimeQueue(Following[_Chunk]):
     """Slots by time, earliest first; taking what is due costs what is due."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._chunks: list[_Chunk] = []
+        super().__init__(kernels)
         self._left: list[_Chunk] | None = None
         self._added: _Chunk | None = None
 
+    @property
+    def coming(self) -> int:
+        """Entries that the next `commit` brings."""
+        return 0 if self._added is None else self._added.size
+
     def take(self, until: int) -> Slots:
         """All slots of times up to ``until``, inclusive; for good with `commit`, not at all with `discard`."""
-        xp = self._kernels.xp
-        found, left = [xp.empty(0, np.int64)], []
-        for chunk in self._chunks:
-            due = int(xp.searchsorted(chunk.times, until, side="right"))
-            found.append(chunk.slots[:due])
-            if due < chunk.slots.size:
-                left.append(_Chunk(chunk.times[due:], chunk.slots[due:]) if due else chunk)
+        found, left = [self._xp.empty(0, np.int64)], []
+        for chunk in self.runs:
+            due = max(chunk.first, int(self._xp.searchsorted(chunk.times, until, side="right")))
+            found.append(chunk.entries[chunk.first : due].view(np.int64))
+            if due < chunk.entries.size:
+                left.append(dataclasses.replace(chunk, first=due))
         self._left = left
-        return xp.concatenate(found)
+        return self._xp.concatenate(found)
 
     def add(self, times: Array, slots: Slots) -> None:
         """More slots, in any order; they count from the next micro-batch on."""
         if slots.size:
-            order = self._kernels.xp.argsort(times)
-            self._added = _Chunk(times[order], slots[order])
+            order = self._xp.argsort(times)
+            self._added = _Chunk(times[order], slots[order].view(np.uint64), self._kernels)
 
     def commit(self) -> None:
         """Make the last `take` and `add` final; a `MemoryError` on the way leaves them to be committed again."""
         if self._left is None and self._added is None:
             return
-        chunks = self._chunks if self._left is None else self._left
+        chunks = self.runs if self._left is None else self._left
         if self._added is not None:
             chunks = [*chunks, self._added]
-            while len(chunks) > 1 and chunks[-2].slots.size <= chunks[-1].slots.size:
+            while len(chunks) > 1 and self._grows(*chunks[-2:]):
                 chunks[-2:] = [self._merged(*chunks[-2:])]
-        self._chunks = chunks
+        self.runs = chunks
         self.discard()
 
-    def _merged(self, older: _Chunk, newer: _Chunk) -> _Chunk:
-        xp = self._kernels.xp
-        times = xp.concatenate([older.times, newer.times])
+    def _grows(self, chunk: _Chunk, added: _Chunk) -> bool:
+        return chunk.size <= added.size and id(chunk.held) not in self.ahead
+
+    def _merged(self, *chunks: _Chunk) -> _Chunk:
+        times, entries = (
+            self._xp.concatenate([getattr(c, n)[c.first :] for c in chunks]) for n in ("times", "entries")
+        )
         order = self._kernels.argsort(times)
-        return _Chunk(times[order], xp.concatenate([older.slots, newer.slots])[order])
+        return _Chunk(times[order], entries[order], self._kernels)
 
     def discard(self) -> None:
         """Forget the last `take` and `add`."""
         self._left = self._added = None
 
-    def renumbered(self, new_slots: Slots) -> TimeQueue:
-        """Another queue that follows a compaction; slots that went are -1."""
-        queue = TimeQueue(self._kernels)
-        for chunk in self._chunks:
-            slots = new_slots[chunk.slots]
-            kept = slots >= 0
-            if bool(kept.any()):
-                queue._chunks.append(_Chunk(chunk.times[kept], slots[kept]))
-        return queue
+    @staticmethod
+    def _arrays(run: _Chunk) -> tuple[Array, ...]:
+        return run.entries, run.times
+
+    def _like(self, run: _Chunk, arrays: Sequence[Array]) -> _Chunk:
+        entries, times = arrays
+        return _Chunk(times, entries, run.home)
+
+    def _as_now(self, run: _Chunk, made: list[_Chunk]) -> list[_Chunk]:
+        earliest = int(run.times[run.first])  # all that was taken is earlier
+        now = [dataclasses.replace(one, first=int(self._xp.searchsorted(one.times, earliest))) for one in made]
+        return [one for one in now if one.size]

@@ -26,7 +26,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.files.disk import LEAST, Disk, File, NoRoomError
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
-from gpu_ops.state.index import HashIndex, Runs, TimeQueue, postponed
+from gpu_ops.state.index import Ahead, Following, HashIndex, Runs, TimeQueue, postponed
 from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Numbers, Part, Piece, StoredTable, renumbered
 from gpu_ops.values import with_types
 
@@ -61,11 +61,17 @@ class KeySet(NamedTuple):
 
 
 class Growing:
-    """One mutable number per slot, in the backend's memory; the CPU's may lie in a file that is mapped into it."""
+    """One mutable number per slot, in the backend's memory; the CPU's may lie in a file that is mapped into it.
 
-    def __init__(self, xp: Any, dtype: npt.DTypeLike) -> None:
+    Args:
+        xp: the backend's arrays.
+        dtype: of the numbers.
+        room: for so many at first.
+    """
+
+    def __init__(self, xp: Any, dtype: npt.DTypeLike, room: int = 64) -> None:
         self._xp = xp
-        self._data = xp.zeros(64, dtype)
+        self._data = xp.zeros(room, dtype)
         self._file: File | None = None
         self.length = 0
 
@@ -253,13 +259,11 @@ class _Compaction(NamedTuple):
 
     Attributes:
         store: the rows that stay, of the slots that were looked at.
-        stays: of these slots, part by part, which do.
-        indexes: of those rows, where there are `StateTable.key_sets_of`.
+        new_slots: of the slots that were looked at the new ones, -1 for those that go.
     """
 
     store: Store
-    stays: list[Array]
-    indexes: Mapping[str, HashIndex]
+    new_slots: Growing
 
 
 @dataclasses.dataclass
@@ -315,7 +319,8 @@ class StateTable:
     def nbytes(self) -> int:
         """Bytes of rows, indexes and numbers, wherever they lie."""
         numbers = self.status.nbytes + sum(column.nbytes for column in self.beside.values())
-        indexes = sum(index.nbytes for index in self._all_indexes())
+        numbers += 0 if self._compaction is None else self._compaction.new_slots.nbytes
+        indexes = sum(index.nbytes for index in self.indexes.values())
         rows = sum(store.nbytes for store in self._stores())
         return rows + numbers + indexes + sum(table.nbytes for table in self.attached)
 
@@ -323,14 +328,10 @@ class StateTable:
         """The rows, and those of a compaction that is under way."""
         return [self.store] if self._compaction is None else [self._compaction.store, self.store]
 
-    def _all_indexes(self) -> list[Runs[Any]]:
-        """The indexes, and those of a compaction that is under way."""
-        return [*([] if self._compaction is None else self._compaction.indexes.values()), *self.indexes.values()]
-
     @property
     def disk_bytes(self) -> int:
         """Those on disk."""
-        indexes = sum(index.disk_bytes for index in self._all_indexes())
+        indexes = sum(index.disk_bytes for index in self.indexes.values())
         numbers = sum(column.disk_bytes for column in self.beside.values())
         rows = sum(store.disk_bytes for store in self._stores())
         return rows + indexes + numbers + sum(table.disk_bytes for table in self.attached)
@@ -340,7 +341,7 @@ class StateTable:
         """Those in host memory."""
         if self.kernels.host is None:
             return self.nbytes - self.disk_bytes
-        indexes = sum(index.host_bytes for index in self._all_indexes())
+        indexes = sum(index.host_bytes for index in self.indexes.values())
         return self.store.host_bytes + indexes + sum(table.host_bytes for table in self.attached)
 
     # --- a micro-batch -----------------------------------------------------------------------
@@ -439,9 +440,10 @@ class StateTable:
         for slots in done.ends:
             self.status.values[slots] = DEAD
         self._finalize(done, clock_ms)
+        changes = len(self.store) - done.first_new + sum(int(slots.size) for slots in done.ends) + abs(done.live)
+        changes = max([changes, *(part.coming for part in self._parts())])
         for part in self._parts():
             part.commit()
-        changes = len(self.store) - done.first_new + sum(int(slots.size) for slots in done.ends) + abs(done.live)
         # from here on nothing is allocated
         self.live = self.live_after()
         self._settle()
@@ -452,7 +454,7 @@ class StateTable:
             with postponed(self.kernels, "dropping dead rows"):
                 self.compact(_SLOTS_A_CHANGE * changes + (4 if tiny else _FEW))
 
-    def _parts(self) -> list[Runs[Any] | TimeQueue]:
+    def _parts(self) -> list[Following[Any]]:
         return [*self.indexes.values(), *self.queues.values()]
 
     def _finalize(self, done: Journal, clock_ms: int) -> None:
@@ -488,56 +490,53 @@ class StateTable:
     def compact(self, most: int | None = None) -> None:
         """Drop dead rows; done when they outnumber the live, so each dead row costs once.
 
-        The rows that stay are copied some at a time, and indexed again where that is all there is to the indexes, so
-        that no micro-batch waits for all of them; those that die meanwhile stay until the next time. A GPU copies all
-        at once, and has its indexes follow, as is done with few rows.
+        The rows that stay are copied some at a time, then indexes and queues follow, some entries at a time, so that no
+        micro-batch waits for all of them; rows that die meanwhile stay until the next time. A GPU does it all at once.
 
         Args:
-            most: slots to be looked at now, at most; None for all.
+            most: slots to be looked at now, at most, and as many entries of each index; None for all.
         """
-        xp, status = self.kernels.xp, self.status.values
+        xp, status, parts = self.kernels.xp, self.status.values, self._parts()
+        most = None if self.kernels.host is not None else most
         begun = None if most is None else self._compaction
-        before = [] if begun is None else begun.stays
-        first = sum(part.size for part in before)
-        last = status.size if most is None or self.kernels.host is not None else min(first + most, status.size)
-        stays = status[first:last] != DEAD
+        ahead: list[Ahead[Any]] = [{} if begun is None else part.ahead for part in parts]
         self._compaction = None  # what fails half-way begins again
-        copied = 0 if begun is None else len(begun.store)
-        store = self.store.retained(xp.flatnonzero(stays) + first, None if begun is None else begun.store)
-        stay, made = [*before, stays], {}
-        if begun is not None or last < status.size:
-            made = self._indexed(store, copied, {} if begun is None else begun.indexes)
-        if last < status.size:
-            self._compaction = _Compaction(store, stay, made)
+        for part in parts:
+            part.ahead = {}
+        if begun is None:
+            room = int(status.size) * (1 if most is None else 2)  # memory that is never touched costs nothing
+            new_slots, copied = Growing(xp, np.int64, room), 0
+        else:
+            new_slots, copied = begun.new_slots, len(begun.store)
+        first = len(new_slots)
+        last = status.size if most is None else min(first + most, status.size)
+        stays = xp.flatnonzero(status[first:last] != DEAD) + first
+        store = self.store.retained(stays, None if begun is None else begun.store)
+        new_slots.extend(last - first, -1)
+        new_slots.values[stays] = as_slots(self.kernels, copied, stays.size)
+        left = [part.left(own) for part, own in zip(parts, ahead, strict=True)]
+        longest = max(left, default=0)
+        if most is not None and (last < status.size or longest > most):
+            if last == status.size:  # all are ready at once: what has followed is not merged with what comes
+                shares = [-(-most * entries // longest) for entries in left]
+                each = zip(parts, ahead, shares, strict=True)
+                ahead = [part.follow(new_slots.values, own, share) for part, own, share in each]
+            for part, own in zip(parts, ahead, strict=True):
+                part.ahead = own
+            self._compaction = _Compaction(store, new_slots)
             return
-        alive = xp.concatenate(stay)
-        slots, new_slots = xp.flatnonzero(alive), xp.full(status.size, -1, np.int64)
-        new_slots[slots] = as_slots(self.kernels, 0, slots.size)
+        alive = new_slots.values >= 0
+        slots = xp.flatnonzero(alive)
         kept = self.status.retained(slots)
         beside = {name: column.retained(slots) for name, column in self.beside.items()}
-        indexes: dict[str, Runs[Any]] = {
-            name: made[name] if name in made else index.renumbered(new_slots) for name, index in self.indexes.items()
-        }
-        queues = {name: queue.renumbered(new_slots) for name, queue in self.queues.items()}
-        left = renumbered(self.pieces, self.kernels.asnumpy(alive))
-        self._renumber(new_slots)
+        made: list[Any] = [part.renumbered(new_slots.values, own) for part, own in zip(parts, ahead, strict=True)]
+        indexes = dict(zip(self.indexes, made, strict=False))
+        queues = dict(zip(self.queues, made[len(indexes) :], strict=True))
+        pieces = renumbered(self.pieces, self.kernels.asnumpy(alive))
+        self._renumber(new_slots.values)
         # from here on nothing is allocated
         self.store, self.status, self.beside, self.indexes, self.queues = store, kept, beside, indexes, queues
-        self.pieces = left
-
-    def _indexed(self, store: Store, first: int, begun: Mapping[str, HashIndex]) -> dict[str, HashIndex]:
-        """The indexes that a compaction has begun, with the rows of its store from ``first`` on; some or none."""
-        if not all(keys.names for keys in self.key_sets_of.values()):
-            return {}
-        found = {name: begun[name] if begun else HashIndex(self.kernels) for name in self.key_sets_of}
-        names = list(dict.fromkeys(name for keys in self.key_sets_of.values() for name in keys.names))
-        slots = as_slots(self.kernels, first, len(store) - first)
-        if slots.size:
-            entries = self._entries(store.take(slots, names, present=True))
-            for name, keys in self.key_sets_of.items():
-                found[name].stage_entries(entries[keys.label] + np.uint64(first), ascending=True)
-                found[name].commit()
-        return found
+        self.pieces = pieces
 
     def _renumber(self, new_slots: Slots) -> None:
         """What else of a kind of table goes by slots follows a compaction, all of it or, on an error, none."""
@@ -553,7 +552,7 @@ class StateTable:
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
         """Move the oldest part of indexes one place further, and to disk then the numbers beside rows."""
-        indexes = (partial(index.cool, disk=disk) for index in self._all_indexes())
+        indexes = (partial(index.cool, disk=disk) for index in self.indexes.values())
         numbers = () if disk is None else (partial(self._cool_numbers, column, disk) for column in self.beside.values())
         attached = (partial(table.cool_indexes, disk=disk) for table in self.attached)
         return cooled([*indexes, *numbers, *attached], wanted)
@@ -570,7 +569,7 @@ class StateTable:
     def warm(self) -> None:
         """Move everything back."""
         self.store.warm()
-        for index in self._all_indexes():
+        for index in self.indexes.values():
             index.warm()
         for table in self.attached:
             table.warm()

@@ -542,10 +542,10 @@ def test_compaction_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             full(patch, 0)
             engine.process(rows(0, 40_000, 10), clock_ms=150)
             assert len(engine._operator.tables[0]) == 30_010
-        for number in range(1, 9):  # some rows at a time
+        for number in range(1, 16):  # some rows at a time, then some entries
             assert len(engine._operator.tables[0]) == 30_000 + 10 * number
             engine.process(rows(0, 50_000 + 10 * number, 10), clock_ms=160)
-        assert len(engine._operator.tables[0]) == 5000 + 90
+        assert len(engine._operator.tables[0]) == 5000 + 160
 
 
 # --- folders ---------------------------------------------------------------------------------

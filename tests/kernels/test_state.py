@@ -14,6 +14,7 @@ import pytest
 from cpu_fallback.store import CpuStore, Growable
 from gpu_ops import layouts
 from gpu_ops.arrays import Array
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
@@ -22,7 +23,7 @@ from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.changes import NEVER
 from gpu_ops.operators.core.emission import _net, _timed
 from gpu_ops.operators.core.visibility import _crosses
-from gpu_ops.state.index import HashIndex
+from gpu_ops.state.index import Following, HashIndex
 from kernels.conftest import EMULATED, only_on
 from kernels.support import TYPES, everything, rows_of, same
 from kernels.test_probe import keeping, unlike
@@ -241,43 +242,65 @@ def test_no_needles(kernels: Kernels) -> None:
     assert [part.size for part in found] == [0, 0]
 
 
-def test_a_compaction_copies_a_few_rows_for_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+_ROWS = pa.schema([("k", pa.int64()), ("t", pa.int64())])
+_CHANGES, _OTHER = Input("L", _ROWS, row_kind="op", event_time="t"), Input("R", _ROWS, event_time="t")
+_BY: dict[str, Any] = {"keys": (Key("k", "k"),), "suffixes": ("", "_r")}
+_NEAR = Interval(0, 9000, min_cleanup_ms=100)
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        Join("left", _CHANGES, _OTHER, **_BY),
+        Join("anti", _OTHER, _CHANGES, **_BY, null_aware=True),
+        AsofJoin("left", _CHANGES, _OTHER, **_BY, asof=Asof()),
+        IntervalJoin("left", Input("L", _ROWS, event_time="t"), _OTHER, **_BY, interval=_NEAR),
+        Join("left", Input("L", _ROWS, ttl_ms=9000), _OTHER, **_BY),
+    ],
+    ids=["keys", "null keys", "times", "interval", "ttl"],
+)
+def test_a_compaction_does_a_little_for_each_change(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the state: no micro-batch copies more rows than four times its changes, and a few thousand.
 
-    Nor does one have as many index entries follow.
+    Nor do more entries of an index or a queue follow; and what comes out is as if no row was ever dropped.
     """
-    retained, copied = CpuStore.retained, [0]
-    renumbered, followed = HashIndex.renumbered, [0]
+    retained, follow, renumbered, done = CpuStore.retained, Following.follow, layouts.renumbered, [0]
 
-    def counting(store: CpuStore, slots: Array, onto: CpuStore | None = None) -> CpuStore:
-        copied[0] += slots.size
+    def copying(store: CpuStore, slots: Array, onto: CpuStore | None = None) -> CpuStore:
+        done.append(slots.size)
         return retained(store, slots, onto)
 
-    def following(index: HashIndex, new_slots: Array) -> HashIndex:
-        followed[0] += sum(run.entries.size for run in index.runs)
-        return renumbered(index, new_slots)
+    def following(part: Following[Any], *given: Any) -> Any:
+        done.append(0)
+        return follow(part, *given)
 
-    monkeypatch.setattr(CpuStore, "retained", counting)
-    monkeypatch.setattr(HashIndex, "renumbered", following)
-    left = Input("L", pa.schema([("k", pa.int64()), ("v", pa.string())]), row_kind="op")
-    join = Join("left", left, Input("R", pa.schema([("k", pa.int64())])), keys=(Key("k", "k", using=True),))
+    def looking(entries: Array, new_slots: Array) -> tuple[Array, Array]:
+        done[-1] += entries.size
+        return renumbered(entries, new_slots)
 
-    def changes(keys: Array, kind: str) -> pa.Table:
-        return pa.table({"k": keys, "v": [f"row {key}" for key in keys], "op": [kind] * len(keys)})
+    monkeypatch.setattr(CpuStore, "retained", copying)
+    monkeypatch.setattr(Following, "follow", following)
+    monkeypatch.setattr(layouts, "renumbered", looking)
+    side = [source.name for source in join.inputs].index("L")
+    kinds, rng, live = join.inputs[side].row_kind is not None, np.random.default_rng(0), np.arange(0)
 
-    rng, live, sizes = np.random.default_rng(0), np.arange(30_000), []
+    def rows(new: Array, gone: Array) -> pa.Table:
+        keys = np.concatenate([gone, new])
+        kind = pa.array(["-D"] * gone.size + ["+I"] * new.size)
+        return pa.table({"k": keys, "t": keys} | ({"op": kind} if kinds else {}))
+
     with closing(JoinEngine(join, "cpu")) as engine, closing(JoinEngine(join, "cpu")) as never:
-        monkeypatch.setattr(never._operator.tables[0], "compact", lambda most=None: None)
-        for one in (engine, never):
-            one.process(changes(live, "+I"), pa.table({"k": live}))
-        while len(live):
-            gone = rng.choice(live, 500, replace=False)
-            live = np.setdiff1d(live, gone)
-            copied[0] = followed[0] = 0
-            assert engine.process(changes(gone, "-D")).equals(never.process(changes(gone, "-D")))
-            assert copied[0] <= 4096 + 4 * 500
-            assert followed[0] <= 2 * (4096 + 4 * 500)  # two indexes
-            sizes.append(len(engine._operator.tables[0]))
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) > 2
-    assert sizes[-1] < 10_000
+        sizes = []
+        monkeypatch.setattr(never._operator.tables[side], "compact", lambda most=None: None)
+        for number in range(100):
+            new = np.arange(300 * number, 300 * number + 300)
+            gone = rng.choice(live, 700 if kinds and number >= 50 and live.size > 1000 else 0, replace=False)
+            live = np.concatenate([np.setdiff1d(live, gone), new])
+            given: dict[str, Any] = {"L": rows(new, gone), "R": pa.table({"k": new[::2], "t": new[::2]})}
+            given["clock_ms"] = 300 * number
+            if isinstance(join, IntervalJoin):
+                given["watermark"] = 300 * number
+            assert engine.process(**given).equals(never.process(**given))
+            sizes.append(len(engine._operator.tables[side]))
+        assert min(np.diff(sizes)) < -5000  # all at once, when all is ready
+    assert 5000 < max(done) <= 4096 + 4 * 1000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpu_fallback import CpuKernels, search
-from gpu_ops.state.index import TimeIndex, TimeQueue
+from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
 
 SPANS = (50, 1 << 20, 1 << 45)
 """Of times: many equal ones; some; and more than fit beside a hash in one number."""
@@ -104,3 +104,33 @@ def test_queue_gives_what_is_due(seed: int) -> None:
             new[old] = np.arange(len(old))
             queue = queue.renumbered(new)
             waiting, used = {int(new[s]): t for s, t in waiting.items()}, len(old)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_some_entries_at_a_time_follow_as_all_at_once(seed: int) -> None:
+    """While more come, runs are merged, and what is due is taken."""
+    rng, kernels, used, complete = np.random.default_rng(seed), CpuKernels(), 0, 0
+    stays = rng.random(5000) < 0.5
+    new_slots = np.where(stays, np.cumsum(stays) - 1, -1)
+    new_slots[1200:1300] = -1
+    index, hashed, queue = TimeIndex(kernels), HashIndex(kernels), TimeQueue(kernels)
+    for number in range(600):
+        count = int(rng.integers(1, 9))
+        slots, used = np.arange(used, used + count), used + count
+        hashes, times = some_rows(rng, count, 50)
+        index.stage(hashes, slots, times)
+        hashed.stage(hashes, slots)
+        queue.take(number)
+        queue.add(number + rng.integers(0, 100, count), slots)
+        for part in (index, hashed, queue):
+            part.commit()
+            if number < 200:
+                continue
+            part.ahead = part.follow(new_slots, part.ahead, 12)
+            if part.left(part.ahead) <= 12:
+                ones = part.renumbered(new_slots, part.ahead), part.renumbered(new_slots)
+                found = [np.concatenate([run.entries[getattr(run, "first", 0) :] for run in one.runs]) for one in ones]
+                assert sorted(found[0]) == sorted(found[1])
+                assert len(part.runs) < 20
+                part.ahead, complete = {}, complete + 1
+    assert complete > 6
