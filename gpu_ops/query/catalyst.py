@@ -111,6 +111,7 @@ class Catalyst:
         """Args: the session, whose settings and functions count."""
         self.session = session
         self._java: Any = session._jsparkSession.cloneSession()
+        self._views = 0
         # what BETWEEN compares is written out in both comparisons, as in Spark 3.5
         self._java.conf().set("spark.sql.alwaysInlineCommonExpr", "true")
 
@@ -140,12 +141,21 @@ class Catalyst:
                 own.clearActiveSession()
 
     def view(self, name: str, schema: st.StructType) -> None:
-        """Makes an input known by a name."""
+        """Makes an input known by a name.
+
+        Each input has one row more than the one before it: without rows Catalyst would take those of the same types for
+        one, and leave out an EXISTS as the same as another.
+        """
         fields = [
             st.StructField(x.name, x.dataType, x.nullable, {**(x.metadata or {}), INPUT: name}) for x in schema.fields
         ]
         kind = self._class("org.apache.spark.sql.types.DataType").fromJson(st.StructType(fields).json())
-        self._java.createDataFrame(self._class("java.util.ArrayList")(), kind).createOrReplaceTempView(backquoted(name))
+        self._views += 1
+        gateway = self.session.sparkContext._gateway
+        nulls = gateway.new_array(gateway.jvm.java.lang.Object, len(fields))
+        row = self._class("org.apache.spark.sql.RowFactory").create(nulls)
+        rows = self._class("java.util.Collections").nCopies(self._views, row)
+        self._java.createDataFrame(rows, kind).createOrReplaceTempView(backquoted(name))
 
     def parsed(self, sql: str) -> Any:
         """A query's plan, parsed.

@@ -105,6 +105,10 @@ SUB_QUERIES = {
     "a null not in": "SELECT a.k, a.x FROM a WHERE CAST(NULL AS BIGINT) NOT IN (SELECT b.k FROM b WHERE b.k > 0)",
     "a constant not in": "SELECT a.k, a.x FROM a WHERE 1 NOT IN (SELECT c.w FROM c WHERE c.k = a.k)",
     "a constant or null not in": "SELECT a.k, a.x FROM a WHERE nullif(a.y, 1) NOT IN (SELECT d.k FROM d)",
+    "exists in two tables of the same types": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM c WHERE c.k = a.k) "
+        "AND EXISTS (SELECT 1 FROM d WHERE d.k = a.k)",
+    "in one table and not in one of the same types": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT k FROM d) AND NOT "
+        "EXISTS (SELECT 1 FROM c WHERE c.k = a.k)",
     "exists of the outer column": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT a.x FROM c)",
     "exists of a count": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT count(*) FROM b WHERE b.k = a.k)",
     "exists of a count of nothing": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT count(*) FROM b WHERE b.k = a.k "
