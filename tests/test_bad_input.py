@@ -379,6 +379,11 @@ DESCRIPTIONS: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, 
         ConditionError,
         ("bool",),
     ),
+    "condition that is no text": (
+        lambda: described(where={"orders.amount": 1}),
+        DescriptionError,
+        ("where=", "amount"),
+    ),
     "aggregate in a condition": (
         lambda: described(where="orders.amount > max(prices.price)"),
         ConditionError,

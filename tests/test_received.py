@@ -47,3 +47,12 @@ def test_indices_beyond_a_dictionary_are_damage() -> None:
     for words in (text(b"good", 0, 2, 4), text(b"\xff\xfe", 0, 1, 2)):
         with pytest.raises(pa.ArrowException):
             check_array(pa.DictionaryArray.from_arrays(indices, words, safe=False))
+
+
+def test_nulls_behind_a_null_struct_and_in_a_map_are_no_damage() -> None:
+    """A field that is never null is so behind a null struct, as Spark writes it; a map's values may all be null."""
+    kind = pa.struct([pa.field("a", pa.float64()), pa.field("c", pa.string(), nullable=False)])
+    rows = pa.array([{"a": 1.0, "c": "x"}], kind).take(pa.array([0, None]))
+    assert rows.field(1).null_count == 1
+    check_array(rows)
+    check_array(pa.array([[("k", None), ("l", None)], [("k", None)]], pa.map_(pa.string(), pa.null())))

@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 
@@ -130,7 +130,7 @@ class Condition(Expression):
         mode_matters: whether it means something else in the other mode than the one it was parsed in.
     """
 
-    mode_matters: bool = False
+    mode_matters: bool = field(default=False, compare=False)
 
     __hash__ = Expression.__hash__
 
@@ -192,6 +192,8 @@ def condition_of(where: Where, inputs: Mapping[str, pa.Schema], *, ansi: bool) -
         return parse(where, inputs, ansi=ansi)
     if isinstance(where, Condition):
         return of_tree(where.sql, [where.root], inputs, ansi=ansi, mode_matters=where.mode_matters)
+    if not isinstance(where, Mapping) or not where.keys() >= {"text", "tree"}:
+        raise DescriptionError(f"where={where!r}; it is a condition's text, such as 'left.x > right.y'")
     nodes: list[Node] = []
     for item in where["tree"]:
         if len(item) == 1:

@@ -44,6 +44,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
             "spark.sql.session.timeZone": "America/New_York",  # not the machine's, not UTC
             "spark.log.level": "ERROR",
             "spark.ui.enabled": "false",
+            "spark.sql.ui.retainedExecutions": "10",  # plans as text, of all micro-batches side by side
+            "spark.ui.retainedJobs": "50",
+            "spark.ui.retainedStages": "50",
             "spark.python.authenticate.socketTimeout": "120s",  # `collect()` has 15 s to fetch its rows
         },
     )
