@@ -1,11 +1,13 @@
 """A left join with 8 times as much state as memory: ours on Spark, Flink SQL on RocksDB, Spark's own on RocksDB.
 
-Orders and payments are those of `large_state`, here in CSV files that all read: all orders come first, and then
-micro-batches of payments, each of one order. Each system is in a memory cgroup of its own with all of its processes. It
-may take what it takes after it has run the same query over a few rows (a heap of 1 GiB in its JVM whose pages are there
-from the start is part of that; files that the system keeps in memory are not), an eighth of the orders' bytes in Arrow,
-and `_WORK` for a micro-batch. Of that eighth `large_state`'s part is what ours may hold of its state, and what RocksDB
-may take for blocks and write buffers; the rest is left to what the system keeps of files. All have the same disk.
+Orders and payments are those of `large_state`, here in CSV files that all read: all orders come first, and then micro-
+batches of payments, each of one order. Each system is in a memory cgroup of its own with all of its processes; the
+heap of its JVM is 1 GiB, whose pages are there from the start. An eighth of the orders' bytes in Arrow is the memory
+for state: of that, `large_state`'s part is what ours may hold of its state, and what RocksDB may take for blocks and
+write buffers, each by its own settings. The rest is left to what the system keeps of files: when all orders are there
+and a turn of payments is done, the cgroup is limited to what is used then without files, that rest, and `_WORK` in
+case more is needed for work. What each takes for work is its own affair, and on record: what was used then, and before
+with a few rows of state. Loading is not limited but by those settings. All have the same disk.
 
 - `ours`: `gpu_ops.join` of `read_files`, two state servers, durable after each micro-batch.
 - `flink`: a left join in SQL, parallelism 2, the key of the orders declared, no checkpoints. `flink_checkpoints`: with
@@ -35,6 +37,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -49,15 +52,15 @@ from benchmarks.flink.run import FLINK_VERSION, SOURCE, flink_command
 from benchmarks.large_state import KEYS, STATE_PART, Group, chosen, orders, payments
 
 PEERS = ("ours", "flink", "flink_checkpoints", "spark_left", "spark_inner")
-_WORK = 160 << 20
-"""Bytes for a micro-batch, for what allocators keep, and for what a JVM takes beside its heap as it compiles."""
+_WORK = 64 << 20
+"""Bytes that each may take more than it does when it is limited."""
 _CHECKPOINTS = "10 s"
 _HEAP = "1g"
 _LOAD = 50_000
 """Orders in a micro-batch."""
 _LOOK = "50 ms"
 _WARM = {"orders": 4, "payments": 6}
-"""Micro-batches of each input before memory is limited."""
+"""Micro-batches of each input, of a query before that which is measured."""
 
 COLUMNS = {
     "orders": {
@@ -101,7 +104,7 @@ def write(folder: Path, options: argparse.Namespace) -> int:
     Returns:
         The orders' bytes in Arrow.
     """
-    size, each = 0, options.turn * (options.rounds + 1)
+    size, each = 0, options.turn * (options.rounds + 2)
     for first in range(0, options.rows, _LOAD):
         table = orders(np.arange(first, min(first + _LOAD, options.rows)))
         save(folder / "orders", "all", first // _LOAD, table)
@@ -129,7 +132,7 @@ def expected(folder: Path, how: str) -> tuple[int, int]:
 
 
 class Peer:
-    """A system in a process and a cgroup of its own, warm and with its memory limited.
+    """A system in a process and a cgroup of its own, warm.
 
     Args:
         name: one of `PEERS`.
@@ -152,13 +155,9 @@ class Peer:
             [*into, *start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self._next("warm")
-        self.idle = self.group.used()
-        self.limit = self.group.limit(memory + _WORK)
-        self._tell("\n")
-
-    def _tell(self, text: str) -> None:
+        self.idle, self._files = self.group.used(), int(memory * (1 - STATE_PART))
         assert self._process.stdin is not None
-        self._process.stdin.write(text)
+        self._process.stdin.write("\n")
         self._process.stdin.flush()
 
     def _next(self, event: str) -> dict[str, Any]:
@@ -191,6 +190,12 @@ class Peer:
         """The next micro-batches of payments; seconds of one."""
         count = 1 if self.name == "spark_left" else count
         return self.give("payments", kind, count) / count
+
+    def limit(self) -> dict[str, int]:
+        """Leave it what it uses, and a little for files; how much that is, in bytes."""
+        os.sync()  # what is to be written cannot be dropped
+        used = self.group.used()
+        return {"idle_bytes": self.idle, "used_bytes": used, "limit_bytes": self.group.limit(self._files + _WORK)}
 
     def end(self) -> tuple[int, int]:
         """End it; the number of rows of its result, and their sum."""
@@ -285,8 +290,7 @@ def serve(name: str, work: Path, memory: int) -> None:
             print(json.dumps({"event": "rows", "came": came}), flush=True)
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-            if event.exception is not None:
-                os._exit(1)  # whoever waits for rows sees that
+            pass
 
     def start(folder: Path, **trigger: Any) -> Any:
         writer = joined(name, spark, folder).writeStream.format("noop")
@@ -298,6 +302,15 @@ def serve(name: str, work: Path, memory: int) -> None:
     sys.stdin.readline()
     spark.streams.addListener(Listener())
     query = start(work, processingTime="0 seconds")
+
+    def watch() -> None:
+        try:
+            query.awaitTermination()
+        except Exception as error:  # whatever it is, or the JVM is gone
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
     sys.stdin.read()
     query.stop()
     print(json.dumps({"event": "end", "rows": rows, "sum": total}), flush=True)
@@ -343,7 +356,7 @@ def main() -> None:
         serve(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
         return
     parser = arguments(__doc__, "large_state_peers", rounds=3)
-    parser.add_argument("--rows", type=int, default=2_000_000, help="orders")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="orders; an eighth holds a micro-batch")
     parser.add_argument("--batch", type=int, default=20_000, help="payments in a micro-batch")
     parser.add_argument("--turn", type=int, default=4, help="micro-batches in a turn")
     parser.add_argument("--times", type=int, default=8, help="as many bytes of orders as memory")
@@ -364,7 +377,9 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     memory, peers, found = size // options.times, dict[str, Peer](), dict[str, dict[str, Any]]()
     for name in options.only:
         peer = peers[name] = Peer(name, data, folder / name, memory, options.batch)
-        found[name] = {"idle_bytes": peer.idle, "limit_bytes": peer.limit, "load_seconds": peer.load()}
+        found[name] = {"load_seconds": peer.load()}
+        peer.turn(KEYS[0], options.turn)
+        found[name] |= peer.limit()
         print(name, found[name], file=sys.stderr, flush=True)
     for kind in KEYS:
         cases = {name: functools.partial(peer.turn, kind, options.turn) for name, peer in peers.items()}
@@ -372,7 +387,7 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             found[name][kind] = summarise(seconds)
             print(kind, name, found[name][kind], file=sys.stderr, flush=True)
     for name, peer in peers.items():
-        found[name] |= {"used_bytes": peer.group.used(), "most_bytes": peer.group.most()}
+        found[name]["used_at_end_bytes"] = peer.group.used()
         said, right = peer.end(), expected(peer.folder, "inner" if name.startswith("spark") else "left")
         if said != right:
             raise SystemExit(f"{name}: {said} rows and sum, {right} expected")
