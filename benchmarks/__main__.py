@@ -12,8 +12,8 @@ _WITH = {
 """Options of those that write a file of results other than their own, by the name of both."""
 ALL = (
     *("aggregate", "asof", "at_end", "at_length", "by_time", "engine", "flink.temporal", "growth", "interval"),
-    *("large_state", "lookup", "nexmark", "peers", "pipeline_limit", "restarts", "state_bytes", "tpch", "upserts"),
-    *("vs_flink", "vs_flink --multi", "vs_spark", "vs_spark --cold", *_WITH),
+    *("large_state", "large_state_peers", "lookup", "nexmark", "peers", "pipeline_limit", "restarts", "state_bytes"),
+    *("tpch", "upserts", "vs_flink", "vs_flink --multi", "vs_spark", "vs_spark --cold", *_WITH),
 )
 """Kafka's (`benchmarks.flink.kafka`) is not among them: it wants services that run."""
 

@@ -23,6 +23,7 @@ import multiprocessing
 import os
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from gpu_ops.memory import Budget
 
 OPERATORS = ("join", "aggregate")
 KEYS = ("uniform", "recent")
-_STATE_PART = 0.7
+STATE_PART = 0.7
 """The part of what memory there is that state may take: the rest is for a micro-batch, and for pages read back."""
 _WORK = 96 << 20
 """Bytes for a micro-batch, what comes of it, how both travel here, and what allocators keep, whatever the state."""
@@ -137,31 +138,44 @@ def parts(operator: str, rows: int) -> Iterator[dict[str, pa.Table]]:
 
 
 class Group:
-    """A memory cgroup that this process is in from now on."""
+    """A memory cgroup; `processes` is its file of those that are in it, and of all that they start."""
 
     def __init__(self) -> None:
         own = Path("/proc/self/cgroup").read_text().splitlines()
         names = {kinds: path for _, kinds, path in (line.split(":", 2) for line in own)}
         old = "memory" in names
         base = _CGROUPS / "memory" if old else _CGROUPS
-        self.folder = base / names["memory" if old else ""].lstrip("/") / f"large_state_{os.getpid()}"
+        self.folder = base / names["memory" if old else ""].lstrip("/") / f"large_state_{uuid.uuid4().hex[:8]}"
         if not self.folder.parent.is_dir():
             self.folder = base / self.folder.name
         self._limit = "memory.limit_in_bytes" if old else "memory.max"
         self._usage = "memory.usage_in_bytes" if old else "memory.current"
         self._most = "memory.max_usage_in_bytes" if old else "memory.peak"
+        self._files = ("total_cache", "total_mapped_file") if old else ("file", "file_mapped")
         self.folder.mkdir()
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+        self.processes = self.folder / "cgroup.procs"
+
+    def used(self) -> int:
+        """Bytes, without what the system keeps of files that no process has mapped."""
+        stat = dict(line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
+        files, mapped = (int(stat[name]) for name in self._files)
+        return int((self.folder / self._usage).read_text()) - files + mapped
 
     def limit(self, more: int) -> int:
         """Allow so much more than what is used; how much that is in all."""
-        allowed = int((self.folder / self._usage).read_text()) + more
+        allowed = self.used() + more
         (self.folder / self._limit).write_text(str(allowed))
         return allowed
 
     def most(self) -> int:
         """The most that was ever used."""
         return int((self.folder / self._most).read_text())
+
+    def close(self) -> None:
+        """Remove it, once its processes have ended."""
+        while self.processes.read_text():
+            time.sleep(0.1)
+        self.folder.rmdir()
 
 
 def sent(tables: dict[str, pa.Table]) -> dict[str, bytes]:
@@ -193,12 +207,13 @@ def served(pipe: Any, operator: str, folder: str | None) -> None:
     while (told := pipe.recv()) is not None:
         if told == "group":
             group = Group()
+            group.processes.write_text(str(os.getpid()))
         elif isinstance(told, int):
             engine.close()
             gc.collect()
             assert group is not None
             group.limit(told + _WORK)
-            budget = Budget(host=int(told * _STATE_PART), folder=folder)
+            budget = Budget(host=int(told * STATE_PART), folder=folder)
             engine = JoinEngine(description(operator), "cpu", memory_limit=budget)
         elif told == "size":
             pipe.send(sum(value for name, value in engine.state_size().items() if name.endswith("_bytes")))
@@ -213,7 +228,7 @@ def served(pipe: Any, operator: str, folder: str | None) -> None:
     if group is not None:
         pipe.send(group.most())
         (group.folder.parent / "cgroup.procs").write_text(str(os.getpid()))
-        group.folder.rmdir()
+        group.close()
 
 
 class Engine:

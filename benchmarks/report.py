@@ -43,8 +43,15 @@ Row = tuple[str, str, str]
 def sections() -> dict[str, list[Row]]:
     """What was measured beside whom: rows of what, the ratio, and the benchmark, by title."""
     return {
-        "Beside Flink": [*flink_rows(), *multi_rows(), *temporal_rows(), *kafka_rows(), *tpch_rows()],
-        "Beside Spark's own joins and writer": [*spark_rows(), *nexmark_rows(), *sink_rows()],
+        "Beside Flink": [
+            *flink_rows(),
+            *multi_rows(),
+            *temporal_rows(),
+            *kafka_rows(),
+            *tpch_rows(),
+            *disk_rows("flink"),
+        ],
+        "Beside Spark's own joins and writer": [*spark_rows(), *nexmark_rows(), *sink_rows(), *disk_rows("spark")],
         "Beside one batch join by polars": [*polars_rows(), *asof_rows(), *aggregate_rows(), *at_end_rows()],
         "Beside itself, and beside a pipeline that does nothing": [*limit_rows(), *growth_rows(), *state_rows()],
     }
@@ -214,6 +221,30 @@ def state_rows() -> list[Row]:
         ("the same: bytes of the log and of snapshots over those of the changes in Arrow", written, "restarts"),
         (f"the same, killed: time {start}", spread(results["start_over_that_without_state"]), "restarts"),
     ]
+
+
+def disk_rows(system: str) -> list[Row]:
+    """The lines about a state that is larger than memory, ours beside RocksDB's."""
+    found = load("large_state_peers")
+    settings, spark = found["settings"], f"Spark {found['versions']['pyspark']}'s own"
+    flink = f"Flink SQL {settings['flink']} on RocksDB"
+    names = {
+        "flink": f"{flink}, no checkpoints",
+        "flink_checkpoints": f"{flink}, incremental checkpoints",
+        "spark_left": f"{spark} left interval join on RocksDB",
+        "spark_inner": f"{spark} inner join on RocksDB, without a watermark",
+    }
+    of = f"left join, {settings['times']} times as many bytes of orders as memory for state"
+    kinds = {"uniform": "any key as likely as another", "recent": "nine in ten keys among the newest tenth"}
+    rows = []
+    for name, over in found["results"]["seconds_over_ours"].items():
+        if name.startswith(system):
+            rows += [
+                (f"{of}, {how}: rate over {names[name]}", spread(over[kind], 1), "large_state_peers")
+                for kind, how in kinds.items()
+            ]
+            rows.append((f"the same, loading the orders: rate over {names[name]}", f"{over['load']:.1f}", rows[-1][2]))
+    return rows
 
 
 def limit_rows() -> list[Row]:

@@ -94,7 +94,7 @@ def run_flink(
     counts = read_counts(data)
     if source == "sql":
         _join_files(data, list(counts.changes))
-    command = _command(SOURCE, heap, version)
+    command = flink_command(SOURCE, heap, version)
     options = {
         "data": str(data),
         "source": source,
@@ -166,11 +166,11 @@ def run_sql(
         files = [Path(folder, f"{number}.sql") for number in range(len(scripts))]
         for file, script in zip(files, scripts, strict=True):
             file.write_text(script)
-        command = _command(SOURCE.with_name("FlinkSql.java"), heap, version, jars)
+        command = flink_command(SOURCE.with_name("FlinkSql.java"), heap, version, jars)
         return _output([*command, str(parallelism), str(heap_at_end).lower(), *map(str, files)])
 
 
-def _command(source: Path, heap: str, version: str, jars: Sequence[Path] = ()) -> list[str]:
+def flink_command(source: Path, heap: str, version: str, jars: Sequence[Path] = ()) -> list[str]:
     """What starts the class of a source file."""
     java, lib = _tool("java"), flink_jars(version)
     return [
