@@ -222,7 +222,7 @@ class Memory:
         if not excess or self.disk is None:
             return taken
         try:
-            make_room(tables, excess + int((self.budget.host or 0) * _AHEAD), self.disk)
+            make_room(tables, excess, self.disk, int((self.budget.host or 0) * _AHEAD))
         finally:
             taken = self.charge(tables)
             give_back()
@@ -355,13 +355,14 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
-def make_room(tables: Sequence[Coolable], wanted: int, disk: Disk | None = None) -> int:
+def make_room(tables: Sequence[Coolable], wanted: int, disk: Disk | None = None, ahead: int = 0) -> int:
     """Move state one place further, the coldest first, until so much is freed or nothing is left to move.
 
     Args:
         tables: of one engine.
         wanted: bytes of GPU memory, or with a disk of the host's.
         disk: where what is in host memory goes; None to move what is in GPU memory to the host's.
+        ahead: bytes more, where rows or indexes have them: numbers beside rows go only if they must.
 
     Returns:
         Bytes freed.
@@ -370,17 +371,18 @@ def make_room(tables: Sequence[Coolable], wanted: int, disk: Disk | None = None)
         NoRoomError: the disk is full.
     """
     freed = 0
-    ways: tuple[Callable[[Coolable, int], int], ...] = (
-        lambda table, more: table.cool_rows(more, disk),
-        lambda table, more: table.cool_indexes(more, disk),
+    ways: tuple[tuple[int, Callable[[Coolable, int], int]], ...] = (
+        (wanted + ahead, lambda table, more: table.cool_rows(more, disk)),
+        (wanted + ahead, lambda table, more: table.cool_indexes(more, disk)),
+        (wanted, lambda table, more: 0 if disk is None else table.cool_numbers(more, disk)),
     )
-    for way in ways:
+    for most, way in ways:
         movable = list(tables)
-        while freed < wanted and movable:
+        while freed < most and movable:
             largest = max(
                 movable, key=lambda t: t.nbytes - t.host_bytes - t.disk_bytes if disk is None else t.host_bytes
             )
-            moved = way(largest, wanted - freed)
+            moved = way(largest, most - freed)
             freed += moved
             if not moved:
                 movable.remove(largest)

@@ -124,7 +124,7 @@ class Growing:
         """Bytes in use on disk."""
         return 0 if self._file is None else self.nbytes
 
-    def cool(self, wanted: int, disk: Disk) -> int:
+    def cool(self, disk: Disk, wanted: int = 1) -> int:
         """Move all of them to disk, if they are not there; the bytes freed.
 
         Raises:
@@ -236,6 +236,10 @@ class Coolable(Protocol):
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
         """The same of the indexes."""
+
+    def cool_numbers(self, wanted: int, disk: Disk) -> int:
+        """The same of the numbers beside rows, to disk."""
+        return 0
 
     def warm(self) -> None:
         """Move everything back to GPU memory."""
@@ -551,15 +555,16 @@ class StateTable:
         return cooled([*own, *(partial(table.cool_rows, disk=disk) for table in self.attached)], wanted)
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
-        """Move the oldest part of indexes one place further, and to disk then the numbers beside rows."""
+        """Move the oldest part of indexes one place further."""
         indexes = (partial(index.cool, disk=disk) for index in self.indexes.values())
-        numbers = () if disk is None else (partial(self._cool_numbers, column, disk) for column in self.beside.values())
-        attached = (partial(table.cool_indexes, disk=disk) for table in self.attached)
-        return cooled([*indexes, *numbers, *attached], wanted)
+        return cooled([*indexes, *(partial(table.cool_indexes, disk=disk) for table in self.attached)], wanted)
 
-    def _cool_numbers(self, column: Growing, disk: Disk, wanted: int) -> int:
+    def cool_numbers(self, wanted: int, disk: Disk) -> int:
+        """Move numbers beside rows to disk; those of a GPU stay where they are."""
         least = 1 if self.kernels.tiny_segments else LEAST
-        return column.cool(wanted, disk) if self.kernels.host is None and column.nbytes >= least else 0
+        large = (column for column in self.beside.values() if self.kernels.host is None and column.nbytes >= least)
+        attached = (partial(table.cool_numbers, disk=disk) for table in self.attached)
+        return cooled([*(partial(column.cool, disk) for column in large), *attached], wanted)
 
     def fetch(self, slots: Slots) -> None:
         """The numbers beside some rows are going to be looked at: those on disk are read together."""

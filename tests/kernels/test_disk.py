@@ -266,8 +266,8 @@ def test_numbers_that_go_to_disk(seed: int, dtype: Any, place: Disk, monkeypatch
                 numbers.length = model.size  # as `StateTable.discard` does
             copies.append((numbers.copied(kernels), model.copy()))
         if turn == 5:
-            assert numbers.cool(1, place) == model.nbytes == numbers.disk_bytes
-            assert numbers.cool(1, place) == 0
+            assert numbers.cool(place) == model.nbytes == numbers.disk_bytes
+            assert numbers.cool(place) == 0
         slots = rng.permutation(model.size)[:500]
         numbers.fetch(slots)
         numbers.values[slots] = model[slots] = rng.integers(0, 1000, slots.size)
