@@ -172,8 +172,9 @@ class Group:
         return int((self.folder / self._most).read_text())
 
     def close(self) -> None:
-        """Remove it, once its processes have ended."""
-        while self.processes.read_text():
+        """Remove it, once its processes have ended; they have a minute."""
+        deadline = time.monotonic() + 60
+        while self.processes.read_text() and time.monotonic() < deadline:
             time.sleep(0.1)
         self.folder.rmdir()
 

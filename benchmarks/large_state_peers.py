@@ -29,6 +29,7 @@ those of the left join, or for Spark's own those of the inner one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import math
@@ -203,8 +204,13 @@ class Peer:
         self._process.stdin.close()
         found = self._next("end")
         self._process.wait()
-        self.group.close()
         return found["rows"], found["sum"]
+
+    def close(self) -> None:
+        """End its process, if it has not ended, and remove the cgroup."""
+        self._process.kill()
+        self._process.wait()
+        self.group.close()
 
 
 @functools.cache
@@ -364,19 +370,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
     options = parser.parse_args()
     assert options.rows % _LOAD == 0, f"a multiple of {_LOAD}"
-    with tempfile.TemporaryDirectory(prefix="gpu-join-peers-", dir=options.folder) as name:
-        results = measured(Path(name), options)
+    temporary = tempfile.TemporaryDirectory(prefix="gpu-join-peers-", dir=options.folder)
+    with temporary as name, contextlib.ExitStack() as stack:
+        results = measured(Path(name), options, stack)
     record(options, "large_state_peers", results, "folder", flink=FLINK_VERSION, heap=_HEAP, work=_WORK)
 
 
-def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All systems, a turn of each after the other."""
+def measured(folder: Path, options: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """All systems, a turn of each after the other; what they run in is closed with the stack."""
     data = folder / "data"
     data.mkdir()
     size = write(data, options)
     memory, peers, found = size // options.times, dict[str, Peer](), dict[str, dict[str, Any]]()
     for name in options.only:
         peer = peers[name] = Peer(name, data, folder / name, memory, options.batch)
+        stack.callback(peer.close)
         found[name] = {"load_seconds": peer.load()}
         peer.turn(KEYS[0], options.turn)
         found[name] |= peer.limit()
