@@ -236,12 +236,11 @@ def disk_rows(system: str) -> list[Row]:
     }
     of = f"left join, {settings['times']} times as many bytes of orders as memory for state"
     kinds = {"uniform": "any key as likely as another", "recent": "nine in ten keys among the newest tenth"}
-    rows = []
+    command, rows = f"large_state_peers --rows {settings['rows']}", []
     for name, over in found["results"]["seconds_over_ours"].items():
         if name.startswith(system):
             rows += [
-                (f"{of}, {how}: rate over {names[name]}", spread(over[kind], 1), "large_state_peers")
-                for kind, how in kinds.items()
+                (f"{of}, {how}: rate over {names[name]}", spread(over[kind], 1), command) for kind, how in kinds.items()
             ]
             rows.append((f"the same, loading the orders: rate over {names[name]}", f"{over['load']:.1f}", rows[-1][2]))
     return rows
