@@ -55,12 +55,7 @@ _NARROW: Final = {wide: narrow for narrow, wide in _WIDE.items()}
 
 
 def rebuilt(
-    kind: pa.DataType,
-    change: Callable[[pa.DataType], pa.DataType],
-    *,
-    bare: bool = False,
-    nullable: bool = False,
-    depth: int = 0,
+    kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType], *, bare: bool = False, depth: int = 0
 ) -> pa.DataType:
     """A type changed, and all types within it, from the outside in.
 
@@ -68,7 +63,6 @@ def rebuilt(
         kind: the type.
         change: gives one type for another; what is within is not its business.
         bare: leave out what no value depends on: whether lists are large, nullability, names of items.
-        nullable: let all that is within be null, but keys of maps.
         depth: how deep it is within another.
 
     Raises:
@@ -79,10 +73,8 @@ def rebuilt(
     t, kind = pa.types, change(kind)
 
     def field(part: pa.Field) -> pa.Field:
-        inner = rebuilt(part.type, change, bare=bare, nullable=nullable, depth=depth + 1)
-        if bare:
-            return pa.field(part.name if t.is_struct(kind) else "item", inner)
-        return part.with_type(inner).with_nullable(part.nullable or nullable)
+        inner = rebuilt(part.type, change, bare=bare, depth=depth + 1)
+        return pa.field(part.name if t.is_struct(kind) else "item", inner) if bare else part.with_type(inner)
 
     if t.is_struct(kind):
         return pa.struct([field(part) for part in kind])
@@ -144,11 +136,8 @@ def has_text(kind: pa.DataType) -> bool:
 
 
 def as_bytes(array: pa.Array) -> pa.Array:
-    """An array with the bytes of its text, also of text within lists, maps and structs; nothing is copied.
-
-    Fields that are never null may be there: behind a null struct they are, as Spark writes it.
-    """
-    kind = rebuilt(array.type, lambda part: _BYTES.get(part, part), nullable=True)
+    """An array with the bytes of its text; nothing is copied. One of lists, maps or structs stays as it is."""
+    kind = _BYTES.get(array.type, array.type)
     return array if kind == array.type else array.view(kind)
 
 
@@ -166,12 +155,13 @@ def check_array(array: pa.Array) -> None:
     if isinstance(array, pa.DictionaryArray):
         check_array(array.indices)
         check_array(array.dictionary)
-        pa.DictionaryArray.from_arrays(array.indices, as_bytes(array.dictionary))  # refuses indices beyond the end
+        pa.DictionaryArray.from_arrays(array.indices, pa.nulls(len(array.dictionary)))  # refuses indices beyond the end
         return
     if not t.is_nested(kind):
         as_bytes(array).validate(full=True)
         return
-    # Part by part: where there are nulls in a map, Arrow's view of the whole is wrong.
+    # Part by part: Arrow has no view of nulls behind a null struct where a field is never null, as Spark writes them,
+    # and a wrong one of nulls within a map.
     if t.is_struct(kind):
         parts, bare = [array.field(number) for number in range(kind.num_fields)], pa.struct([])
     elif t.is_map(kind):
