@@ -257,3 +257,14 @@ def _lines(*command: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return (done.stdout or done.stderr).strip().splitlines()
+
+
+def next_event(process: subprocess.Popen[str], name: str) -> dict[str, Any]:
+    """The next event of a name that a process writes, each a line of JSON; other lines are passed over."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            if found["event"] == name:
+                return found
+    raise SystemExit(f"the process ended with {process.wait()}")

@@ -48,7 +48,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from benchmarks.common import arguments, interleave, ratio, record, summarise
+from benchmarks.common import arguments, interleave, next_event, ratio, record, summarise
 from benchmarks.flink.run import FLINK_VERSION, SOURCE, flink_command
 from benchmarks.large_state import KEYS, STATE_PART, Group, chosen, orders, payments
 
@@ -155,20 +155,11 @@ class Peer:
         self._process = subprocess.Popen(
             [*into, *start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        self._next("warm")
+        next_event(self._process, "warm")
         self.idle, self._files = self.group.used(), int(memory * (1 - STATE_PART))
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-
-    def _next(self, event: str) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                if found["event"] == event:
-                    return found
-        raise SystemExit(f"the process ended with {self._process.wait()}")
 
     def give(self, side: str, kind: str, count: int) -> float:
         """The next files of an input; how many seconds until it is done with them."""
@@ -178,7 +169,7 @@ class Peer:
         for file in files:
             os.link(file, self.folder / side / file.name)
         self._given += sum(map(rows_of, files))
-        while self._next("rows")["came"] < self._given:
+        while next_event(self._process, "rows")["came"] < self._given:
             pass
         return time.perf_counter() - began
 
@@ -202,7 +193,7 @@ class Peer:
         """End it; the number of rows of its result, and their sum."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        found = self._next("end")
+        found = next_event(self._process, "end")
         self._process.wait()
         return found["rows"], found["sum"]
 

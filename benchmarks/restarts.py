@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.at_length import SCHEMAS, Memory
-from benchmarks.common import arguments, ratio, record, summarise
+from benchmarks.common import arguments, next_event, ratio, record, summarise
 
 _LOAD = 1_000_000
 _OF = "GPU_JOIN_RESTARTS_OF"
@@ -113,22 +113,13 @@ class Application:
         command = [sys.executable, "-m", "benchmarks.restarts", "--serve", str(folder)]
         environment = os.environ | {_OF: str(os.getpid())}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=environment)
-        self.session = self._next("session")["at"]
-
-    def _next(self, event: str) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                if found["event"] == event:
-                    return found
-        raise AssertionError(f"the application ended with {self._process.wait()}")
+        self.session = next_event(self._process, "session")["at"]
 
     def batches(self, rows: int) -> list[dict[str, Any]]:
         """The next micro-batches, until so many rows have come."""
         found, came = list[dict[str, Any]](), 0
         while came < rows:
-            found.append(self._next("batch"))
+            found.append(next_event(self._process, "batch"))
             came += found[-1]["rows"]
         return found
 
