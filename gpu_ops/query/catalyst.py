@@ -1,7 +1,7 @@
 """Spark's analyser and some rules of its optimizer, called on a query over stand-ins of its inputs.
 
-The stand-ins are empty static relations with the inputs' columns, views of a session of their own: so no view of the
-user's is touched, and what a stream may not do is no matter here. Which input a leaf of the plan stands for is in
+The stand-ins are static relations of nulls with the inputs' columns, views of a session of their own: so no view of
+the user's is touched, and what a stream may not do is no matter here. Which input a leaf of the plan stands for is in
 its columns' metadata, which lives through copies (a self-join, a common table expression used twice).
 """
 
