@@ -32,6 +32,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
@@ -194,6 +195,22 @@ class Following(abc.ABC, Generic[S]):
     def _like(self, run: S, arrays: Sequence[Array]) -> S:
         """A run like another one, of some of its entries in new slots."""
 
+    @abc.abstractmethod
+    def _grows(self, run: S, added: Sequence[S]) -> bool:
+        """Whether a run and those after it become one."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def _merged(*runs: S) -> S:
+        """One run of some of one memory; of two, where nothing is left of the first."""
+
+    def _together(self, runs: list[S]) -> list[S]:
+        """Runs, of which the last ones have become one."""
+        number = len(runs) - 1
+        while number > 0 and self._grows(runs[number - 1], runs[number:]):
+            number -= 1
+        return [*runs[:number], self._merged(*runs[number:])] if len(runs) - number > 1 else runs
+
     def _as_now(self, run: S, made: list[S]) -> list[S]:
         """What was made of a run, without what has left that since."""
         del run
@@ -260,11 +277,6 @@ class Runs(Following[R]):
 
     @staticmethod
     @abc.abstractmethod
-    def _merged(older: R, newer: R) -> R:
-        """One run of two of one memory."""
-
-    @staticmethod
-    @abc.abstractmethod
     def _moved(run: R, copy: Callable[[Array], Array], home: Kernels) -> R:
         """The run in another memory; ``copy`` takes an array there."""
 
@@ -310,18 +322,20 @@ class Runs(Following[R]):
         self.runs.append(self.staged)
         self.staged = None
         with postponed(self._kernels, "merging an index"):
-            while len(self.runs) > 1 and self._grows(self.runs[-2], self.runs[-1]):
-                self.runs[-2:] = [self._merged(*self.runs[-2:])]
+            self._merge()
 
-    def _grows(self, run: R, added: R) -> bool:
-        """Whether a run and the one after it become one."""
+    def _merge(self) -> None:
+        while len(self.runs) > 1 and self._grows(self.runs[-2], self.runs[-1:]):
+            self.runs[-2:] = [self._merged(*self.runs[-2:])]
+
+    def _grows(self, run: R, added: Sequence[R]) -> bool:
         most = self._kernels.piece_bytes
-        small = most is None or run.nbytes + added.nbytes <= most
+        small = most is None or run.nbytes + sum(one.nbytes for one in added) <= most
         here = run.home is self._kernels and run.file is None and id(run.held) not in self.ahead
-        return small and here and self._near(run, added)
+        return small and here and self._near(run, *added)
 
-    def _near(self, run: R, added: R) -> bool:
-        return bool(run.entries.size <= self.growth * added.entries.size)
+    def _near(self, run: R, *added: R) -> bool:
+        return bool(run.entries.size <= self.growth * sum(int(one.entries.size) for one in added))
 
     def found(
         self,
@@ -518,7 +532,8 @@ class HashIndex(Runs[Run]):
         return self.found(runs, needles, by_candidate=by_candidate, at_most=at_most)
 
     @staticmethod
-    def _merged(older: Run, newer: Run) -> Run:
+    def _merged(*runs: Run) -> Run:
+        older, newer = runs
         return _merge_two(older, newer)
 
     @staticmethod
@@ -567,8 +582,10 @@ def prefix_shift(size: int, bucket: int) -> int:
     return 32 - max(1, int(size // bucket).bit_length())
 
 
-_SPAN = 1 << 32
-"""Times that lie within this many units are sorted together with a hash, as one number."""
+_HASH_BITS = 32
+"""Of a hash in an entry."""
+_PART = 1 << 17
+"""So many entries of a run are merged at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -605,6 +622,9 @@ class TimeIndex(Runs[TimeRun]):
     """Slots by hash and time."""
 
     growth = 1
+
+    def _merge(self) -> None:
+        self.runs = self._together(self.runs)
 
     def stage(self, hashes: Hashes, slots: Slots, times: Array, ties: Array | None = None) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
@@ -673,11 +693,11 @@ class TimeIndex(Runs[TimeRun]):
         return layouts.entry_hashes(entries), times, layouts.entry_slots(entries)
 
     @staticmethod
-    def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
-        xp = older.home.xp
-        entries, times = (xp.concatenate([getattr(r, n) for r in (older, newer)]) for n in ("entries", "times"))
-        both = older.ties is not None and newer.ties is not None
-        return _time_run(older.home, entries, times, xp.concatenate([older.ties, newer.ties]) if both else None)
+    def _merged(*runs: TimeRun) -> TimeRun:
+        home, arrays = runs[0].home, [TimeIndex._arrays(run) for run in runs]
+        made = _united(home, arrays, lambda cuts: cuts >> np.uint64(32) << np.uint64(32), _in_order)
+        span = min(run.span[0] for run in runs), max(run.span[1] for run in runs)
+        return _with_directory(home, made[0], made[1], span, *made[2:])
 
     @staticmethod
     def _written(run: TimeRun, disk: Disk) -> TimeRun:
@@ -700,37 +720,85 @@ class TimeIndex(Runs[TimeRun]):
         return _with_directory(run.home, entries, times, run.span, ties[0] if ties else None)
 
 
+def _united(
+    home: Kernels,
+    runs: Sequence[Sequence[Array]],
+    whole: Callable[[Array], Array],
+    in_order: Callable[..., Sequence[Array]],
+) -> list[Array]:
+    """Runs as one, part by part: what is sorted stays in the processor's cache. On a GPU all is one part.
+
+    Args:
+        home: where they lie.
+        runs: arrays of each, of which the first is ascending.
+        whole: gives for numbers of the first array those before which a part may end.
+        in_order: puts arrays of several runs, one behind the other, in the order of one.
+    """
+    xp, largest = home.xp, max((run[0] for run in runs), key=len)
+    step = largest.size if home.host is not None else 3 if home.tiny_segments else _PART
+    cuts = whole(largest[step::step])
+    bounds = [[0, *xp.searchsorted(run[0], cuts).tolist(), int(run[0].size)] for run in runs]
+    made = [xp.empty(sum(int(array.size) for array in arrays), arrays[0].dtype) for arrays in zip(*runs, strict=True)]
+    first = 0
+    for parts in zip(*map(itertools.pairwise, bounds), strict=True):
+        own = [[array[slice(*part)] for array in run] for run, part in zip(runs, parts, strict=True)]
+        last = first + sum(int(arrays[0].size) for arrays in own)
+        if last > first:
+            ordered = in_order(home, *map(xp.concatenate, zip(*own, strict=True)))
+            for array, values in zip(made, ordered, strict=True):
+                array[first:last] = values
+        first = last
+    return made
+
+
 def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
     """Entries in their order; those of one hash and time stay in the order they have."""
-    low = times.min()
-    span = int(low), int(times.max())
-    if bool((times[1:] >= times[:-1]).all()):
-        order = home.argsort(layouts.entry_hashes(entries))
-    elif span[1] - span[0] < _SPAN:
-        # hash and time in one number; a stable sort of two runs is a merge (timsort)
-        order = home.argsort(layouts.by_hash_and(entries, times - low))
+    span = int(times.min()), int(times.max())
+    arrays = _in_order(home, entries, times, *(() if ties is None else (ties,)))
+    return _with_directory(home, arrays[0], arrays[1], span, *arrays[2:])
+
+
+def _in_order(home: Kernels, entries: Array, times: Array, *ties: Array) -> list[Array]:
+    """Entries, their times and ties, in the order of a run."""
+    hashes, low = layouts.entry_hashes(entries), times.min()
+    bits = (int(times.max()) - int(low)).bit_length()
+    if bits > _HASH_BITS:
+        hashes -= hashes.min()  # those of a part of a run are close together
+    fits = bits <= _HASH_BITS or int(hashes.max()).bit_length() + bits < 2 * _HASH_BITS
+    if fits and not bool((times[1:] >= times[:-1]).all()):
+        # hash and time in one number; a stable sort of a few runs is a merge (timsort)
+        order = home.argsort(hashes << np.uint64(bits) | (times - low).view(np.uint64))
     else:
-        by_time = home.argsort(times)
-        order = by_time[home.argsort(layouts.entry_hashes(entries[by_time]))]
-    if ties is not None:
-        order = _by_ties(home, order, layouts.entry_hashes(entries[order]), times[order], ties)
-        ties = ties[order]
-    return _with_directory(home, entries[order], times[order], span, ties)
+        order = _among_alike(home, home.argsort(hashes), (hashes,), times)
+    for tie in ties:
+        order = _among_alike(home, order, (hashes, times), tie)
+    return [array[order] for array in (entries, times, *ties)]
 
 
-def _by_ties(home: Kernels, order: Positions, hashes: Array, times: Array, ties: Array) -> Positions:
-    """An order by hash and time, those of one hash and time by their ties."""
-    xp = home.xp
-    follows = xp.zeros(order.size + 1, bool)
-    follows[1:-1] = (hashes[1:] == hashes[:-1]) & (times[1:] == times[:-1])
-    tied = xp.flatnonzero(follows[:-1] | follows[1:])
-    rows, group = order[tied], xp.cumsum(~follows[:-1])[tied]
-    by_tie = home.argsort(ties[rows])
-    order[tied] = rows[by_tie[home.argsort(group[by_tie])]]
+def _among_alike(home: Kernels, order: Positions, by: Sequence[Array], then: Array) -> Positions:
+    """An order by some numbers, and of those in which they are the same by another one."""
+    xp, follows = home.xp, home.xp.ones(order.size, bool)
+    follows[0] = False
+    for numbers in by:
+        ordered = numbers[order]
+        follows[1:] &= ordered[1:] == ordered[:-1]
+    ordered = then[order]
+    late = xp.flatnonzero(follows[1:] & (ordered[1:] < ordered[:-1])) + 1
+    if not late.size:
+        return order
+    group = xp.cumsum(~follows)
+    affected = xp.zeros(int(group[-1]) + 1, bool)
+    affected[group[late]] = True
+    there = xp.flatnonzero(affected[group])
+    rows = order[there]
+    by_other = home.argsort(then[rows])
+    order[there] = rows[by_other[home.argsort(group[there][by_other])]]
     return order
 
 
-def _with_directory(home: Kernels, entries: Array, times: Array, span: tuple[int, int], ties: Array | None) -> TimeRun:
+def _with_directory(
+    home: Kernels, entries: Array, times: Array, span: tuple[int, int], ties: Array | None = None
+) -> TimeRun:
     shift = prefix_shift(entries.size, 1)
     return TimeRun(entries, times, home.directory(entries, shift), shift, span, home, ties)
 
@@ -760,6 +828,11 @@ class _Chunk:
     def nbytes(self) -> int:
         """Bytes of both arrays."""
         return int(self.times.nbytes + self.entries.nbytes)
+
+
+def _by_first(home: Kernels, *arrays: Array) -> list[Array]:
+    order = home.argsort(arrays[0])
+    return [array[order] for array in arrays]
 
 
 class TimeQueue(Following[_Chunk]):
@@ -797,22 +870,17 @@ class TimeQueue(Following[_Chunk]):
         if self._left is None and self._added is None:
             return
         chunks = self.runs if self._left is None else self._left
-        if self._added is not None:
-            chunks = [*chunks, self._added]
-            while len(chunks) > 1 and self._grows(*chunks[-2:]):
-                chunks[-2:] = [self._merged(*chunks[-2:])]
-        self.runs = chunks
+        self.runs = chunks if self._added is None else self._together([*chunks, self._added])
         self.discard()
 
-    def _grows(self, chunk: _Chunk, added: _Chunk) -> bool:
-        return chunk.size <= added.size and id(chunk.held) not in self.ahead
+    def _grows(self, run: _Chunk, added: Sequence[_Chunk]) -> bool:
+        return run.size <= sum(chunk.size for chunk in added) and id(run.held) not in self.ahead
 
-    def _merged(self, *chunks: _Chunk) -> _Chunk:
-        times, entries = (
-            self._xp.concatenate([getattr(c, n)[c.first :] for c in chunks]) for n in ("times", "entries")
-        )
-        order = self._kernels.argsort(times)
-        return _Chunk(times[order], entries[order], self._kernels)
+    @staticmethod
+    def _merged(*runs: _Chunk) -> _Chunk:
+        arrays = [(chunk.times[chunk.first :], chunk.entries[chunk.first :]) for chunk in runs]
+        times, entries = _united(runs[0].home, arrays, lambda cuts: cuts, _by_first)
+        return _Chunk(times, entries, runs[0].home)
 
     def discard(self) -> None:
         """Forget the last `take` and `add`."""
