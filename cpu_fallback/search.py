@@ -236,16 +236,20 @@ def _bucket(run: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
 
 
 def _among(run: SearchedRun, part: slice, hashes: UInt64s, times: Ints, *, after: bool) -> Ints | None:
-    """The same by one key of hash and time, in a part of the run; None where times are too far apart for that."""
+    """The same by one number of hash and time, in a part of the run; None where these are too far apart for that."""
     assert run.times is not None
     stored = run.times[part]
     low, high = stored.min(), stored.max()
-    if int(high) - int(low) >= int(_LOW):
+    # the prefixes of the needles are those of the part
+    least, most = int(hashes.min()) >> run.shift << run.shift, int(hashes.max()) | (1 << run.shift) - 1
+    bits = (int(high) - int(low) + 1).bit_length()
+    if (most - least).bit_length() + bits >= 64:
         return None
-    keys = layouts.by_hash_and(run.entries[part], stored - low)
+    keys = (layouts.entry_hashes(run.entries[part]) - np.uint64(least)) << np.uint64(bits)
+    keys |= (stored - low).view(np.uint64)
     wanted = np.clip(times, low, high) - low
     wanted += times >= low if after else times > high
-    needles = (hashes << np.uint64(32)) | wanted.view(np.uint64)
+    needles = (hashes - np.uint64(least)) << np.uint64(bits) | wanted.view(np.uint64)
     found: Ints = np.searchsorted(keys, needles)
     found += part.start
     return found

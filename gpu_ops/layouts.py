@@ -59,11 +59,6 @@ def renumbered(made: Array, new_slots: Slots) -> tuple[Array, Array]:
     return entries(made[there], slots[there]), there
 
 
-def by_hash_and(made: Array, less: Array) -> Array:
-    """Numbers that sort n entries by hash, then by something else of 32 bits (int64, not negative)."""
-    return (made & _HIGH) | less.view(np.uint64)
-
-
 def pairs(first: Array, second: Array) -> Array:
     """N pairs of slots or positions (int64), sorted by the first."""
     return (first << SLOT_BITS) | second
