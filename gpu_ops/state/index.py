@@ -113,6 +113,11 @@ class AnyRun(Sorted, SearchedRun, Protocol):
     """The same by hash, so that it can be searched."""
 
 
+_PART = 1 << 15
+"""So many entries of a run are merged at a time."""
+_ENTRIES_A_CHANGE = 8
+"""So many are merged for each that comes: before as many have come again as there are in a run, it is merged."""
+
 S = TypeVar("S", bound=Sorted)
 R = TypeVar("R", bound=AnyRun)
 
@@ -151,6 +156,116 @@ class _Followed(Generic[S]):
         first, self.kept = self.kept, self.kept + int(pieces[0].size)
         for array, piece in zip(self.arrays, pieces, strict=True):
             array[first : self.kept] = piece
+
+
+class _Merging(Generic[S]):
+    """Runs that become one, part by part: what is sorted stays in the processor's cache. On a GPU all is one part.
+
+    Args:
+        runs: those, of one memory.
+        arrays: of each, the first of them ascending.
+        whole: gives for numbers of the first array those before which a part may end.
+        in_order: puts arrays of several runs, one behind the other, in the order of one.
+
+    Attributes:
+        made: as much of the new run's arrays as is done; the rest is room, and memory that is never touched costs
+            nothing.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[S],
+        arrays: Sequence[Sequence[Array]],
+        whole: Callable[[Array], Array],
+        in_order: Callable[..., Sequence[Array]],
+    ) -> None:
+        self.runs, self._arrays, self._in_order = runs, arrays, in_order
+        self._home = home = runs[0].home
+        step = layouts.MAX_SLOTS if home.host is not None else 3 if home.tiny_segments else _PART
+        cuts = whole(home.xp.concatenate([own[0][step::step] for own in arrays]))
+        cuts.sort()
+        bounds = [[0, *home.xp.searchsorted(own[0], cuts).tolist(), int(own[0].size)] for own in arrays]
+        self._parts = list(zip(*map(itertools.pairwise, bounds), strict=True))[::-1]
+        size = sum(last for *_, last in bounds)
+        self.made = [home.xp.empty(size, array.dtype) for array in arrays[0]]
+        self._done = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is done."""
+        return sum(self._done * int(array.itemsize) for array in self.made)
+
+    def go_on(self, most: int | None) -> bool:
+        """Do so many entries more, or a few more than that; all for None. Whether that is all."""
+        stop = None if most is None else self._done + most
+        while self._parts and (stop is None or self._done < stop):
+            pieces = [
+                [array[slice(*part)] for array in own] for own, part in zip(self._arrays, self._parts[-1], strict=True)
+            ]
+            last = self._done + sum(int(own[0].size) for own in pieces)
+            if last > self._done:
+                columns = (self._home.xp.concatenate(column) for column in zip(*pieces, strict=True))
+                for array, values in zip(self.made, self._in_order(self._home, *columns), strict=True):
+                    array[self._done : last] = values
+            self._done = last
+            self._parts.pop()
+        return not self._parts
+
+
+def merged_at_once(kernels: Kernels, coming: int) -> int | None:
+    """Entries that a merge does with a micro-batch in which so many come; None for all, as on a GPU."""
+    few, more = (4, 2) if kernels.tiny_segments else (_PART, _ENTRIES_A_CHANGE)
+    return None if kernels.host is not None else more * coming + few
+
+
+class _Merges(Generic[S]):
+    """Merges of runs, which go on some entries with each micro-batch; until one is done, its runs are looked into.
+
+    Args:
+        grows: whether a run and those after it become one.
+        begun: the merge of some runs.
+        ended: the run of one that is done, or none.
+    """
+
+    def __init__(
+        self,
+        grows: Callable[[S, Sequence[S]], bool],
+        begun: Callable[[Sequence[S]], _Merging[S]],
+        ended: Callable[[_Merging[S], Sequence[S]], list[S]],
+    ) -> None:
+        self._grows, self._begun, self._ended = grows, begun, ended
+        self._under_way: list[_Merging[S]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is done."""
+        return sum(merging.nbytes for merging in self._under_way)
+
+    def go_on(self, runs: list[S], most: int | None) -> list[S]:
+        """Begin those that there are, and go on with all.
+
+        Args:
+            runs: oldest first.
+            most: entries of each.
+
+        Returns:
+            The runs that there are then.
+        """
+        taken = {id(run.held) for merging in self._under_way for run in merging.runs}
+        number = len(runs) - 1
+        while number > 0 and id(runs[number - 1].held) not in taken and self._grows(runs[number - 1], runs[number:]):
+            number -= 1
+        if len(runs) - number > 1:
+            self._under_way.append(self._begun(runs[number:]))
+        for merging in [*self._under_way]:
+            first = next((n for n, run in enumerate(runs) if run.held is merging.runs[0].held), len(runs))
+            own = runs[first : first + len(merging.runs)]
+            if [id(run.held) for run in own] != [id(run.held) for run in merging.runs]:
+                self._under_way.remove(merging)  # one has moved, or all of it was taken
+            elif merging.go_on(most):
+                runs = [*runs[:first], *self._ended(merging, own), *runs[first + len(own) :]]
+                self._under_way.remove(merging)
+        return runs
 
 
 Ahead: TypeAlias = Mapping[int, _Followed[S]]
@@ -194,22 +309,6 @@ class Following(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def _like(self, run: S, arrays: Sequence[Array]) -> S:
         """A run like another one, of some of its entries in new slots."""
-
-    @abc.abstractmethod
-    def _grows(self, run: S, added: Sequence[S]) -> bool:
-        """Whether a run and those after it become one."""
-
-    @staticmethod
-    @abc.abstractmethod
-    def _merged(*runs: S) -> S:
-        """One run of some of one memory; of two, where nothing is left of the first."""
-
-    def _together(self, runs: list[S]) -> list[S]:
-        """Runs, of which the last ones have become one."""
-        number = len(runs) - 1
-        while number > 0 and self._grows(runs[number - 1], runs[number:]):
-            number -= 1
-        return [*runs[:number], self._merged(*runs[number:])] if len(runs) - number > 1 else runs
 
     def _as_now(self, run: S, made: list[S]) -> list[S]:
         """What was made of a run, without what has left that since."""
@@ -277,6 +376,15 @@ class Runs(Following[R]):
 
     @staticmethod
     @abc.abstractmethod
+    def _merged(older: R, newer: R) -> R:
+        """One run of two of one memory; nothing may be left of the first."""
+
+    @abc.abstractmethod
+    def _merge(self, coming: int) -> None:
+        """Merge what is to be merged, given how many entries have come."""
+
+    @staticmethod
+    @abc.abstractmethod
     def _moved(run: R, copy: Callable[[Array], Array], home: Kernels) -> R:
         """The run in another memory; ``copy`` takes an array there."""
 
@@ -319,16 +427,14 @@ class Runs(Following[R]):
         """Keep the staged rows."""
         if self.staged is None:
             return
+        coming = self.coming
         self.runs.append(self.staged)
         self.staged = None
         with postponed(self._kernels, "merging an index"):
-            self._merge()
-
-    def _merge(self) -> None:
-        while len(self.runs) > 1 and self._grows(self.runs[-2], self.runs[-1:]):
-            self.runs[-2:] = [self._merged(*self.runs[-2:])]
+            self._merge(coming)
 
     def _grows(self, run: R, added: Sequence[R]) -> bool:
+        """Whether a run and those after it become one."""
         most = self._kernels.piece_bytes
         small = most is None or run.nbytes + sum(one.nbytes for one in added) <= most
         here = run.home is self._kernels and run.file is None and id(run.held) not in self.ahead
@@ -531,9 +637,13 @@ class HashIndex(Runs[Run]):
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
         return self.found(runs, needles, by_candidate=by_candidate, at_most=at_most)
 
+    def _merge(self, coming: int) -> None:
+        del coming  # it costs little
+        while len(self.runs) > 1 and self._grows(self.runs[-2], self.runs[-1:]):
+            self.runs[-2:] = [self._merged(*self.runs[-2:])]
+
     @staticmethod
-    def _merged(*runs: Run) -> Run:
-        older, newer = runs
+    def _merged(older: Run, newer: Run) -> Run:
         return _merge_two(older, newer)
 
     @staticmethod
@@ -584,8 +694,6 @@ def prefix_shift(size: int, bucket: int) -> int:
 
 _HASH_BITS = 32
 """Of a hash in an entry."""
-_PART = 1 << 17
-"""So many entries of a run are merged at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -623,8 +731,17 @@ class TimeIndex(Runs[TimeRun]):
 
     growth = 1
 
-    def _merge(self) -> None:
-        self.runs = self._together(self.runs)
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self._merges = _Merges[TimeRun](self._grows, _time_merging, lambda merging, _: [_time_run_of(merging)])
+
+    def _merge(self, coming: int) -> None:
+        self.runs = self._merges.go_on(self.runs, merged_at_once(self._kernels, coming))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs, and of what has followed a compaction or is merged."""
+        return super().nbytes + self._merges.nbytes
 
     def stage(self, hashes: Hashes, slots: Slots, times: Array, ties: Array | None = None) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
@@ -693,11 +810,10 @@ class TimeIndex(Runs[TimeRun]):
         return layouts.entry_hashes(entries), times, layouts.entry_slots(entries)
 
     @staticmethod
-    def _merged(*runs: TimeRun) -> TimeRun:
-        home, arrays = runs[0].home, [TimeIndex._arrays(run) for run in runs]
-        made = _united(home, arrays, lambda cuts: cuts >> np.uint64(32) << np.uint64(32), _in_order)
-        span = min(run.span[0] for run in runs), max(run.span[1] for run in runs)
-        return _with_directory(home, made[0], made[1], span, *made[2:])
+    def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
+        merging = _time_merging((older, newer))
+        merging.go_on(None)
+        return _time_run_of(merging)
 
     @staticmethod
     def _written(run: TimeRun, disk: Disk) -> TimeRun:
@@ -720,35 +836,16 @@ class TimeIndex(Runs[TimeRun]):
         return _with_directory(run.home, entries, times, run.span, ties[0] if ties else None)
 
 
-def _united(
-    home: Kernels,
-    runs: Sequence[Sequence[Array]],
-    whole: Callable[[Array], Array],
-    in_order: Callable[..., Sequence[Array]],
-) -> list[Array]:
-    """Runs as one, part by part: what is sorted stays in the processor's cache. On a GPU all is one part.
+def _time_merging(runs: Sequence[TimeRun]) -> _Merging[TimeRun]:
+    arrays = [TimeIndex._arrays(run) for run in runs]
+    return _Merging(runs, arrays, lambda cuts: cuts >> np.uint64(32) << np.uint64(32), _in_order)
 
-    Args:
-        home: where they lie.
-        runs: arrays of each, of which the first is ascending.
-        whole: gives for numbers of the first array those before which a part may end.
-        in_order: puts arrays of several runs, one behind the other, in the order of one.
-    """
-    xp, largest = home.xp, max((run[0] for run in runs), key=len)
-    step = largest.size if home.host is not None else 3 if home.tiny_segments else _PART
-    cuts = whole(largest[step::step])
-    bounds = [[0, *xp.searchsorted(run[0], cuts).tolist(), int(run[0].size)] for run in runs]
-    made = [xp.empty(sum(int(array.size) for array in arrays), arrays[0].dtype) for arrays in zip(*runs, strict=True)]
-    first = 0
-    for parts in zip(*map(itertools.pairwise, bounds), strict=True):
-        own = [[array[slice(*part)] for array in run] for run, part in zip(runs, parts, strict=True)]
-        last = first + sum(int(arrays[0].size) for arrays in own)
-        if last > first:
-            ordered = in_order(home, *map(xp.concatenate, zip(*own, strict=True)))
-            for array, values in zip(made, ordered, strict=True):
-                array[first:last] = values
-        first = last
-    return made
+
+def _time_run_of(merging: _Merging[TimeRun]) -> TimeRun:
+    """The run of a merge that is done."""
+    runs, made = merging.runs, merging.made
+    span = min(run.span[0] for run in runs), max(run.span[1] for run in runs)
+    return _with_directory(runs[0].home, made[0], made[1], span, *made[2:])
 
 
 def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
@@ -830,6 +927,11 @@ class _Chunk:
         return int(self.times.nbytes + self.entries.nbytes)
 
 
+def _chunk_merging(runs: Sequence[_Chunk]) -> _Merging[_Chunk]:
+    arrays = [(chunk.times[chunk.first :], chunk.entries[chunk.first :]) for chunk in runs]
+    return _Merging(runs, arrays, lambda cuts: cuts, _by_first)
+
+
 def _by_first(home: Kernels, *arrays: Array) -> list[Array]:
     order = home.argsort(arrays[0])
     return [array[order] for array in arrays]
@@ -842,6 +944,7 @@ class TimeQueue(Following[_Chunk]):
         super().__init__(kernels)
         self._left: list[_Chunk] | None = None
         self._added: _Chunk | None = None
+        self._merges = _Merges(self._grows, _chunk_merging, self._ended)
 
     @property
     def coming(self) -> int:
@@ -870,17 +973,18 @@ class TimeQueue(Following[_Chunk]):
         if self._left is None and self._added is None:
             return
         chunks = self.runs if self._left is None else self._left
-        self.runs = chunks if self._added is None else self._together([*chunks, self._added])
+        if self._added is not None:
+            chunks = self._merges.go_on([*chunks, self._added], merged_at_once(self._kernels, self._added.size))
+        self.runs = chunks
         self.discard()
 
     def _grows(self, run: _Chunk, added: Sequence[_Chunk]) -> bool:
         return run.size <= sum(chunk.size for chunk in added) and id(run.held) not in self.ahead
 
-    @staticmethod
-    def _merged(*runs: _Chunk) -> _Chunk:
-        arrays = [(chunk.times[chunk.first :], chunk.entries[chunk.first :]) for chunk in runs]
-        times, entries = _united(runs[0].home, arrays, lambda cuts: cuts, _by_first)
-        return _Chunk(times, entries, runs[0].home)
+    def _ended(self, merging: _Merging[_Chunk], runs: Sequence[_Chunk]) -> list[_Chunk]:
+        times, entries = merging.made
+        made, earliest = _Chunk(times, entries, runs[0].home), min(runs, key=lambda run: run.times[run.first])
+        return self._as_now(earliest, [made])
 
     def discard(self) -> None:
         """Forget the last `take` and `add`."""
