@@ -34,7 +34,7 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots
-from gpu_ops.conditions import backquoted
+from gpu_ops.conditions import backquoted, of_tree, parse
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
@@ -209,10 +209,12 @@ def null_aware_as_condition(join: Join) -> Join:
         a, b = (".".join(map(backquoted, names)) for names in ((left, key.left), (right, key.right)))
         return f"({a} <=> {b})" if key.null_safe else f"({a} IS NULL OR {b} IS NULL OR {a} = {b})"
 
-    terms = [not_false(k) for k in join.keys]
-    if join.where is not None:
-        terms.append(f"({join.where})")
-    return dataclasses.replace(join, keys=(), null_aware=False, where=" AND ".join(terms))
+    schemas, text = {source.name: source.schema for source in join.inputs}, " AND ".join(map(not_false, join.keys))
+    found, where = parse(text, schemas, ansi=join.ansi), join.condition
+    if where is not None:  # its tree: not all of what Spark has read can be read from its text again
+        roots, matters = [found.root, where.root], found.mode_matters or where.mode_matters
+        found = of_tree(f"{text} AND ({where})", roots, schemas, ansi=join.ansi, mode_matters=matters)
+    return dataclasses.replace(join, keys=(), null_aware=False, where=found)
 
 
 class Lookup(KeyedOperator):

@@ -28,6 +28,8 @@ QUERIES = {
     "not in, nulls on both sides": "SELECT a.k, a.x FROM a WHERE a.x NOT IN (SELECT c.w FROM c WHERE c.k = 1)",
     "not in, no nulls": "SELECT a.x FROM a WHERE a.x >= 0 AND a.x NOT IN (SELECT w FROM c WHERE w IS NOT NULL)",
     "not in, correlated": "SELECT a.k, a.x FROM a WHERE a.x NOT IN (SELECT d.x FROM d WHERE d.k = a.k)",
+    "not in, by what the text of a condition cannot say": "SELECT a.k, a.x FROM a WHERE a.x NOT IN (SELECT d.x FROM d "
+    "WHERE d.k = a.k AND NOT (a.k < 1 AND a.k <=> NULLIF(a.k, 1)))",
     "in, a tuple": "SELECT a.k, a.y FROM a WHERE (a.k, a.x + 1) IN (SELECT d.k, d.x FROM d)",
     "full, coalesced twice": "SELECT k, x, v, w FROM (SELECT k, x FROM a) a FULL JOIN (SELECT k, v FROM b) b USING (k) "
         "FULL JOIN (SELECT k, w FROM c WHERE w < 2) c USING (k)",
