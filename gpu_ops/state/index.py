@@ -2,7 +2,8 @@
 
 An index is a list of **sorted runs**, merged geometrically like the levels of an LSM tree (O'Neil et al. 1996), so that
 a micro-batch costs what it adds, amortised, never a pass over the state. A micro-batch's run is *staged* until it is
-committed. The oldest runs may have moved to host memory; they are searched and merged there.
+committed. The oldest runs may have moved to host memory; they are searched and merged there. Merges of entries with
+times, which cost the most, go on some entries with each micro-batch (`_Merges`).
 
 `HashIndex` leads from the hash of a key to the slots of its rows. An entry is one uint64: the upper half of the row's
 hash, then its slot; sorting entries sorts by hash and, within a hash, by slot. Each run has a directory of hash
