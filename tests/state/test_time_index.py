@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cpu_fallback import CpuKernels, search
+from gpu_ops.state import index as indexes
 from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
 
 SPANS = (50, 1 << 20, 1 << 45)
@@ -134,3 +137,43 @@ def test_some_entries_at_a_time_follow_as_all_at_once(seed: int) -> None:
                 assert len(part.runs) < 20
                 part.ahead, complete = {}, complete + 1
     assert complete > 6
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_no_micro_batch_waits_for_a_merge(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many entries there are, some for each that comes are merged; what has been taken meanwhile stays so."""
+    done, rng, kernels, each = [0], np.random.default_rng(span), CpuKernels(), 64  # entries in each micro-batch
+    in_order, by_first = indexes._in_order, indexes._by_first
+
+    def counting(ordered: Any) -> Any:
+        def count(home: CpuKernels, *arrays: np.ndarray) -> list[np.ndarray]:
+            done[-1] += arrays[0].size
+            found: list[np.ndarray] = ordered(home, *arrays)
+            return found
+
+        return count
+
+    monkeypatch.setattr(indexes, "_PART", 16)
+    monkeypatch.setattr(indexes, "_in_order", counting(in_order))
+    monkeypatch.setattr(indexes, "_by_first", counting(by_first))
+    index, queue, due = TimeIndex(kernels), TimeQueue(kernels), dict[int, int]()
+    hashes, times = rng.integers(0, 1 << 63, 500 * each).astype(np.uint64), rng.integers(-span, span, 500 * each)
+    for number in range(500):
+        slots, now = np.arange(number * each, (number + 1) * each), -span + number * span // 300
+        index.stage(hashes[slots], slots, times[slots])
+        index.commit()
+        assert sorted(queue.take(now).tolist()) == sorted(slot for slot, time in due.items() if time <= now)
+        due = {slot: time for slot, time in due.items() if time > now} | dict(
+            zip(slots.tolist(), times[slots].tolist(), strict=True)
+        )
+        queue.add(times[slots], slots)
+        queue.commit()
+        done.append(0)
+        assert len(index.runs) < 25
+    assert max(done) < 4 * (8 * each + 16)
+    assert index.runs[0].entries.size > 250 * each
+    needles, found = index.probe(hashes[::7], times[::7], times[::7])
+    upper, wanted = hashes >> np.uint64(32), set[tuple[int, int]]()
+    for at, (own, time) in enumerate(zip(upper[::7], times[::7], strict=True)):
+        wanted |= {(at, slot) for slot in np.flatnonzero((upper == own) & (times == time)).tolist()}
+    assert set(zip(needles.tolist(), found.tolist(), strict=True)) == wanted
