@@ -1,7 +1,7 @@
 """How much memory state may take, and what an engine does about it.
 
 One budget counts for all engines of a process, on the GPU, on the host and on local disk. Beyond the GPU's part the
-coldest state moves to host memory and is probed there (`gpu_ops.state.index`), beyond the host's part to disk, from
+coldest state moves to host memory and is probed there (`gpu_ops.state.runs`), beyond the host's part to disk, from
 where it is read (`gpu_ops.files.disk`); beyond that a micro-batch is refused before anything is lost. What fails for
 want of GPU memory is begun again.
 """

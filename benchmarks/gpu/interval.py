@@ -1,7 +1,7 @@
 """Interval joins on a card: two ways to find a key's rows within a span of time, and the whole engine.
 
 `ways`: rows of a state of 1M to 100M whose key is a needle's and whose time lies within its span, by the sorted runs of
-`gpu_ops.state.index` and by libcudf's ``mixed_inner_join``; with even keys, and with one key hot.
+`gpu_ops.state.time_index` and by libcudf's ``mixed_inner_join``; with even keys, and with one key hot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels, as_slots
-from gpu_ops.state.index import TimeIndex
+from gpu_ops.state.time_index import TimeIndex
 
 SECOND = 1_000_000
 SPAN = 1000 * SECOND

@@ -35,7 +35,8 @@ from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels, Probe, as_slots
-from gpu_ops.state.index import HashIndex, TimeIndex
+from gpu_ops.state.index import HashIndex
+from gpu_ops.state.time_index import TimeIndex
 
 
 def kernels(gpu: Kernels, rows: int) -> None:

@@ -22,7 +22,7 @@ from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, Places, gather, gat
 from gpu_ops.cudf_backend.storage import has_offsets, storage_type
 from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Kernels, Store
-from gpu_ops.state.index import postponed
+from gpu_ops.state.runs import postponed
 
 _Source: TypeAlias = Callable[[Array], list[plc.Column]]
 

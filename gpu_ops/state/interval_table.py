@@ -16,10 +16,10 @@ from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import shifted
 from gpu_ops.kernels import Frame, Kernels, as_slots
-from gpu_ops.state.index import TimeIndex, TimeQueue
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN
 from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot
 from gpu_ops.state.table import LIVE, Growing, KeySet, StateTable
+from gpu_ops.state.time_index import TimeIndex, TimeQueue
 
 GHOST = 3
 """Removed from the results by an early clean-up, but its key's timer still goes by it; see the operator."""

@@ -18,9 +18,10 @@ from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.kernels import Frame, Kernels, as_slots
-from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
+from gpu_ops.state.index import HashIndex
 from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, DYING, LIVE, Journal, KeySet, StateTable
+from gpu_ops.state.time_index import TimeIndex, TimeQueue
 
 COUNT_COLUMN = "__count"
 WRITTEN_COLUMN = "__written"

@@ -26,8 +26,10 @@ from gpu_ops.errors import StateError
 from gpu_ops.files.disk import LEAST, Disk, File, NoRoomError
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
-from gpu_ops.state.index import Ahead, Following, HashIndex, Runs, TimeQueue, postponed
+from gpu_ops.state.index import HashIndex
 from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Numbers, Part, Piece, StoredTable, renumbered
+from gpu_ops.state.runs import Ahead, Following, Runs, postponed
+from gpu_ops.state.time_index import TimeQueue
 from gpu_ops.values import with_types
 
 DEAD, LIVE, DYING = 0, 1, 2
@@ -548,7 +550,7 @@ class StateTable:
     # --- three places ------------------------------------------------------------------------
 
     def cool_rows(self, wanted: int, disk: Disk | None = None) -> int:
-        """Move the oldest rows one place further; see `gpu_ops.state.index`. On the GPU none where some are staged."""
+        """Move the oldest rows one place further; see `gpu_ops.state.runs`. On the GPU none where some are staged."""
         committed = len(self.store) if self._journal is None else self._journal.first_new
         staged = disk is None and committed < len(self.store)
         own = [] if staged else [partial(_cooled_store, store, disk, committed) for store in self._stores()]

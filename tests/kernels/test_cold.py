@@ -1,4 +1,4 @@
-"""State in two memories: row for row the same answers, wherever its parts lie (`gpu_ops.state.index`)."""
+"""State in two memories: row for row the same answers, wherever its parts lie (`gpu_ops.state.runs`)."""
 
 from __future__ import annotations
 

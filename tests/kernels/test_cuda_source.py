@@ -24,7 +24,8 @@ import pytest
 from cpu_fallback import CpuKernels
 from gpu_ops import layouts
 from gpu_ops.kernels import Among, Columns
-from gpu_ops.state.index import HashIndex, TimeIndex
+from gpu_ops.state.index import HashIndex
+from gpu_ops.state.time_index import TimeIndex
 from kernels import emulated_cupy
 from kernels.conftest import only_on
 from kernels.twins import TWINS

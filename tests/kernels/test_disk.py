@@ -30,8 +30,9 @@ from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.files import disk
 from gpu_ops.files.disk import Disk, NoRoomError, local_folders
 from gpu_ops.memory import Budget, disk_size
-from gpu_ops.state.index import HashIndex, TimeIndex
+from gpu_ops.state.index import HashIndex
 from gpu_ops.state.table import Growing
+from gpu_ops.state.time_index import TimeIndex
 from kernels.conftest import only_on
 from kernels.engines import CPU, alike, run
 from kernels.support import TYPES, everything, same
@@ -427,7 +428,7 @@ def test_an_aggregate_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", [False, True])
 def test_numbers_of_groups_on_disk(lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When neither rows nor indexes are left to go, the numbers of groups do; row for row the same, and stored alike."""
-    for module in ("gpu_ops.state.table", "gpu_ops.state.index", "cpu_fallback.store"):
+    for module in ("gpu_ops.state.table", "gpu_ops.state.runs", "cpu_fallback.store"):
         monkeypatch.setattr(f"{module}.LEAST", 1 << 12)
     if lost:  # where the system cannot be asked for pages
         monkeypatch.setattr(disk, "_PROCESS_MADVISE", -1)

@@ -12,7 +12,8 @@ import pytest
 
 from gpu_ops.kernels import Columns, Kernels
 from gpu_ops.operators.core.match import Direction, Nearest
-from gpu_ops.state.index import Both, TimeIndex
+from gpu_ops.state.runs import Both
+from gpu_ops.state.time_index import TimeIndex
 
 KEY = (pa.int64(),)
 

@@ -24,7 +24,8 @@ from oracle.traces import LAYOUTS, Shape
 from gpu_ops import DescriptionError, JoinEngine
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.kernels import Probe, TooMany
-from gpu_ops.state.index import HashIndex, TimeIndex
+from gpu_ops.state.index import HashIndex
+from gpu_ops.state.time_index import TimeIndex
 from kernels import test_engine
 from kernels.conftest import only_on
 from kernels.emulated_libcudf import HashJoin

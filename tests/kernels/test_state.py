@@ -23,7 +23,8 @@ from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.changes import NEVER
 from gpu_ops.operators.core.emission import _net, _timed
 from gpu_ops.operators.core.visibility import _crosses
-from gpu_ops.state.index import Following, HashIndex
+from gpu_ops.state.index import HashIndex
+from gpu_ops.state.runs import Following
 from kernels.conftest import EMULATED, only_on
 from kernels.support import TYPES, everything, rows_of, same
 from kernels.test_probe import keeping, unlike

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from cpu_fallback import CpuKernels, search
-from gpu_ops.state import index as indexes
-from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
+from gpu_ops.state import runs, time_index
+from gpu_ops.state.index import HashIndex
+from gpu_ops.state.time_index import TimeIndex, TimeQueue
 
 SPANS = (50, 1 << 20, 1 << 45)
 """Of times: many equal ones; some; and more than fit beside a hash in one number."""
@@ -143,7 +144,7 @@ def test_some_entries_at_a_time_follow_as_all_at_once(seed: int) -> None:
 def test_no_micro_batch_waits_for_a_merge(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many entries there are, some for each that comes are merged; what has been taken meanwhile stays so."""
     done, rng, kernels, each = [0], np.random.default_rng(span), CpuKernels(), 64  # entries in each micro-batch
-    in_order, by_first = indexes._in_order, indexes._by_first
+    in_order, by_first = time_index._in_order, time_index._by_first
 
     def counting(ordered: Any) -> Any:
         def count(home: CpuKernels, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -153,9 +154,9 @@ def test_no_micro_batch_waits_for_a_merge(span: int, monkeypatch: pytest.MonkeyP
 
         return count
 
-    monkeypatch.setattr(indexes, "_PART", 16)
-    monkeypatch.setattr(indexes, "_in_order", counting(in_order))
-    monkeypatch.setattr(indexes, "_by_first", counting(by_first))
+    monkeypatch.setattr(runs, "_PART", 16)
+    monkeypatch.setattr(time_index, "_in_order", counting(in_order))
+    monkeypatch.setattr(time_index, "_by_first", counting(by_first))
     index, queue, due = TimeIndex(kernels), TimeQueue(kernels), dict[int, int]()
     hashes, times = rng.integers(0, 1 << 63, 500 * each).astype(np.uint64), rng.integers(-span, span, 500 * each)
     for number in range(500):

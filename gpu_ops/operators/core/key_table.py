@@ -19,10 +19,11 @@ from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.match import live_matches, match
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
+from gpu_ops.state.index import HashIndex
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Numbers
 from gpu_ops.state.table import DEAD, LIVE, Growing, KeySet, StateTable
+from gpu_ops.state.time_index import TimeIndex, TimeQueue
 
 _EXPIRY = "expiry"
 _DENSE = 4

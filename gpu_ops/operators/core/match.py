@@ -26,10 +26,10 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, Store, TooMany
-from gpu_ops.state.index import TimeIndex, TimeRun
 from gpu_ops.state.interval_table import IntervalTable
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import LIVE
+from gpu_ops.state.time_index import TimeIndex, TimeRun
 
 PIECE: Final = 1 << 21
 """Candidates looked at together."""

@@ -46,10 +46,11 @@ from gpu_ops.operators.core.order import NONE, Groups, exact, least, order_codes
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets
-from gpu_ops.state.index import TimeRun, postponed
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
+from gpu_ops.state.runs import postponed
 from gpu_ops.state.table import DEAD, LIVE, KeySet
+from gpu_ops.state.time_index import TimeRun
 from gpu_ops.values import one_array
 
 FIRST: Final = BEFORE_ALL + 2

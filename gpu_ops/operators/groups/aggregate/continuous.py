@@ -53,9 +53,9 @@ from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, on
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
 from gpu_ops.operators.operator import AT_WATERMARK, Clock, Cut, Operator, Output, Parts, Targets, TimedOperator
 from gpu_ops.output import Changelog, append_rows
-from gpu_ops.state.index import TimeQueue
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import LIVE, KeySet, StateTable
+from gpu_ops.state.time_index import TimeQueue
 
 
 class ContinuousAggregate(Operator):

@@ -1,0 +1,517 @@
+"""Sorted runs, of which indexes and queues are made: how they are merged, moved, and follow a compaction.
+
+An index is a list of **sorted runs**, merged geometrically like the levels of an LSM tree (O'Neil et al. 1996), so that
+a micro-batch costs what it adds, amortised, never a pass over the state. A micro-batch's run is *staged* until it is
+committed. The oldest runs may have moved to host memory; they are searched and merged there. Merges of entries with
+times, which cost the most, go on some entries with each micro-batch (`Merges`).
+
+**Three places**: what a GPU's budget has no room for lies in host memory, and is probed there; what the host's has no
+room for lies on local disk, and is read from there.
+
+The newest rows are the likeliest to be asked for, so the oldest go first; and rows before indexes, because every lookup
+reads the indexes, but only a match reads rows; then the numbers beside rows. Directories do not go to disk. What lies
+where changes no answer.
+
+When a compaction gives rows new slots, the runs of an index and of a queue follow one after the other, some entries
+with each micro-batch (`Following`). They are looked into as they are until all have.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
+
+import numpy as np
+
+from gpu_ops import layouts
+from gpu_ops.arrays import Array, Slots
+from gpu_ops.errors import out_of_memory
+from gpu_ops.files.disk import LEAST, Disk, File, NoRoomError
+from gpu_ops.kernels import Kernels, SearchedRun
+
+_log = logging.getLogger("gpu_ops")
+
+
+class Both:
+    """An array in the backend's memory, copied to the host's when first asked for there.
+
+    Args:
+        kernels: the backend.
+        array: its array.
+    """
+
+    def __init__(self, kernels: Kernels, array: Array) -> None:
+        self._kernels, self._array = kernels, array
+        self._copy: Array = None
+
+    def at(self, home: Kernels) -> Array:
+        """The array in the memory of ``home``: the backend itself, or its ``host``."""
+        if home is self._kernels:
+            return self._array
+        if self._copy is None:
+            self._copy = self._kernels.asnumpy(self._array)
+        return self._copy
+
+
+@contextlib.contextmanager
+def postponed(kernels: Kernels, what: str) -> Iterator[None]:
+    """Leaves out for now what only makes later work cheaper, if the GPU has no memory for it, or the disk no room.
+
+    The work within must leave everything as it was when it fails.
+    """
+    try:
+        yield
+    except NoRoomError as error:
+        _log.warning("%s is postponed: %s", what, error)
+    except Exception as error:
+        if kernels.host is None or not out_of_memory(error):
+            raise
+        _log.info("%s is postponed for want of GPU memory: %s", what, error)
+
+
+class Sorted(Protocol):
+    """Immutable entries in some order, and what stands beside them."""
+
+    @property
+    def entries(self) -> Array:
+        """N uint64, see `gpu_ops.layouts.entries`."""
+
+    @property
+    def held(self) -> object:
+        """What these are in, which nothing else is."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+
+    @property
+    def home(self) -> Kernels:
+        """The backend in whose memory it lies, or which reads it from disk."""
+
+    @property
+    def file(self) -> File | None:
+        """Where all its arrays but the directory lie, if on disk."""
+
+
+class AnyRun(Sorted, SearchedRun, Protocol):
+    """The same by hash, so that it can be searched."""
+
+
+_PART = 1 << 15
+"""So many entries of a run are merged at a time."""
+_ENTRIES_A_CHANGE = 8
+"""So many are merged for each that comes: before as many have come again as there are in a run, it is merged."""
+
+S = TypeVar("S", bound=Sorted)
+R = TypeVar("R", bound=AnyRun)
+
+
+def _on_disk(run: Sorted) -> int:
+    return 0 if run.file is None else run.file.size
+
+
+@dataclasses.dataclass
+class _Followed(Generic[S]):
+    """What of a run has followed a compaction."""
+
+    held: object
+    """What the run's entries are in."""
+    size: int
+    """How many these are."""
+    looked: int = 0
+    """At how many of them."""
+    arrays: list[Array] | None = None
+    """Those that stay in new slots, and what stands beside them, with room for the rest: memory that is never touched
+    costs nothing."""
+    kept: int = 0
+    """How many there are."""
+    made: list[S] | None = None
+    """Once that is all: the new run, or none."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what has followed."""
+        return sum(run.nbytes for run in self.made or ()) + self.kept * sum(a.itemsize for a in self.arrays or ())
+
+    def add(self, pieces: Sequence[Array], xp: Any) -> None:
+        """Put more behind what stays."""
+        if self.arrays is None:
+            self.arrays = [xp.empty(self.size, piece.dtype) for piece in pieces]
+        first, self.kept = self.kept, self.kept + int(pieces[0].size)
+        for array, piece in zip(self.arrays, pieces, strict=True):
+            array[first : self.kept] = piece
+
+
+class Merging(Generic[S]):
+    """Runs that become one, part by part: what is sorted stays in the processor's cache. On a GPU all is one part.
+
+    Args:
+        runs: those, of one memory.
+        arrays: of each, the first of them ascending.
+        whole: gives for numbers of the first array those before which a part may end.
+        in_order: puts arrays of several runs, one behind the other, in the order of one.
+
+    Attributes:
+        made: as much of the new run's arrays as is done; the rest is room, and memory that is never touched costs
+            nothing.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[S],
+        arrays: Sequence[Sequence[Array]],
+        whole: Callable[[Array], Array],
+        in_order: Callable[..., Sequence[Array]],
+    ) -> None:
+        self.runs, self._arrays, self._in_order = runs, arrays, in_order
+        self._home = home = runs[0].home
+        step = layouts.MAX_SLOTS if home.host is not None else 3 if home.tiny_segments else _PART
+        cuts = whole(home.xp.concatenate([own[0][step::step] for own in arrays]))
+        cuts.sort()
+        bounds = [[0, *home.xp.searchsorted(own[0], cuts).tolist(), int(own[0].size)] for own in arrays]
+        self._parts = list(zip(*map(itertools.pairwise, bounds), strict=True))[::-1]
+        size = sum(last for *_, last in bounds)
+        self.made = [home.xp.empty(size, array.dtype) for array in arrays[0]]
+        self._done = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is done."""
+        return sum(self._done * int(array.itemsize) for array in self.made)
+
+    def go_on(self, most: int | None) -> bool:
+        """Do so many entries more, or a few more than that; all for None. Whether that is all."""
+        stop = None if most is None else self._done + most
+        while self._parts and (stop is None or self._done < stop):
+            pieces = [
+                [array[slice(*part)] for array in own] for own, part in zip(self._arrays, self._parts[-1], strict=True)
+            ]
+            last = self._done + sum(int(own[0].size) for own in pieces)
+            if last > self._done:
+                columns = (self._home.xp.concatenate(column) for column in zip(*pieces, strict=True))
+                for array, values in zip(self.made, self._in_order(self._home, *columns), strict=True):
+                    array[self._done : last] = values
+            self._done = last
+            self._parts.pop()
+        return not self._parts
+
+
+def merged_at_once(kernels: Kernels, coming: int) -> int | None:
+    """Entries that a merge does with a micro-batch in which so many come; None for all, as on a GPU."""
+    few, more = (4, 2) if kernels.tiny_segments else (_PART, _ENTRIES_A_CHANGE)
+    return None if kernels.host is not None else more * coming + few
+
+
+class Merges(Generic[S]):
+    """Merges of runs, which go on some entries with each micro-batch; until one is done, its runs are looked into.
+
+    Args:
+        grows: whether a run and those after it become one.
+        begun: the merge of some runs.
+        ended: the run of one that is done, or none.
+    """
+
+    def __init__(
+        self,
+        grows: Callable[[S, Sequence[S]], bool],
+        begun: Callable[[Sequence[S]], Merging[S]],
+        ended: Callable[[Merging[S], Sequence[S]], list[S]],
+    ) -> None:
+        self._grows, self._begun, self._ended = grows, begun, ended
+        self._under_way: list[Merging[S]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is done."""
+        return sum(merging.nbytes for merging in self._under_way)
+
+    def go_on(self, runs: list[S], most: int | None) -> list[S]:
+        """Begin those that there are, and go on with all.
+
+        Args:
+            runs: oldest first.
+            most: entries of each.
+
+        Returns:
+            The runs that there are then.
+        """
+        taken = {id(run.held) for merging in self._under_way for run in merging.runs}
+        number = len(runs) - 1
+        while number > 0 and id(runs[number - 1].held) not in taken and self._grows(runs[number - 1], runs[number:]):
+            number -= 1
+        if len(runs) - number > 1:
+            self._under_way.append(self._begun(runs[number:]))
+        for merging in [*self._under_way]:
+            first = next((n for n, run in enumerate(runs) if run.held is merging.runs[0].held), len(runs))
+            own = runs[first : first + len(merging.runs)]
+            if [id(run.held) for run in own] != [id(run.held) for run in merging.runs]:
+                self._under_way.remove(merging)  # one has moved, or all of it was taken
+            elif merging.go_on(most):
+                runs = [*runs[:first], *self._ended(merging, own), *runs[first + len(own) :]]
+                self._under_way.remove(merging)
+        return runs
+
+
+Ahead: TypeAlias = Mapping[int, _Followed[S]]
+"""What has followed a compaction, by the `id` of what a run's entries are in."""
+
+
+class Following(abc.ABC, Generic[S]):
+    """Runs, oldest first, that follow a compaction some entries at a time.
+
+    Args:
+        kernels: the backend.
+
+    Attributes:
+        ahead: what has followed the compaction that is under way. These runs are not merged meanwhile.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._xp: Any = kernels.xp
+        self.runs: list[S] = []
+        self.ahead: Ahead[S] = {}
+
+    @property
+    @abc.abstractmethod
+    def coming(self) -> int:
+        """Entries that the next `commit` brings."""
+
+    @abc.abstractmethod
+    def commit(self) -> None:
+        """Make what is prepared final."""
+
+    @abc.abstractmethod
+    def discard(self) -> None:
+        """Forget it."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def _arrays(run: S) -> tuple[Array, ...]:
+        """Its entries, and what stands beside them."""
+
+    @abc.abstractmethod
+    def _like(self, run: S, arrays: Sequence[Array]) -> S:
+        """A run like another one, of some of its entries in new slots."""
+
+    def _as_now(self, run: S, made: list[S]) -> list[S]:
+        """What was made of a run, without what has left that since."""
+        del run
+        return made
+
+    def left(self, ahead: Ahead[S]) -> int:
+        """How many entries are still to follow, given what has."""
+        looked = (ahead[id(run.held)].looked if id(run.held) in ahead else 0 for run in self.runs)
+        return sum(int(run.entries.size) for run in self.runs) - sum(looked)
+
+    def follow(self, new_slots: Slots, before: Ahead[S], most: int | None) -> Ahead[S]:
+        """What has followed a compaction, and some entries more.
+
+        A run that was merged or moved since begins again. One on disk follows at once: a half of it has no place.
+
+        Args:
+            new_slots: int64, the new slot of each old one, ascending, -1 for slots that go.
+            before: what has followed.
+            most: entries to be looked at now; None for all.
+        """
+        everywhere, ahead, left = Both(self._kernels, new_slots), dict[int, _Followed[S]](), most
+        for run in self.runs:
+            if left is not None and left <= 0:
+                break
+            known = before.get(id(run.held)) or _Followed[S](run.held, int(run.entries.size))
+            ahead[id(run.held)] = known
+            if known.made is not None:
+                continue
+            arrays, size = self._arrays(run), known.size
+            stop = size if left is None or run.file is not None else min(known.looked + left, size)
+            part = slice(known.looked, stop)
+            entries, there = layouts.renumbered(arrays[0][part], everywhere.at(run.home))
+            pieces = [entries, *(array[part][there] for array in arrays[1:])]
+            if stop - known.looked < size:
+                known.add(pieces, run.home.xp)
+                pieces = [array[: known.kept] for array in known.arrays or ()]
+            left = None if left is None else left - (stop - known.looked)
+            known.looked = stop
+            if stop == size:
+                known.made, known.arrays = [self._like(run, pieces)] if pieces[0].size else [], None
+        return ahead
+
+    def renumbered(self, new_slots: Slots, before: Ahead[S] | None = None) -> Self:
+        """Another one, in new slots; arguments as `follow`."""
+        ahead, other = self.follow(new_slots, before or {}, None), type(self)(self._kernels)
+        for run in self.runs:
+            other.runs += self._as_now(run, ahead[id(run.held)].made or [])
+        return other
+
+
+class Runs(Following[R]):
+    """An index as a short list of runs, oldest first.
+
+    Args:
+        kernels: the backend.
+    """
+
+    growth: int
+    """A run is merged into the one before while that one is at most this many times as large."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self.staged: R | None = None
+
+    @staticmethod
+    @abc.abstractmethod
+    def _merged(older: R, newer: R) -> R:
+        """One run of two of one memory; nothing may be left of the first."""
+
+    @abc.abstractmethod
+    def _merge(self, coming: int) -> None:
+        """Merge what is to be merged, given how many entries have come."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def _moved(run: R, copy: Callable[[Array], Array], home: Kernels) -> R:
+        """The run in another memory; ``copy`` takes an array there."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def _written(run: R, disk: Disk) -> R:
+        """The run as it is on disk."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def _made(run: R, arrays: Sequence[Array]) -> R:
+        """As `_like`, in memory."""
+
+    def _like(self, run: R, arrays: Sequence[Array]) -> R:
+        made = self._made(run, arrays)
+        return made if run.file is None else self._written(made, run.file.disk)
+
+    @property
+    def coming(self) -> int:
+        """Entries that the next `commit` brings."""
+        return 0 if self.staged is None else int(self.staged.entries.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs, and of what has followed a compaction."""
+        there = [*self.runs, *([self.staged] if self.staged else [])]
+        return sum(r.nbytes for r in there) + sum(known.nbytes for known in self.ahead.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the runs that lie in host memory."""
+        return sum(r.nbytes - _on_disk(r) for r in self.runs if r.home.host is None)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of those on disk."""
+        return sum(map(_on_disk, [*self.runs, *(run for known in self.ahead.values() for run in known.made or ())]))
+
+    def commit(self) -> None:
+        """Keep the staged rows."""
+        if self.staged is None:
+            return
+        coming = self.coming
+        self.runs.append(self.staged)
+        self.staged = None
+        with postponed(self._kernels, "merging an index"):
+            self._merge(coming)
+
+    def _grows(self, run: R, added: Sequence[R]) -> bool:
+        """Whether a run and those after it become one."""
+        most = self._kernels.piece_bytes
+        small = most is None or run.nbytes + sum(one.nbytes for one in added) <= most
+        here = run.home is self._kernels and run.file is None and id(run.held) not in self.ahead
+        return small and here and self._near(run, *added)
+
+    def _near(self, run: R, *added: R) -> bool:
+        return bool(run.entries.size <= self.growth * sum(int(one.entries.size) for one in added))
+
+    def found(
+        self,
+        runs: Sequence[R],
+        needles: Array,
+        times: tuple[Array, Array] | None = None,
+        *,
+        by_candidate: bool = False,
+        at_most: int | None = None,
+    ) -> Array:
+        """Candidates in some of the runs, in whichever memory each lies; see `gpu_ops.kernels.Kernels.search`."""
+        pairs = []
+        given = [Both(self._kernels, array) for array in (needles, *(times or ()))]
+        for home in (self._kernels.host, self._kernels):
+            there = [run for run in runs if run.home is home]
+            if home is not None and there:
+                own, *span = (array.at(home) for array in given)
+                within = (span[0], span[1]) if times is not None else None
+                found = home.search(there, own, within, by_candidate=by_candidate, at_most=at_most)
+                at_most = None if at_most is None else at_most - int(found.size)
+                pairs.append(found if home is self._kernels else self._kernels.asarray(found))
+        if len(pairs) == 1:
+            return pairs[0]
+        return self._xp.concatenate([self._xp.empty(0, np.int64), *pairs])
+
+    def discard(self) -> None:
+        """Forget the staged rows."""
+        self.staged = None
+
+    def cool(self, wanted: int, disk: Disk | None = None) -> int:
+        """Move the oldest run in GPU memory to the host's, or with a disk the oldest in host memory there.
+
+        Args:
+            wanted: bytes to be freed; a run goes whole.
+            disk: see `gpu_ops.kernels.Store.cool`.
+
+        Returns:
+            The bytes freed, 0 if there is none that can go.
+
+        Raises:
+            NoRoomError: the disk has no room; the run stays.
+        """
+        if disk is not None:
+            return self._cool_to(disk)
+        del wanted
+        host = self._kernels.host
+        number = sum(r.home is host for r in self.runs)
+        if host is None or number == len(self.runs):
+            return 0
+        run = self.runs[number]
+        self.runs[number] = self._moved(run, self._kernels.asnumpy, host)
+        while number and self._near(self.runs[number - 1], self.runs[number]):
+            number -= 1
+            self.runs[number : number + 2] = [self._merged(*self.runs[number : number + 2])]
+        return run.nbytes
+
+    def _cool_to(self, disk: Disk) -> int:
+        least = 1 if self._kernels.tiny_segments else LEAST
+        there = [r.home.host is None and r.file is None and r.nbytes >= least for r in self.runs]
+        if True not in there:
+            return 0
+        number, before = there.index(True), self.host_bytes
+        self.ahead = {key: known for key, known in self.ahead.items() if known.held is not self.runs[number].held}
+        self.runs[number] = self._written(self.runs[number], disk)
+        # Runs of one size become one: an entry is written again no oftener than their size can double.
+        while number and self._alike(*self.runs[number - 1 : number + 1]):
+            number -= 1
+            self.runs[number : number + 2] = [self._written(self._merged(*self.runs[number : number + 2]), disk)]
+        return before - self.host_bytes
+
+    @staticmethod
+    def _alike(older: R, newer: R) -> bool:
+        return older.file is not None and bool(older.entries.size <= newer.entries.size)
+
+    def warm(self) -> None:
+        """Move all runs back to GPU memory."""
+        for number, run in enumerate(self.runs):
+            if run.home is not self._kernels:
+                self.runs[number] = self._moved(run, self._kernels.asarray, self._kernels)
+
+
+def prefix_shift(size: int, bucket: int) -> int:
+    """How far a 32-bit hash is shifted to be a prefix shared by at most ``bucket`` of ``size`` entries on average."""
+    return 32 - max(1, int(size // bucket).bit_length())

@@ -1,0 +1,335 @@
+"""What leads to the rows of a state table by time: an index by key and time, and queues.
+
+`TimeIndex` leads from the hash of a key and a span of time to the slots of its rows. Entries are sorted by hash, within
+a hash by time, and within a time by what orders ties, if anything does, and by arrival: so the rows of a key inside an
+interval are one range, whose ends a bisection finds without a look at the key's other rows, and the newest row of a
+time is the last one.
+
+In a `TimeQueue` what is due is found without a look at the rest.
+
+Both are made of sorted runs (`gpu_ops.state.runs`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from gpu_ops import layouts
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.files.disk import Disk, File
+from gpu_ops.kernels import Kernels
+from gpu_ops.state.runs import Both, Following, Merges, Merging, Runs, merged_at_once, prefix_shift
+
+_HASH_BITS = 32
+"""Of a hash in an entry."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TimeRun:
+    """Entries by hash, then by time; their times beside them."""
+
+    entries: Array
+    """uint64: the upper half of a row's hash, then its slot."""
+    times: Array
+    """int64."""
+    directory: Array
+    shift: int
+    span: tuple[int, int]
+    """No entry is earlier than the first or later than the second."""
+    home: Kernels
+    """The backend in whose memory it lies, or which reads it from disk."""
+    ties: Array | None = None
+    """int64: what orders entries of one hash and time, the last counts; None for their arrival."""
+    file: File | None = None
+
+    @property
+    def held(self) -> object:
+        """The entries."""
+        return self.entries
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        ties = 0 if self.ties is None else self.ties.nbytes
+        return int(self.entries.nbytes + self.times.nbytes + self.directory.nbytes + ties)
+
+
+class TimeIndex(Runs[TimeRun]):
+    """Slots by hash and time."""
+
+    growth = 1
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self._merges = Merges[TimeRun](self._grows, _time_merging, lambda merging, _: [_time_run_of(merging)])
+
+    def _merge(self, coming: int) -> None:
+        self.runs = self._merges.go_on(self.runs, merged_at_once(self._kernels, coming))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs, and of what has followed a compaction or is merged."""
+        return super().nbytes + self._merges.nbytes
+
+    def stage(self, hashes: Hashes, slots: Slots, times: Array, ties: Array | None = None) -> None:
+        """Make rows findable, until `commit` for good or `discard` not at all.
+
+        Args:
+            hashes: n uint64.
+            slots: n int64.
+            times: n int64.
+            ties: n int64 that order rows of one hash and time; None for their slots; always or never.
+        """
+        if slots.size:
+            self.staged = _time_run(self._kernels, layouts.entries(hashes, slots), times, ties)
+
+    def probe(
+        self, hashes: Hashes, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
+    ) -> tuple[Positions, Slots]:
+        """Candidates for each of n needles: of its hash, and no earlier or later than it wants.
+
+        Args:
+            hashes: n uint64, in any order.
+            earliest: n int64.
+            latest: n int64, inclusive.
+            committed: whether committed rows are candidates.
+            staged: whether staged ones are.
+
+        Returns:
+            Positions of needles and candidate slots (int64), by needle, then by slot. Hashes may
+            collide: callers verify candidates by real equality.
+        """
+        runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
+        pairs = self.found(runs, self._kernels.entries(hashes, 0), (earliest, latest))
+        pairs.sort()
+        return layouts.unpaired(pairs)
+
+    def first(self, hashes: Hashes, earliest: Array) -> list[tuple[Positions, Slots]]:
+        """Of each run the first committed entry of a needle's hash that is not too early, if there is one.
+
+        Args:
+            hashes: n uint64.
+            earliest: n int64.
+
+        Returns:
+            For each run positions of needles, no more than once each, and slots (int64).
+        """
+        found = []
+        for run in self.runs:
+            at = self.bisect(run, hashes, earliest, after=False)
+            needle = self._xp.flatnonzero(at < run.entries.size)
+            hashed, _, slots = self.read(run, at[needle])
+            same = hashed == hashes[needle] >> np.uint64(32)
+            found.append((needle[same], slots[same]))
+        return found
+
+    def bisect(self, run: TimeRun, hashes: Hashes, times: Array, *, after: bool) -> Array:
+        """Where needles stand in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
+        needles, times_ = Both(self._kernels, self._kernels.entries(hashes, 0)), Both(self._kernels, times)
+        at = run.home.bisect(run, needles.at(run.home), times_.at(run.home), after=after)
+        return at if run.home is self._kernels else self._kernels.asarray(at)
+
+    def read(self, run: TimeRun, at: Array) -> tuple[Array, Array, Slots]:
+        """Entries of a run, wherever it lies: upper halves of hashes, times, slots."""
+        there = Both(self._kernels, at).at(run.home)
+        entries, times = run.entries[there], run.times[there]
+        if run.home is not self._kernels:
+            entries, times = self._kernels.asarray(entries), self._kernels.asarray(times)
+        return layouts.entry_hashes(entries), times, layouts.entry_slots(entries)
+
+    @staticmethod
+    def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
+        merging = _time_merging((older, newer))
+        merging.go_on(None)
+        return _time_run_of(merging)
+
+    @staticmethod
+    def _written(run: TimeRun, disk: Disk) -> TimeRun:
+        ties = () if run.ties is None else (run.ties,)
+        file, (entries, times, *more) = disk.keep(run.entries, run.times, *ties)
+        return dataclasses.replace(run, entries=entries, times=times, ties=more[0] if more else None, file=file)
+
+    @staticmethod
+    def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:
+        ties = None if run.ties is None else copy(run.ties)
+        return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, run.span, home, ties)
+
+    @staticmethod
+    def _arrays(run: TimeRun) -> tuple[Array, ...]:
+        return run.entries, run.times, *(() if run.ties is None else (run.ties,))
+
+    @staticmethod
+    def _made(run: TimeRun, arrays: Sequence[Array]) -> TimeRun:
+        entries, times, *ties = arrays
+        return _with_directory(run.home, entries, times, run.span, ties[0] if ties else None)
+
+
+def _time_merging(runs: Sequence[TimeRun]) -> Merging[TimeRun]:
+    arrays = [TimeIndex._arrays(run) for run in runs]
+    return Merging(runs, arrays, lambda cuts: cuts >> np.uint64(32) << np.uint64(32), _in_order)
+
+
+def _time_run_of(merging: Merging[TimeRun]) -> TimeRun:
+    """The run of a merge that is done."""
+    runs, made = merging.runs, merging.made
+    span = min(run.span[0] for run in runs), max(run.span[1] for run in runs)
+    return _with_directory(runs[0].home, made[0], made[1], span, *made[2:])
+
+
+def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
+    """Entries in their order; those of one hash and time stay in the order they have."""
+    span = int(times.min()), int(times.max())
+    arrays = _in_order(home, entries, times, *(() if ties is None else (ties,)))
+    return _with_directory(home, arrays[0], arrays[1], span, *arrays[2:])
+
+
+def _in_order(home: Kernels, entries: Array, times: Array, *ties: Array) -> list[Array]:
+    """Entries, their times and ties, in the order of a run."""
+    hashes, low = layouts.entry_hashes(entries), times.min()
+    bits = (int(times.max()) - int(low)).bit_length()
+    if bits > _HASH_BITS:
+        hashes -= hashes.min()  # those of a part of a run are close together
+    fits = bits <= _HASH_BITS or int(hashes.max()).bit_length() + bits < 2 * _HASH_BITS
+    if fits and not bool((times[1:] >= times[:-1]).all()):
+        # hash and time in one number; a stable sort of a few runs is a merge (timsort)
+        order = home.argsort(hashes << np.uint64(bits) | (times - low).view(np.uint64))
+    else:
+        order = _among_alike(home, home.argsort(hashes), (hashes,), times)
+    for tie in ties:
+        order = _among_alike(home, order, (hashes, times), tie)
+    return [array[order] for array in (entries, times, *ties)]
+
+
+def _among_alike(home: Kernels, order: Positions, by: Sequence[Array], then: Array) -> Positions:
+    """An order by some numbers, and of those in which they are the same by another one."""
+    xp, follows = home.xp, home.xp.ones(order.size, bool)
+    follows[0] = False
+    for numbers in by:
+        ordered = numbers[order]
+        follows[1:] &= ordered[1:] == ordered[:-1]
+    ordered = then[order]
+    late = xp.flatnonzero(follows[1:] & (ordered[1:] < ordered[:-1])) + 1
+    if not late.size:
+        return order
+    group = xp.cumsum(~follows)
+    affected = xp.zeros(int(group[-1]) + 1, bool)
+    affected[group[late]] = True
+    there = xp.flatnonzero(affected[group])
+    rows = order[there]
+    by_other = home.argsort(then[rows])
+    order[there] = rows[by_other[home.argsort(group[there][by_other])]]
+    return order
+
+
+def _with_directory(
+    home: Kernels, entries: Array, times: Array, span: tuple[int, int], ties: Array | None = None
+) -> TimeRun:
+    shift = prefix_shift(entries.size, 1)
+    return TimeRun(entries, times, home.directory(entries, shift), shift, span, home, ties)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    times: Array
+    """Ascending."""
+    entries: Array
+    """Slots, as entries of a hash of 0."""
+    home: Kernels
+    first: int = 0
+    """Those before have been taken."""
+    file: None = None
+
+    @property
+    def held(self) -> object:
+        """The entries."""
+        return self.entries
+
+    @property
+    def size(self) -> int:
+        """Of how many slots it still is."""
+        return int(self.entries.size) - self.first
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays."""
+        return int(self.times.nbytes + self.entries.nbytes)
+
+
+def _chunk_merging(runs: Sequence[_Chunk]) -> Merging[_Chunk]:
+    arrays = [(chunk.times[chunk.first :], chunk.entries[chunk.first :]) for chunk in runs]
+    return Merging(runs, arrays, lambda cuts: cuts, _by_first)
+
+
+def _by_first(home: Kernels, *arrays: Array) -> list[Array]:
+    order = home.argsort(arrays[0])
+    return [array[order] for array in arrays]
+
+
+class TimeQueue(Following[_Chunk]):
+    """Slots by time, earliest first; taking what is due costs what is due."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self._left: list[_Chunk] | None = None
+        self._added: _Chunk | None = None
+        self._merges = Merges(self._grows, _chunk_merging, self._ended)
+
+    @property
+    def coming(self) -> int:
+        """Entries that the next `commit` brings."""
+        return 0 if self._added is None else self._added.size
+
+    def take(self, until: int) -> Slots:
+        """All slots of times up to ``until``, inclusive; for good with `commit`, not at all with `discard`."""
+        found, left = [self._xp.empty(0, np.int64)], []
+        for chunk in self.runs:
+            due = max(chunk.first, int(self._xp.searchsorted(chunk.times, until, side="right")))
+            found.append(chunk.entries[chunk.first : due].view(np.int64))
+            if due < chunk.entries.size:
+                left.append(dataclasses.replace(chunk, first=due))
+        self._left = left
+        return self._xp.concatenate(found)
+
+    def add(self, times: Array, slots: Slots) -> None:
+        """More slots, in any order; they count from the next micro-batch on."""
+        if slots.size:
+            order = self._xp.argsort(times)
+            self._added = _Chunk(times[order], slots[order].view(np.uint64), self._kernels)
+
+    def commit(self) -> None:
+        """Make the last `take` and `add` final; a `MemoryError` on the way leaves them to be committed again."""
+        if self._left is None and self._added is None:
+            return
+        chunks = self.runs if self._left is None else self._left
+        if self._added is not None:
+            chunks = self._merges.go_on([*chunks, self._added], merged_at_once(self._kernels, self._added.size))
+        self.runs = chunks
+        self.discard()
+
+    def _grows(self, run: _Chunk, added: Sequence[_Chunk]) -> bool:
+        return run.size <= sum(chunk.size for chunk in added) and id(run.held) not in self.ahead
+
+    def _ended(self, merging: Merging[_Chunk], runs: Sequence[_Chunk]) -> list[_Chunk]:
+        times, entries = merging.made
+        made, earliest = _Chunk(times, entries, runs[0].home), min(runs, key=lambda run: run.times[run.first])
+        return self._as_now(earliest, [made])
+
+    def discard(self) -> None:
+        """Forget the last `take` and `add`."""
+        self._left = self._added = None
+
+    @staticmethod
+    def _arrays(run: _Chunk) -> tuple[Array, ...]:
+        return run.entries, run.times
+
+    def _like(self, run: _Chunk, arrays: Sequence[Array]) -> _Chunk:
+        entries, times = arrays
+        return _Chunk(times, entries, run.home)
+
+    def _as_now(self, run: _Chunk, made: list[_Chunk]) -> list[_Chunk]:
+        earliest = int(run.times[run.first])  # all that was taken is earlier
+        now = [dataclasses.replace(one, first=int(self._xp.searchsorted(one.times, earliest))) for one in made]
+        return [one for one in now if one.size]
