@@ -170,13 +170,14 @@ class Merging(Generic[S]):
     ) -> None:
         self.runs, self._arrays, self._in_order = runs, arrays, in_order
         self._home = home = runs[0].home
-        step = layouts.MAX_SLOTS if home.host is not None else 3 if home.tiny_segments else _PART
-        cuts = whole(home.xp.concatenate([own[0][step::step] for own in arrays]))
-        cuts.sort()
-        bounds = [[0, *home.xp.searchsorted(own[0], cuts).tolist(), int(own[0].size)] for own in arrays]
+        bounds = [[0, int(own[0].size)] for own in arrays]
+        if home.host is None:
+            step = 3 if home.tiny_segments else _PART
+            cuts = np.sort(whole(np.concatenate([own[0][step::step] for own in arrays])))
+            bounds = [[0, *np.searchsorted(own[0], cuts).tolist(), own[0].size] for own in arrays]
         self._parts = list(zip(*map(itertools.pairwise, bounds), strict=True))[::-1]
-        size = sum(last for *_, last in bounds)
-        self.made = [home.xp.empty(size, array.dtype) for array in arrays[0]]
+        self._size = sum(last for *_, last in bounds)
+        self.made: list[Array] = []
         self._done = 0
 
     @property
@@ -194,8 +195,13 @@ class Merging(Generic[S]):
             last = self._done + sum(int(own[0].size) for own in pieces)
             if last > self._done:
                 columns = (self._home.xp.concatenate(column) for column in zip(*pieces, strict=True))
-                for array, values in zip(self.made, self._in_order(self._home, *columns), strict=True):
-                    array[self._done : last] = values
+                ordered = self._in_order(self._home, *columns)
+                if last - self._done == self._size:
+                    self.made = list(ordered)
+                else:
+                    self.made = self.made or [self._home.xp.empty(self._size, values.dtype) for values in ordered]
+                    for array, values in zip(self.made, ordered, strict=True):
+                        array[self._done : last] = values
             self._done = last
             self._parts.pop()
         return not self._parts
