@@ -116,7 +116,7 @@ def _on_disk(run: Sorted) -> int:
 
 
 @dataclasses.dataclass
-class _Followed(Generic[S]):
+class _FollowedRun(Generic[S]):
     """What of a run has followed a compaction."""
 
     held: object
@@ -263,7 +263,7 @@ class Merges(Generic[S]):
         return runs
 
 
-Ahead: TypeAlias = Mapping[int, _Followed[S]]
+Followed: TypeAlias = Mapping[int, _FollowedRun[S]]
 """What has followed a compaction, by the `id` of what a run's entries are in."""
 
 
@@ -274,14 +274,14 @@ class Following(abc.ABC, Generic[S]):
         kernels: the backend.
 
     Attributes:
-        ahead: what has followed the compaction that is under way. These runs are not merged meanwhile.
+        followed: what has followed the compaction that is under way. These runs are not merged meanwhile.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._xp: Any = kernels.xp
         self.runs: list[S] = []
-        self.ahead: Ahead[S] = {}
+        self.followed: Followed[S] = {}
 
     @property
     @abc.abstractmethod
@@ -310,12 +310,12 @@ class Following(abc.ABC, Generic[S]):
         del run
         return made
 
-    def left(self, ahead: Ahead[S]) -> int:
+    def left(self, followed: Followed[S]) -> int:
         """How many entries are still to follow, given what has."""
-        looked = (ahead[id(run.held)].looked if id(run.held) in ahead else 0 for run in self.runs)
+        looked = (followed[id(run.held)].looked if id(run.held) in followed else 0 for run in self.runs)
         return sum(int(run.entries.size) for run in self.runs) - sum(looked)
 
-    def follow(self, new_slots: Slots, before: Ahead[S], most: int | None) -> Ahead[S]:
+    def follow(self, new_slots: Slots, before: Followed[S], most: int | None) -> Followed[S]:
         """What has followed a compaction, and some entries more.
 
         A run that was merged or moved since begins again. One on disk follows at once: a half of it has no place.
@@ -325,12 +325,12 @@ class Following(abc.ABC, Generic[S]):
             before: what has followed.
             most: entries to be looked at now; None for all.
         """
-        everywhere, ahead, left = Both(self._kernels, new_slots), dict[int, _Followed[S]](), most
+        everywhere, followed, left = Both(self._kernels, new_slots), dict[int, _FollowedRun[S]](), most
         for run in self.runs:
             if left is not None and left <= 0:
                 break
-            known = before.get(id(run.held)) or _Followed[S](run.held, int(run.entries.size))
-            ahead[id(run.held)] = known
+            known = before.get(id(run.held)) or _FollowedRun[S](run.held, int(run.entries.size))
+            followed[id(run.held)] = known
             if known.made is not None:
                 continue
             arrays, size = self._arrays(run), known.size
@@ -345,13 +345,13 @@ class Following(abc.ABC, Generic[S]):
             known.looked = stop
             if stop == size:
                 known.made, known.arrays = [self._like(run, pieces)] if pieces[0].size else [], None
-        return ahead
+        return followed
 
-    def renumbered(self, new_slots: Slots, before: Ahead[S] | None = None) -> Self:
+    def renumbered(self, new_slots: Slots, before: Followed[S] | None = None) -> Self:
         """Another one, in new slots; arguments as `follow`."""
-        ahead, other = self.follow(new_slots, before or {}, None), type(self)(self._kernels)
+        followed, other = self.follow(new_slots, before or {}, None), type(self)(self._kernels)
         for run in self.runs:
-            other.runs += self._as_now(run, ahead[id(run.held)].made or [])
+            other.runs += self._as_now(run, followed[id(run.held)].made or [])
         return other
 
 
@@ -406,7 +406,7 @@ class Runs(Following[R]):
     def nbytes(self) -> int:
         """Bytes of all runs, and of what has followed a compaction."""
         there = [*self.runs, *([self.staged] if self.staged else [])]
-        return sum(r.nbytes for r in there) + sum(known.nbytes for known in self.ahead.values())
+        return sum(r.nbytes for r in there) + sum(known.nbytes for known in self.followed.values())
 
     @property
     def host_bytes(self) -> int:
@@ -416,7 +416,7 @@ class Runs(Following[R]):
     @property
     def disk_bytes(self) -> int:
         """Bytes of those on disk."""
-        return sum(map(_on_disk, [*self.runs, *(run for known in self.ahead.values() for run in known.made or ())]))
+        return sum(map(_on_disk, [*self.runs, *(run for known in self.followed.values() for run in known.made or ())]))
 
     def commit(self) -> None:
         """Keep the staged rows."""
@@ -432,7 +432,7 @@ class Runs(Following[R]):
         """Whether a run and those after it become one."""
         most = self._kernels.piece_bytes
         small = most is None or run.nbytes + sum(one.nbytes for one in added) <= most
-        here = run.home is self._kernels and run.file is None and id(run.held) not in self.ahead
+        here = run.home is self._kernels and run.file is None and id(run.held) not in self.followed
         return small and here and self._near(run, *added)
 
     def _near(self, run: R, *added: R) -> bool:
@@ -499,7 +499,7 @@ class Runs(Following[R]):
         if True not in there:
             return 0
         number, before = there.index(True), self.host_bytes
-        self.ahead = {key: known for key, known in self.ahead.items() if known.held is not self.runs[number].held}
+        self.followed = {key: known for key, known in self.followed.items() if known.held is not self.runs[number].held}
         self.runs[number] = self._written(self.runs[number], disk)
         # Runs of one size become one: an entry is written again no oftener than their size can double.
         while number and self._alike(*self.runs[number - 1 : number + 1]):

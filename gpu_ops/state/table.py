@@ -28,7 +28,7 @@ from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Numbers, Part, Piece, StoredTable, renumbered
-from gpu_ops.state.runs import Ahead, Following, Runs, postponed
+from gpu_ops.state.runs import Followed, Following, Runs, postponed
 from gpu_ops.state.time_index import TimeQueue
 from gpu_ops.values import with_types
 
@@ -505,10 +505,10 @@ class StateTable:
         xp, status, parts = self.kernels.xp, self.status.values, self._parts()
         most = None if self.kernels.host is not None else most
         begun = None if most is None else self._compaction
-        ahead: list[Ahead[Any]] = [{} if begun is None else part.ahead for part in parts]
+        followed: list[Followed[Any]] = [{} if begun is None else part.followed for part in parts]
         self._compaction = None  # what fails half-way begins again
         for part in parts:
-            part.ahead = {}
+            part.followed = {}
         if begun is None:
             room = int(status.size) * (1 if most is None else 2)  # memory that is never touched costs nothing
             new_slots, copied = Growing(xp, np.int64, room), 0
@@ -520,22 +520,22 @@ class StateTable:
         store = self.store.retained(stays, None if begun is None else begun.store)
         new_slots.extend(last - first, -1)
         new_slots.values[stays] = as_slots(self.kernels, copied, stays.size)
-        left = [part.left(own) for part, own in zip(parts, ahead, strict=True)]
+        left = [part.left(own) for part, own in zip(parts, followed, strict=True)]
         longest = max(left, default=0)
         if most is not None and (last < status.size or longest > most):
             if last == status.size:  # all are ready at once: what has followed is not merged with what comes
                 shares = [-(-most * entries // longest) for entries in left]
-                each = zip(parts, ahead, shares, strict=True)
-                ahead = [part.follow(new_slots.values, own, share) for part, own, share in each]
-            for part, own in zip(parts, ahead, strict=True):
-                part.ahead = own
+                each = zip(parts, followed, shares, strict=True)
+                followed = [part.follow(new_slots.values, own, share) for part, own, share in each]
+            for part, own in zip(parts, followed, strict=True):
+                part.followed = own
             self._compaction = _Compaction(store, new_slots)
             return
         alive = new_slots.values >= 0
         slots = xp.flatnonzero(alive)
         kept = self.status.retained(slots)
         beside = {name: column.retained(slots) for name, column in self.beside.items()}
-        made: list[Any] = [part.renumbered(new_slots.values, own) for part, own in zip(parts, ahead, strict=True)]
+        made: list[Any] = [part.renumbered(new_slots.values, own) for part, own in zip(parts, followed, strict=True)]
         indexes = dict(zip(self.indexes, made, strict=False))
         queues = dict(zip(self.queues, made[len(indexes) :], strict=True))
         pieces = renumbered(self.pieces, self.kernels.asnumpy(alive))

@@ -310,7 +310,7 @@ class TimeQueue(Following[_Chunk]):
         self.discard()
 
     def _grows(self, run: _Chunk, added: Sequence[_Chunk]) -> bool:
-        return run.size <= sum(chunk.size for chunk in added) and id(run.held) not in self.ahead
+        return run.size <= sum(chunk.size for chunk in added) and id(run.held) not in self.followed
 
     def _ended(self, merging: Merging[_Chunk], runs: Sequence[_Chunk]) -> list[_Chunk]:
         times, entries = merging.made

@@ -130,13 +130,13 @@ def test_some_entries_at_a_time_follow_as_all_at_once(seed: int) -> None:
             part.commit()
             if number < 200:
                 continue
-            part.ahead = part.follow(new_slots, part.ahead, 12)
-            if part.left(part.ahead) <= 12:
-                ones = part.renumbered(new_slots, part.ahead), part.renumbered(new_slots)
+            part.followed = part.follow(new_slots, part.followed, 12)
+            if part.left(part.followed) <= 12:
+                ones = part.renumbered(new_slots, part.followed), part.renumbered(new_slots)
                 found = [np.concatenate([run.entries[getattr(run, "first", 0) :] for run in one.runs]) for one in ones]
                 assert sorted(found[0]) == sorted(found[1])
                 assert len(part.runs) < 20
-                part.ahead, complete = {}, complete + 1
+                part.followed, complete = {}, complete + 1
     assert complete > 6
 
 
