@@ -29,6 +29,9 @@ _FEW = 1 << 11
 _RUNS = 8
 # Entries at a time: what is made of them stays in the second-level cache.
 _BLOCK = 1 << 16
+# The system clears the pages of each array that is larger than any that glibc has freed, up to this many bytes. State
+# servers say so in their environment.
+_KEPT = (32 << 20) - (1 << 16)
 
 
 class CpuKernels:
@@ -50,6 +53,7 @@ class CpuKernels:
     def __init__(self, *, tiny_segments: bool = False) -> None:
         self.tiny_segments = tiny_segments
         self.lookups = dict.fromkeys(LOOKUPS, 0)
+        np.empty(_KEPT, np.uint8)  # and freed: a fifth of the time of micro-batches of 100,000 rows
 
     def frame(self, table: pa.Table) -> Frame:
         """Columns from Arrow, each in one piece."""

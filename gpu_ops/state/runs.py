@@ -214,21 +214,9 @@ def merged_at_once(kernels: Kernels, coming: int) -> int | None:
 
 
 class Merges(Generic[S]):
-    """Merges of runs, which go on some entries with each micro-batch; until one is done, its runs are looked into.
+    """Merges of runs, which go on some entries with each micro-batch; until one is done, its runs are looked into."""
 
-    Args:
-        grows: whether a run and those after it become one.
-        begun: the merge of some runs.
-        ended: the run of one that is done, or none.
-    """
-
-    def __init__(
-        self,
-        grows: Callable[[S, Sequence[S]], bool],
-        begun: Callable[[Sequence[S]], Merging[S]],
-        ended: Callable[[Merging[S], Sequence[S]], list[S]],
-    ) -> None:
-        self._grows, self._begun, self._ended = grows, begun, ended
+    def __init__(self) -> None:
         self._under_way: list[Merging[S]] = []
 
     @property
@@ -236,29 +224,39 @@ class Merges(Generic[S]):
         """Bytes of what is done."""
         return sum(merging.nbytes for merging in self._under_way)
 
-    def go_on(self, runs: list[S], most: int | None) -> list[S]:
+    def go_on(
+        self,
+        runs: list[S],
+        most: int | None,
+        grows: Callable[[S, Sequence[S]], bool],
+        begun: Callable[[Sequence[S]], Merging[S]],
+        ended: Callable[[Merging[S], Sequence[S]], list[S]],
+    ) -> list[S]:
         """Begin those that there are, and go on with all.
 
         Args:
             runs: oldest first.
             most: entries of each.
+            grows: whether a run and those after it become one.
+            begun: the merge of some runs.
+            ended: the run of one that is done, or none.
 
         Returns:
             The runs that there are then.
         """
         taken = {id(run.held) for merging in self._under_way for run in merging.runs}
         number = len(runs) - 1
-        while number > 0 and id(runs[number - 1].held) not in taken and self._grows(runs[number - 1], runs[number:]):
+        while number > 0 and id(runs[number - 1].held) not in taken and grows(runs[number - 1], runs[number:]):
             number -= 1
         if len(runs) - number > 1:
-            self._under_way.append(self._begun(runs[number:]))
+            self._under_way.append(begun(runs[number:]))
         for merging in [*self._under_way]:
             first = next((n for n, run in enumerate(runs) if run.held is merging.runs[0].held), len(runs))
             own = runs[first : first + len(merging.runs)]
             if [id(run.held) for run in own] != [id(run.held) for run in merging.runs]:
                 self._under_way.remove(merging)  # one has moved, or all of it was taken
             elif merging.go_on(most):
-                runs = [*runs[:first], *self._ended(merging, own), *runs[first + len(own) :]]
+                runs = [*runs[:first], *ended(merging, own), *runs[first + len(own) :]]
                 self._under_way.remove(merging)
         return runs
 

@@ -64,10 +64,13 @@ class TimeIndex(Runs[TimeRun]):
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels)
-        self._merges = Merges[TimeRun](self._grows, _time_merging, lambda merging, _: [_time_run_of(merging)])
+        self._merges = Merges[TimeRun]()
 
     def _merge(self, coming: int) -> None:
-        self.runs = self._merges.go_on(self.runs, merged_at_once(self._kernels, coming))
+        most = merged_at_once(self._kernels, coming)
+        self.runs = self._merges.go_on(
+            self.runs, most, self._grows, _time_merging, lambda merging, _: [_time_run_of(merging)]
+        )
 
     @property
     def nbytes(self) -> int:
@@ -193,11 +196,14 @@ def _in_order(home: Kernels, entries: Array, times: Array, *ties: Array) -> list
     if bits > _HASH_BITS:
         hashes -= hashes.min()  # those of a part of a run are close together
     fits = bits <= _HASH_BITS or int(hashes.max()).bit_length() + bits < 2 * _HASH_BITS
-    if fits and not bool((times[1:] >= times[:-1]).all()):
+    ascending = bool((times[1:] >= times[:-1]).all())
+    if fits and not ascending:
         # hash and time in one number; a stable sort of a few runs is a merge (timsort)
         order = home.argsort(hashes << np.uint64(bits) | (times - low).view(np.uint64))
     else:
-        order = _among_alike(home, home.argsort(hashes), (hashes,), times)
+        order = home.argsort(hashes)
+        if not ascending:
+            order = _among_alike(home, order, (hashes,), times)
     for tie in ties:
         order = _among_alike(home, order, (hashes, times), tie)
     return [array[order] for array in (entries, times, *ties)]
@@ -275,7 +281,7 @@ class TimeQueue(Following[_Chunk]):
         super().__init__(kernels)
         self._left: list[_Chunk] | None = None
         self._added: _Chunk | None = None
-        self._merges = Merges(self._grows, _chunk_merging, self._ended)
+        self._merges = Merges[_Chunk]()
 
     @property
     def coming(self) -> int:
@@ -305,7 +311,8 @@ class TimeQueue(Following[_Chunk]):
             return
         chunks = self.runs if self._left is None else self._left
         if self._added is not None:
-            chunks = self._merges.go_on([*chunks, self._added], merged_at_once(self._kernels, self._added.size))
+            chunks, most = [*chunks, self._added], merged_at_once(self._kernels, self._added.size)
+            chunks = self._merges.go_on(chunks, most, self._grows, _chunk_merging, self._ended)
         self.runs = chunks
         self.discard()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -178,3 +180,14 @@ def test_no_micro_batch_waits_for_a_merge(span: int, monkeypatch: pytest.MonkeyP
     for at, (own, time) in enumerate(zip(upper[::7], times[::7], strict=True)):
         wanted |= {(at, slot) for slot in np.flatnonzero((upper == own) & (times == time)).tolist()}
     assert set(zip(needles.tolist(), found.tolist(), strict=True)) == wanted
+
+
+@pytest.mark.parametrize("kind", [TimeIndex, TimeQueue, HashIndex])
+def test_what_a_compaction_replaces_is_gone_at_once(kind: Any) -> None:
+    """Not when Python next looks for cycles, which may be many micro-batches later."""
+    gc.disable()
+    try:
+        gone = weakref.ref(kind(CpuKernels()))
+        assert gone() is None
+    finally:
+        gc.enable()
