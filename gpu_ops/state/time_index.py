@@ -289,15 +289,19 @@ class TimeQueue(Following[_Chunk]):
         return 0 if self._added is None else self._added.size
 
     def take(self, until: int) -> Slots:
-        """All slots of times up to ``until``, inclusive; for good with `commit`, not at all with `discard`."""
+        """All slots of times up to ``until``, inclusive, ascending, so that merges do not matter.
+
+        For good with `commit`, not at all with `discard`.
+        """
         found, left = [self._xp.empty(0, np.int64)], []
         for chunk in self.runs:
             due = max(chunk.first, int(self._xp.searchsorted(chunk.times, until, side="right")))
             found.append(chunk.entries[chunk.first : due].view(np.int64))
             if due < chunk.entries.size:
                 left.append(dataclasses.replace(chunk, first=due))
-        self._left = left
-        return self._xp.concatenate(found)
+        self._left, due = left, self._xp.concatenate(found)
+        due.sort()
+        return due
 
     def add(self, times: Array, slots: Slots) -> None:
         """More slots, in any order; they count from the next micro-batch on."""

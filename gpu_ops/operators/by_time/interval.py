@@ -257,11 +257,11 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         table, xp = self.tables[side], self.kernels.xp
         over = self._over(side, watermark)
         if not self.lazy:
-            slots = xp.sort(table.due.take(over))
+            slots = table.due.take(over)
             slots = slots[table.status.values[slots] == LIVE]
             table.move(slots, LIVE, DEAD)
             return slots, bool(slots.size)
-        fired = xp.sort(table.due.take(over if watermark == AFTER_ALL else clipped(over - self.cleanup)))
+        fired = table.due.take(over if watermark == AFTER_ALL else clipped(over - self.cleanup))
         status = table.status.values[fired]
         ghosts, slots = fired[status == GHOST], fired[status == LIVE]
         table.move(ghosts, GHOST, DEAD)

@@ -370,8 +370,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         """Groups whose windows end: row kinds, rows, and how many."""
         xp, groups = self.kernels.xp, self._groups
         due = groups.queues[_CLOSES].take(now)
-        # in the order in which groups came, whatever the queue's is
-        due = xp.sort(due[groups.status.values[due] == LIVE])
+        due = due[groups.status.values[due] == LIVE]
         if not due.size:
             return self._nothing()
         step = Step.without_events(groups, due, self.join.source.schema)
