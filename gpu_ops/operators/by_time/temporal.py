@@ -214,9 +214,9 @@ class TemporalOperator(TimedOperator[Clock]):
 
     def _advance(self, now: int) -> tuple[OutputRows, tuple[int, int]]:
         """Rows of the keys that fire: the output, and how many rows of either side went."""
-        xp, (left, right) = self.kernels.xp, self.tables
+        left, right = self.tables
         due, passing = (table.due.take(now) for table in self.tables)
-        due = xp.sort(due[left.status.values[due] == LIVE])
+        due = due[left.status.values[due] == LIVE]
         passing = passing[right.status.values[passing] == LIVE]
         timed = right.beside[_TIMER].values[passing] != 0
         firing = [self._keys(0, due), self._keys(1, passing[timed])]
