@@ -295,10 +295,10 @@ class TimeQueue(Following[_Chunk]):
         """
         found, left = [self._xp.empty(0, np.int64)], []
         for chunk in self.runs:
-            due = max(chunk.first, int(self._xp.searchsorted(chunk.times, until, side="right")))
-            found.append(chunk.entries[chunk.first : due].view(np.int64))
-            if due < chunk.entries.size:
-                left.append(dataclasses.replace(chunk, first=due))
+            stop = max(chunk.first, int(self._xp.searchsorted(chunk.times, until, side="right")))
+            found.append(chunk.entries[chunk.first : stop].view(np.int64))
+            if stop < chunk.entries.size:
+                left.append(dataclasses.replace(chunk, first=stop))
         self._left, due = left, self._xp.concatenate(found)
         due.sort()
         return due
@@ -325,7 +325,7 @@ class TimeQueue(Following[_Chunk]):
 
     def _ended(self, merging: Merging[_Chunk], runs: Sequence[_Chunk]) -> list[_Chunk]:
         times, entries = merging.made
-        made, earliest = _Chunk(times, entries, runs[0].home), min(runs, key=lambda run: run.times[run.first])
+        made, earliest = _Chunk(times, entries, runs[0].home), min(runs, key=lambda run: int(run.times[run.first]))
         return self._as_now(earliest, [made])
 
     def discard(self) -> None:
