@@ -245,11 +245,11 @@ def _among(run: SearchedRun, part: slice, hashes: UInt64s, times: Ints, *, after
     bits = (int(high) - int(low) + 1).bit_length()
     if (most - least).bit_length() + bits >= 64:
         return None
-    keys = (layouts.entry_hashes(run.entries[part]) - np.uint64(least)) << np.uint64(bits)
-    keys |= (stored - low).view(np.uint64)
+    own = layouts.entry_hashes(run.entries[part]) - np.uint64(least)
+    keys = layouts.by_hash_and(own, stored - low, bits)
     wanted = np.clip(times, low, high) - low
     wanted += times >= low if after else times > high
-    needles = (hashes - np.uint64(least)) << np.uint64(bits) | wanted.view(np.uint64)
+    needles: UInt64s = layouts.by_hash_and(hashes - np.uint64(least), wanted, bits)
     found: Ints = np.searchsorted(keys, needles)
     found += part.start
     return found

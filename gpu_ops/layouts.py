@@ -59,6 +59,11 @@ def renumbered(made: Array, new_slots: Slots) -> tuple[Array, Array]:
     return entries(made[there], slots[there]), there
 
 
+def by_hash_and(hashes: Array, less: Array, bits: int) -> Array:
+    """Numbers that sort by n hashes, then by something else of so many bits (int64, not negative)."""
+    return hashes << np.uint64(bits) | less.view(np.uint64)
+
+
 def pairs(first: Array, second: Array) -> Array:
     """N pairs of slots or positions (int64), sorted by the first."""
     return (first << SLOT_BITS) | second

@@ -207,16 +207,16 @@ class Merging(Generic[S]):
         return not self._parts
 
 
-def merged_at_once(kernels: Kernels, coming: int) -> int | None:
-    """Entries that a merge does with a micro-batch in which so many come; None for all, as on a GPU."""
-    few, more = (4, 2) if kernels.tiny_segments else (_PART, _ENTRIES_A_CHANGE)
-    return None if kernels.host is not None else more * coming + few
-
-
 class Merges(Generic[S]):
-    """Merges of runs, which go on some entries with each micro-batch; until one is done, its runs are looked into."""
+    """Merges of runs, which go on some entries with each micro-batch; until one is done, its runs are looked into.
 
-    def __init__(self) -> None:
+    Args:
+        kernels: the backend; a GPU does all at once.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._few, self._more = (4, 2) if kernels.tiny_segments else (_PART, _ENTRIES_A_CHANGE)
+        self._at_once = kernels.host is not None
         self._under_way: list[Merging[S]] = []
 
     @property
@@ -227,7 +227,7 @@ class Merges(Generic[S]):
     def go_on(
         self,
         runs: list[S],
-        most: int | None,
+        coming: int,
         grows: Callable[[S, Sequence[S]], bool],
         begun: Callable[[Sequence[S]], Merging[S]],
         ended: Callable[[Merging[S], Sequence[S]], list[S]],
@@ -236,7 +236,7 @@ class Merges(Generic[S]):
 
         Args:
             runs: oldest first.
-            most: entries of each.
+            coming: how many entries have come.
             grows: whether a run and those after it become one.
             begun: the merge of some runs.
             ended: the run of one that is done, or none.
@@ -244,6 +244,7 @@ class Merges(Generic[S]):
         Returns:
             The runs that there are then.
         """
+        most = None if self._at_once else self._more * coming + self._few
         taken = {id(run.held) for merging in self._under_way for run in merging.runs}
         number = len(runs) - 1
         while number > 0 and id(runs[number - 1].held) not in taken and grows(runs[number - 1], runs[number:]):

@@ -21,9 +21,9 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.files.disk import Disk, File
 from gpu_ops.kernels import Kernels
-from gpu_ops.state.runs import Both, Following, Merges, Merging, Runs, merged_at_once, prefix_shift
+from gpu_ops.state.runs import Both, Following, Merges, Merging, Runs, prefix_shift
 
-_HASH_BITS = 32
+_HASH_BITS = 64 - layouts.SLOT_BITS
 """Of a hash in an entry."""
 
 
@@ -64,12 +64,11 @@ class TimeIndex(Runs[TimeRun]):
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels)
-        self._merges = Merges[TimeRun]()
+        self._merges = Merges[TimeRun](kernels)
 
     def _merge(self, coming: int) -> None:
-        most = merged_at_once(self._kernels, coming)
         self.runs = self._merges.go_on(
-            self.runs, most, self._grows, _time_merging, lambda merging, _: [_time_run_of(merging)]
+            self.runs, coming, self._grows, _time_merging, lambda merging, _: [_time_run_of(merging)]
         )
 
     @property
@@ -151,8 +150,7 @@ class TimeIndex(Runs[TimeRun]):
 
     @staticmethod
     def _written(run: TimeRun, disk: Disk) -> TimeRun:
-        ties = () if run.ties is None else (run.ties,)
-        file, (entries, times, *more) = disk.keep(run.entries, run.times, *ties)
+        file, (entries, times, *more) = disk.keep(*TimeIndex._arrays(run))
         return dataclasses.replace(run, entries=entries, times=times, ties=more[0] if more else None, file=file)
 
     @staticmethod
@@ -166,8 +164,7 @@ class TimeIndex(Runs[TimeRun]):
 
     @staticmethod
     def _made(run: TimeRun, arrays: Sequence[Array]) -> TimeRun:
-        entries, times, *ties = arrays
-        return _with_directory(run.home, entries, times, run.span, ties[0] if ties else None)
+        return _with_directory(run.home, run.span, *arrays)
 
 
 def _time_merging(runs: Sequence[TimeRun]) -> Merging[TimeRun]:
@@ -177,29 +174,31 @@ def _time_merging(runs: Sequence[TimeRun]) -> Merging[TimeRun]:
 
 def _time_run_of(merging: Merging[TimeRun]) -> TimeRun:
     """The run of a merge that is done."""
-    runs, made = merging.runs, merging.made
+    runs = merging.runs
     span = min(run.span[0] for run in runs), max(run.span[1] for run in runs)
-    return _with_directory(runs[0].home, made[0], made[1], span, *made[2:])
+    return _with_directory(runs[0].home, span, *merging.made)
 
 
 def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
     """Entries in their order; those of one hash and time stay in the order they have."""
     span = int(times.min()), int(times.max())
-    arrays = _in_order(home, entries, times, *(() if ties is None else (ties,)))
-    return _with_directory(home, arrays[0], arrays[1], span, *arrays[2:])
+    arrays = _in_order(home, entries, times, *(() if ties is None else (ties,)), span=span)
+    return _with_directory(home, span, *arrays)
 
 
-def _in_order(home: Kernels, entries: Array, times: Array, *ties: Array) -> list[Array]:
-    """Entries, their times and ties, in the order of a run."""
-    hashes, low = layouts.entry_hashes(entries), times.min()
-    bits = (int(times.max()) - int(low)).bit_length()
+def _in_order(
+    home: Kernels, entries: Array, times: Array, *ties: Array, span: tuple[int, int] | None = None
+) -> list[Array]:
+    """Entries, their times and ties, in the order of a run; the span of the times where it is known."""
+    hashes, (low, high) = layouts.entry_hashes(entries), span or (int(times.min()), int(times.max()))
+    bits = (high - low).bit_length()
     if bits > _HASH_BITS:
         hashes -= hashes.min()  # those of a part of a run are close together
     fits = bits <= _HASH_BITS or int(hashes.max()).bit_length() + bits < 2 * _HASH_BITS
     ascending = bool((times[1:] >= times[:-1]).all())
     if fits and not ascending:
         # hash and time in one number; a stable sort of a few runs is a merge (timsort)
-        order = home.argsort(hashes << np.uint64(bits) | (times - low).view(np.uint64))
+        order = home.argsort(layouts.by_hash_and(hashes, times - low, bits))
     else:
         order = home.argsort(hashes)
         if not ascending:
@@ -231,7 +230,7 @@ def _among_alike(home: Kernels, order: Positions, by: Sequence[Array], then: Arr
 
 
 def _with_directory(
-    home: Kernels, entries: Array, times: Array, span: tuple[int, int], ties: Array | None = None
+    home: Kernels, span: tuple[int, int], entries: Array, times: Array, ties: Array | None = None
 ) -> TimeRun:
     shift = prefix_shift(entries.size, 1)
     return TimeRun(entries, times, home.directory(entries, shift), shift, span, home, ties)
@@ -281,7 +280,7 @@ class TimeQueue(Following[_Chunk]):
         super().__init__(kernels)
         self._left: list[_Chunk] | None = None
         self._added: _Chunk | None = None
-        self._merges = Merges[_Chunk]()
+        self._merges = Merges[_Chunk](kernels)
 
     @property
     def coming(self) -> int:
@@ -315,8 +314,8 @@ class TimeQueue(Following[_Chunk]):
             return
         chunks = self.runs if self._left is None else self._left
         if self._added is not None:
-            chunks, most = [*chunks, self._added], merged_at_once(self._kernels, self._added.size)
-            chunks = self._merges.go_on(chunks, most, self._grows, _chunk_merging, self._ended)
+            chunks = [*chunks, self._added]
+            chunks = self._merges.go_on(chunks, self.coming, self._grows, _chunk_merging, self._ended)
         self.runs = chunks
         self.discard()
 

@@ -149,9 +149,9 @@ def test_no_micro_batch_waits_for_a_merge(span: int, monkeypatch: pytest.MonkeyP
     in_order, by_first = time_index._in_order, time_index._by_first
 
     def counting(ordered: Any) -> Any:
-        def count(home: CpuKernels, *arrays: np.ndarray) -> list[np.ndarray]:
+        def count(home: CpuKernels, *arrays: np.ndarray, **span: Any) -> list[np.ndarray]:
             done[-1] += arrays[0].size
-            found: list[np.ndarray] = ordered(home, *arrays)
+            found: list[np.ndarray] = ordered(home, *arrays, **span)
             return found
 
         return count
