@@ -3,11 +3,12 @@
 A file is written to its end, but for numbers, which are changed where they are (`File.changeable`). What is written is
 on the disk before anybody forgets what it was written from, so a full disk loses nothing.
 
-What the system has in memory, and drops when it needs that, is looked at by memory map: the arrays that a search walks
-through (`Disk.keep`), and rows (`File.gather`) that are still there from when they were written. Other rows are read in
-their order, near ones together, many at once, and past the system's cache. By memory map each would cost a fault of its
-own, a page of cache, and under a memory limit another page that is dropped: 20,000 of 2M rows of 150 bytes took ten
-times the CPU, and half as many pages more, as some were gone again before their rows were copied.
+What the system has in memory, and drops when it needs that, is looked at by memory map: numbers that change and the
+arrays that a search walks through (`Disk.keep`), whose pages are asked for at once before (`File.fetch`), and rows
+(`File.gather`) that are still there from when they were written. Other rows are read in their order, near ones
+together, many at once, and past the system's cache. By memory map each would cost a fault of its own, a page of cache,
+and under a memory limit another page that is dropped: 20,000 of 2M rows of 150 bytes took ten times the CPU, and half
+as many pages more, as some were gone again before their rows were copied.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import platform
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -173,7 +174,7 @@ class Disk:
         file = self.file()
         for array in arrays:
             file.append(array)
-        data, ends = file.mapped(advice="MADV_NORMAL"), np.cumsum([array.nbytes for array in arrays])
+        data, ends = file.mapped("MADV_NORMAL"), np.cumsum([array.nbytes for array in arrays])
         parts = np.split(data, ends[:-1])
         return file, [part.view(array.dtype) for part, array in zip(parts, arrays, strict=True)]
 
@@ -189,6 +190,7 @@ class File:
     def __init__(self, disk: Disk, number: int) -> None:
         self.disk, self._number = disk, number
         self.size = 0
+        self._pages: mmap.mmap | None = None
         self._data: Bytes = np.empty(0, np.uint8)
         self._direct: int | None = None
         self._by_cache = False
@@ -229,7 +231,7 @@ class File:
         os.ftruncate(self._number, size)
         os.lseek(self._number, size, os.SEEK_SET)
         self.disk.count(size - self.size)
-        self.size, self._data = size, self._data[:0]
+        self.size, self._pages, self._data = size, None, self._data[:0]
 
     def mapped(self, advice: str = "MADV_RANDOM") -> Bytes:
         """All of it, not to be written to.
@@ -238,7 +240,7 @@ class File:
             advice: what the system is told of how it is read, where it can be.
         """
         if self._data.size < self.size:
-            self._data = _advised(mmap.mmap(self._number, self.size, access=mmap.ACCESS_READ), advice)
+            self._map(mmap.mmap(self._number, self.size, access=mmap.ACCESS_READ), advice)
         return self._data
 
     def changeable(self, size: int) -> Bytes:
@@ -250,27 +252,48 @@ class File:
         while self.size < size:
             # Zeros that are written: what a write to a page finds no room for ends the process.
             self.append(np.zeros(min(_STEP, size - self.size), np.uint8))
-        self._data = _advised(mmap.mmap(self._number, size), "MADV_NORMAL")
+        self._map(mmap.mmap(self._number, size), "MADV_RANDOM")
         return self._data
 
-    def copied(self, size: int) -> Bytes:
-        """The first bytes as they are now, on disk, and not to be written to.
+    def _map(self, pages: mmap.mmap, advice: str) -> None:
+        self._pages, self._data = pages, np.frombuffer(pages, np.uint8)
+        self._advise(advice)
 
-        Raises:
-            NoRoomError: there is no room.
-        """
-        other = self.disk.file()
-        while other.size < size:
-            step = os.pread(self._number, min(_STEP, size - other.size), other.size)
-            other.append(np.frombuffer(step, np.uint8))
-        return other.mapped("MADV_SEQUENTIAL")
+    def _advise(self, advice: str) -> None:
+        if self._pages is not None and hasattr(mmap, advice):
+            self._pages.madvise(getattr(mmap, advice))
+
+    def parts(self, size: int, step: int) -> Iterator[Bytes]:
+        """The first bytes as they are now, so many at a time."""
+        for first in range(0, size, step):
+            part, done = np.empty(min(step, size - first), np.uint8), 0
+            while done < part.size:
+                got = os.preadv(self._number, [part[done:].data], first + done)
+                if not got:
+                    raise StateError(f"state on local disk in {self.disk.folders} is shorter than it was")
+                done += got
+            yield part
 
     def fetch(self, first: Ints) -> None:
-        """Ask for the pages of some positions of what is `changeable`: nobody waits for one after the other then."""
-        pages = np.unique(first // _PAGE)
-        wanted = np.full((pages.size, 2), _PAGE)
-        wanted[:, 0] = self._data.ctypes.data + pages * _PAGE
+        """Ask for the pages of some positions of what is mapped: nobody waits for one after the other then.
+
+        The system itself reads none but the page that is touched, or around it as much as it is set to, up to 8 MiB.
+        """
+        pages = np.unique(np.minimum(first, self._data.size - 1) // _PAGE)
+        begins = np.flatnonzero(np.diff(pages, prepend=-2) > 1)
+        wanted = np.empty((begins.size, 2), np.int64)
+        wanted[:, 0] = self._data.ctypes.data + pages[begins] * _PAGE
+        wanted[:, 1] = np.diff(begins, append=pages.size) * _PAGE
         _ask_for(wanted)
+
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Meanwhile all of what is mapped is looked at from its beginning to its end."""
+        self._advise("MADV_SEQUENTIAL")
+        try:
+            yield
+        finally:
+            self._advise("MADV_NORMAL")
 
     def gather(self, first: Ints, last: Ints) -> tuple[Bytes, Ints]:
         """Stretches of the file, copied side by side.
@@ -347,12 +370,6 @@ class File:
             why = os.strerror(-worst) if worst < 0 else "the file is shorter than it was"
             raise StateError(f"state on local disk in {self.disk.folders} cannot be read: {why}")
         self.disk.count(0, int((end - begin).sum()) // _PAGE)
-
-
-def _advised(pages: mmap.mmap, advice: str) -> Bytes:
-    if hasattr(mmap, advice):
-        pages.madvise(getattr(mmap, advice))
-    return np.frombuffer(pages, np.uint8)
 
 
 def _ask_for(stretches: Ints) -> None:

@@ -106,6 +106,7 @@ def counted_changes(
     both, instants, signs = _turns(xp, xp.maximum(*births), xp.minimum(*deaths))
     own = xp.where(signs > 0, births[1][both], deaths[1][both]) == instants
     owners = slots[both]
+    table.fetch(owners)
     found = crossings(
         kernels, (owners, instants, signs), table.beside[step_count(input_index)].values[owners], own, net=net
     )

@@ -144,7 +144,7 @@ class HashIndex(Runs[Run]):
     @staticmethod
     def _written(run: Run, disk: Disk) -> Run:
         file, (entries,) = disk.keep(run.entries)
-        return Run(entries, run.size, run.shift, run.home, run.made, file)
+        return Run(entries, run.size, run.shift, run.home, run.directory, file)
 
     @staticmethod
     def _moved(run: Run, copy: Callable[[Array], Array], home: Kernels) -> Run:

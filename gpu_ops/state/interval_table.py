@@ -17,8 +17,9 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import shifted
 from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN
+from gpu_ops.state.numbers import Growing
 from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot
-from gpu_ops.state.table import LIVE, Growing, KeySet, StateTable
+from gpu_ops.state.table import LIVE, KeySet, StateTable
 from gpu_ops.state.time_index import TimeIndex, TimeQueue
 
 GHOST = 3
@@ -123,6 +124,7 @@ class IntervalTable(StateTable):
     def match(self, slots: Slots) -> None:
         """Note that these rows, repeated ones included, have met a match."""
         if self.matched is not None and slots.size:
+            self.fetch(slots)
             self.put(MATCHED_COLUMN, slots[self.matched[slots] == 0], 1)
 
     def stage(

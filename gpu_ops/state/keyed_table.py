@@ -247,6 +247,7 @@ class KeyedTable(StateTable):
         written = self.written
         if written is not None and self._written:
             slots = distinct(self.kernels.xp, self.kernels.xp.concatenate(self._written))
+            self.fetch(slots)
             written[slots] = clock_ms
             self.queues[_EXPIRY].add(self.kernels.xp.full(slots.size, clock_ms, np.int64), slots)
 
@@ -274,6 +275,7 @@ class KeyedTable(StateTable):
         # a row written more than once stands in the queue more than once
         _ = self.journal
         slots = distinct(self.kernels.xp, self.queues[_EXPIRY].take(clock_ms - ttl))
+        self.fetch(slots)
         old = (self.status.values[slots] == LIVE) & (written[slots] <= clock_ms - ttl)
         self.expired = slots[old]
         self.move(self.expired, LIVE, DEAD)

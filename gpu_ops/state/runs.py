@@ -111,6 +111,11 @@ S = TypeVar("S", bound=Sorted)
 R = TypeVar("R", bound=AnyRun)
 
 
+def _in_order(run: Sorted) -> contextlib.AbstractContextManager[None]:
+    """Meanwhile all of a run is looked at."""
+    return contextlib.nullcontext() if run.file is None else run.file.in_order()
+
+
 def _on_disk(run: Sorted) -> int:
     return 0 if run.file is None else run.file.size
 
@@ -335,8 +340,9 @@ class Following(abc.ABC, Generic[S]):
             arrays, size = self._arrays(run), known.size
             stop = size if left is None or run.file is not None else min(known.looked + left, size)
             part = slice(known.looked, stop)
-            entries, there = layouts.renumbered(arrays[0][part], everywhere.at(run.home))
-            pieces = [entries, *(array[part][there] for array in arrays[1:])]
+            with _in_order(run):
+                entries, there = layouts.renumbered(arrays[0][part], everywhere.at(run.home))
+                pieces = [entries, *(array[part][there] for array in arrays[1:])]
             if stop - known.looked < size:
                 known.add(pieces, run.home.xp)
                 pieces = [array[: known.kept] for array in known.arrays or ()]
@@ -453,6 +459,8 @@ class Runs(Following[R]):
             there = [run for run in runs if run.home is home]
             if home is not None and there:
                 own, *span = (array.at(home) for array in given)
+                for run in there:
+                    fetch(run, own)
                 within = (span[0], span[1]) if times is not None else None
                 found = home.search(there, own, within, by_candidate=by_candidate, at_most=at_most)
                 at_most = None if at_most is None else at_most - int(found.size)
@@ -503,7 +511,9 @@ class Runs(Following[R]):
         # Runs of one size become one: an entry is written again no oftener than their size can double.
         while number and self._alike(*self.runs[number - 1 : number + 1]):
             number -= 1
-            self.runs[number : number + 2] = [self._written(self._merged(*self.runs[number : number + 2]), disk)]
+            with _in_order(self.runs[number]), _in_order(self.runs[number + 1]):
+                merged = self._merged(*self.runs[number : number + 2])
+            self.runs[number : number + 2] = [self._written(merged, disk)]
         return before - self.host_bytes
 
     @staticmethod
@@ -515,6 +525,14 @@ class Runs(Following[R]):
         for number, run in enumerate(self.runs):
             if run.home is not self._kernels:
                 self.runs[number] = self._moved(run, self._kernels.asarray, self._kernels)
+
+
+def fetch(run: AnyRun, needles: Array) -> None:
+    """Some entries are going to be looked for: the pages of a run on disk where they would be are read together."""
+    if run.file is not None and needles.size:
+        bucket = (needles >> np.uint64(32 + run.shift)).view(np.int64)
+        bounds = 8 * np.concatenate([run.directory[bucket], run.directory[bucket + 1]]).astype(np.int64)
+        run.file.fetch(bounds if run.times is None else np.concatenate([bounds, bounds + run.entries.nbytes]))
 
 
 def prefix_shift(size: int, bucket: int) -> int:

@@ -8,7 +8,6 @@ committed or discarded. What an operator needs beyond that is a subclass: `Keyed
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,10 +22,11 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.files.disk import LEAST, Disk, File, NoRoomError
+from gpu_ops.files.disk import LEAST, Disk
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import HashIndex
+from gpu_ops.state.numbers import Growing, cool, copied, fetch, retained
 from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Numbers, Part, Piece, StoredTable, renumbered
 from gpu_ops.state.runs import Followed, Following, Runs, postponed
 from gpu_ops.state.time_index import TimeQueue
@@ -37,8 +37,6 @@ _FEW = 4096
 """Dead rows that stay whatever there is; slots that a compaction looks at in any micro-batch."""
 _SLOTS_A_CHANGE = 4
 """And so many more for each of its changes."""
-_AT_ONCE = 1 << 20
-"""Numbers that are copied from disk to disk at once."""
 ENTRIES_FORMAT = 1
 """Of index entries in pieces: to be raised when the CPU's hashes change."""
 
@@ -60,98 +58,6 @@ class KeySet(NamedTuple):
     def label(self) -> str:
         """Under which a piece has the index entries of its rows."""
         return json.dumps([ENTRIES_FORMAT, self.names, list(map(str, self.types)), self.strict])
-
-
-class Growing:
-    """One mutable number per slot, in the backend's memory; the CPU's may lie in a file that is mapped into it.
-
-    Args:
-        xp: the backend's arrays.
-        dtype: of the numbers.
-        room: for so many at first.
-    """
-
-    def __init__(self, xp: Any, dtype: npt.DTypeLike, room: int = 64) -> None:
-        self._xp = xp
-        self._data = xp.zeros(room, dtype)
-        self._file: File | None = None
-        self.length = 0
-
-    def __len__(self) -> int:
-        return self.length
-
-    @property
-    def values(self) -> Array:
-        """A view of all of them; writing to it writes through, until the next `extend`."""
-        return self._data[: self.length]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in use."""
-        return int(self.values.nbytes)
-
-    def extend(self, count: int, value: int) -> None:
-        """``count`` more, all ``value``."""
-        more, size = self.length + count, self._data.size
-        if more > size and self._file is not None:
-            self._map(max(size + size // 4, more))
-        elif more > size:
-            grown = self._xp.empty(max(2 * size, more), self._data.dtype)
-            grown[: self.length] = self.values
-            self._data = grown
-        self._data[self.length : more] = value
-        self.length = more
-
-    def _map(self, size: int) -> None:
-        """Have room for so many in the file."""
-        assert self._file is not None
-        dtype = self._data.dtype
-        self._data = self._file.changeable(size * dtype.itemsize).view(dtype)
-
-    def retained(self, slots: Slots) -> Growing:
-        """Another one with only these slots."""
-        kept = Growing(self._xp, self._data.dtype)
-        if slots.size and self._file is not None:
-            kept._file = self._file.disk.file()
-            for first in range(0, int(slots.size), _AT_ONCE):
-                kept._file.append(self._data[slots[first : first + _AT_ONCE]])
-            kept._map(int(slots.size))
-            kept.length = int(slots.size)
-        elif slots.size:
-            kept._data, kept.length = self.values[slots], int(slots.size)
-        return kept
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes in use on disk."""
-        return 0 if self._file is None else self.nbytes
-
-    def cool(self, disk: Disk, wanted: int = 1) -> int:
-        """Move all of them to disk, if they are not there; the bytes freed.
-
-        Raises:
-            NoRoomError: there is no room for them.
-        """
-        del wanted
-        if self._file is not None or not self.length:
-            return 0
-        file = disk.file()
-        file.append(self.values)
-        self._file = file
-        self._map(self.length)
-        return self.nbytes
-
-    def fetch(self, slots: Slots) -> None:
-        """Some are going to be looked at."""
-        if self._file is not None and slots.size:
-            self._file.fetch(slots * self._data.itemsize)
-
-    def copied(self, kernels: Kernels) -> npt.NDArray[Any]:
-        """All of them, which later changes leave alone; of what is on disk the copy is there, too, if it has room."""
-        if self._file is not None:
-            with contextlib.suppress(NoRoomError):
-                return self._file.copied(self.nbytes).view(self._data.dtype)
-        return _narrow(kernels.asnumpy(self.values))
 
 
 def rows_at_once(kernels: Kernels) -> int:
@@ -209,13 +115,6 @@ def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Itera
             yield Part(*taken_apart(source, put_behind(part.rows, part.numbers), names), part.entries, part.piece)
     else:
         yield Part(*taken_apart(source, stored, names), {}, None)
-
-
-def _narrow(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy; of counts, of which each row has one, in as few bytes as they need."""
-    if numbers.dtype != np.int32 or not numbers.size:
-        return numbers.copy()
-    return numbers.astype(np.promote_types(*map(np.min_scalar_type, (numbers.min(), numbers.max()))))
 
 
 class Coolable(Protocol):
@@ -406,6 +305,7 @@ class StateTable:
         if slots.size:
             deltas = deltas.astype(np.int32) if deltas.dtype != np.int32 else deltas
             column = self.beside[name]
+            self.fetch(slots)
             before = column.values[slots]
             self.journal.undo.append(lambda: column.values.__setitem__(slots, before))
             self.kernels.scatter_add(column.values, slots, deltas)
@@ -421,6 +321,8 @@ class StateTable:
         """
         if slots.size:
             column = self.beside[name]
+            if before is None:
+                self.fetch(slots)
             noted = column.values[slots] if before is None else before
             self.journal.undo.append(lambda: column.values.__setitem__(slots, noted))
             column.values[slots] = value
@@ -533,8 +435,8 @@ class StateTable:
             return
         alive = new_slots.values >= 0
         slots = xp.flatnonzero(alive)
-        kept = self.status.retained(slots)
-        beside = {name: column.retained(slots) for name, column in self.beside.items()}
+        kept = retained({STATUS_COLUMN: self.status}, slots)[STATUS_COLUMN]
+        beside = retained(self.beside, slots)
         made: list[Any] = [part.renumbered(new_slots.values, own) for part, own in zip(parts, followed, strict=True)]
         indexes = dict(zip(self.indexes, made, strict=False))
         queues = dict(zip(self.queues, made[len(indexes) :], strict=True))
@@ -564,14 +466,13 @@ class StateTable:
     def cool_numbers(self, wanted: int, disk: Disk) -> int:
         """Move numbers beside rows to disk; those of a GPU stay where they are."""
         least = 1 if self.kernels.tiny_segments else LEAST
-        large = (column for column in self.beside.values() if self.kernels.host is None and column.nbytes >= least)
+        large = [column for column in self.beside.values() if self.kernels.host is None and column.nbytes >= least]
         attached = (partial(table.cool_numbers, disk=disk) for table in self.attached)
-        return cooled([*(partial(column.cool, disk) for column in large), *attached], wanted)
+        return cooled([lambda _: cool(large, disk), *attached], wanted)
 
     def fetch(self, slots: Slots) -> None:
         """The numbers beside some rows are going to be looked at: those on disk are read together."""
-        for column in self.beside.values():
-            column.fetch(slots)
+        fetch(self.beside, slots)
 
     def warm(self) -> None:
         """Move everything back."""
@@ -627,7 +528,7 @@ class StateTable:
 
     def _numbers(self, columns: Mapping[str, Growing]) -> Numbers:
         """Columns as a snapshot has them, of all slots; later changes leave them alone."""
-        return {name: column.copied(self.kernels) for name, column in columns.items()}
+        return copied(self.kernels, columns)
 
     def _restore(
         self,

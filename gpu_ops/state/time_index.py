@@ -21,7 +21,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.files.disk import Disk, File
 from gpu_ops.kernels import Kernels
-from gpu_ops.state.runs import Both, Following, Merges, Merging, Runs, prefix_shift
+from gpu_ops.state.runs import Both, Following, Merges, Merging, Runs, fetch, prefix_shift
 
 _HASH_BITS = 64 - layouts.SLOT_BITS
 """Of a hash in an entry."""
@@ -131,6 +131,7 @@ class TimeIndex(Runs[TimeRun]):
     def bisect(self, run: TimeRun, hashes: Hashes, times: Array, *, after: bool) -> Array:
         """Where needles stand in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
         needles, times_ = Both(self._kernels, self._kernels.entries(hashes, 0)), Both(self._kernels, times)
+        fetch(run, needles.at(run.home))
         at = run.home.bisect(run, needles.at(run.home), times_.at(run.home), after=after)
         return at if run.home is self._kernels else self._kernels.asarray(at)
 

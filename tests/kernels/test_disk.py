@@ -31,7 +31,7 @@ from gpu_ops.files import disk
 from gpu_ops.files.disk import Disk, NoRoomError, local_folders
 from gpu_ops.memory import Budget, disk_size
 from gpu_ops.state.index import HashIndex
-from gpu_ops.state.table import Growing
+from gpu_ops.state.numbers import Growing, cool, copied, fetch, retained
 from gpu_ops.state.time_index import TimeIndex
 from kernels.conftest import only_on
 from kernels.engines import CPU, alike, run
@@ -245,42 +245,59 @@ def test_a_disk_that_does_not_answer(place: Disk, monkeypatch: pytest.MonkeyPatc
 # --- numbers beside rows ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+@pytest.mark.parametrize("dtypes", [[np.int64], [np.int32], [np.int8, np.int64, np.int64], [np.int32, np.int8]])
 @pytest.mark.parametrize("seed", range(4))
-def test_numbers_that_go_to_disk(seed: int, dtype: Any, place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_go_to_disk(seed: int, dtypes: list[Any], place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """They grow, change, are dropped and copied as those in memory do; a full disk refuses more and has lost none."""
     monkeypatch.setattr(disk, "_STEP", 4096)
-    monkeypatch.setattr("gpu_ops.state.table._AT_ONCE", 300)
-    kernels, rng = CpuKernels(), np.random.default_rng(seed)
-    numbers, model, copies = Growing(np, dtype), np.empty(0, dtype), []
+    monkeypatch.setattr("gpu_ops.state.numbers._AT_ONCE", 300)
+    kernels, rng, copies = CpuKernels(), np.random.default_rng(seed), []
+    columns = {str(number): Growing(np, dtype) for number, dtype in enumerate(dtypes)}
+    model = {name: np.empty(0, column.dtype) for name, column in columns.items()}
     for turn in range(40):
-        count = int(rng.choice([0, 1, 70, 2000]))
+        count, size = int(rng.choice([0, 1, 70, 2000])), model["0"].size
         with monkeypatch.context() as patch:
-            room = turn % 4 or not numbers.disk_bytes
+            on_disk = columns["0"].disk_bytes > 0
+            room = turn % 4 or not on_disk
             if not room:
                 full(patch, int(rng.integers(0, 8192)))
             try:
-                numbers.extend(count, turn)
-                model = np.append(model, np.full(count, turn, dtype))
+                for column in columns.values():
+                    column.extend(count, turn)
+                model = {name: np.append(own, np.full(count, turn, own.dtype)) for name, own in model.items()}
             except NoRoomError:
                 assert not room
-                numbers.length = model.size  # as `StateTable.discard` does
-            copies.append((numbers.copied(kernels), model.copy()))
+                for column in columns.values():
+                    column.length = size  # as `StateTable.discard` does
+            copies.append((copied(kernels, columns), {name: own.copy() for name, own in model.items()}))
         if turn == 5:
-            assert numbers.cool(place) == model.nbytes == numbers.disk_bytes
-            assert numbers.cool(place) == 0
-        slots = rng.permutation(model.size)[:500]
-        numbers.fetch(slots)
-        numbers.values[slots] = model[slots] = rng.integers(0, 1000, slots.size)
+            assert cool([*columns.values()], place) == sum(own.nbytes for own in model.values())
+            assert cool([*columns.values()], place) == 0
+        slots = rng.permutation(model["0"].size)[:500]
+        fetch(columns, slots)
+        for name, column in columns.items():
+            column.values[slots] = model[name][slots] = rng.integers(0, 100, slots.size)
         if turn % 10 == 9:
-            kept = np.flatnonzero(rng.random(model.size) < 0.7)
-            numbers, model = numbers.retained(kept), model[kept]
-        assert np.array_equal(numbers.values, model)
-        assert numbers.disk_bytes == (model.nbytes if turn >= 5 else 0)
-        assert place.used >= numbers.disk_bytes
-    assert all(np.array_equal(*pair) for pair in copies)
-    numbers = numbers.retained(np.empty(0, np.int64))
-    assert (len(numbers), numbers.disk_bytes, place.used) == (0, 0, 0)
+            kept = np.flatnonzero(rng.random(model["0"].size) < 0.7)
+            columns, model = retained(columns, kept), {name: own[kept] for name, own in model.items()}
+        assert all(np.array_equal(columns[name].values, own) for name, own in model.items())
+        on_disk = sum(column.disk_bytes for column in columns.values())
+        assert on_disk == (sum(own.nbytes for own in model.values()) if turn >= 5 else 0)
+        assert place.used >= on_disk
+        assert len({column.records for column in columns.values()}) == 1  # side by side
+    assert all(np.array_equal(found[name], own[name]) for found, own in copies for name in own)
+    columns, column = retained(columns, np.empty(0, np.int64)), Growing(np, np.int8)
+    assert [(len(kept), kept.disk_bytes) for kept in columns.values()] == [(0, 0)] * len(dtypes)
+    assert place.used == 0
+
+
+def test_pages_are_asked_for_once_and_together(place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, asked = disk._PAGE, list[list[int]]()
+    file = place.file()
+    begin = file.changeable(10 * page).ctypes.data
+    monkeypatch.setattr(disk, "_ask_for", lambda stretches: asked.extend(stretches.tolist()))
+    file.fetch(np.array([5 * page, 0, page - 1, 6 * page, 2 * page, 10 * page]))  # the last one is behind the end
+    assert [[(first - begin) // page, size // page] for first, size in asked] == [[0, 1], [2, 1], [5, 2], [9, 1]]
 
 
 # --- indexes ---------------------------------------------------------------------------------

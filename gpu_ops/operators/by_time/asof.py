@@ -84,6 +84,7 @@ class Rows:
     def __init__(self, table: KeyedTable, slots: Slots) -> None:
         kernels, xp = table.kernels, table.kernels.xp
         names = table.keys or tuple(table.source.schema.names[:1])  # without columns there are no rows
+        table.fetch(slots)
         keys, times = table.store.take(slots, names, present=True), times_of(table)[slots]
         able = times != BEFORE_ALL
         matchable = kernels.valid(keys, table.strict) if table.strict else None
@@ -152,6 +153,8 @@ class Lookup:
         xp, stored = self._kernels.xp, times_of(self._tables[1])
         if not stored.size:
             return before
+        for found in (before, after):
+            self._tables[1].fetch(xp.maximum(found, 0))
         # Two times may be farther apart than int64 holds, never than uint64 does.
         back = times.view(np.uint64) - stored[xp.maximum(before, 0)].view(np.uint64)
         ahead = stored[xp.maximum(after, 0)].view(np.uint64) - times.view(np.uint64)

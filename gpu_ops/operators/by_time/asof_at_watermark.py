@@ -112,6 +112,7 @@ class AsofAtWatermark(TemporalOperator):
             N slots, -1 for none, and n times: where one is after the watermark, a better row may still come.
         """
         xp, (left, right) = self.kernels.xp, self.tables
+        left.fetch(own.slots)
         times = left.time[own.slots]
         found = xp.full(times.size, -1, np.int64)
         last = xp.full(times.size, AFTER_ALL, np.int64)
@@ -122,6 +123,7 @@ class AsofAtWatermark(TemporalOperator):
             found = self._search(own, times, "backward", exact=self._exact, farthest=first)
         if self._after and len(right):
             # a row after it has to be nearer than the one before it
+            right.fetch(xp.maximum(found, 0))
             nearer = xp.minimum(last, _nearer(xp, times, right.time[xp.maximum(found, 0)]))
             last = xp.where(found >= 0, nearer, last)
             ahead = self._search(own, times, "forward", exact=self._exact, farthest=xp.minimum(last, now))

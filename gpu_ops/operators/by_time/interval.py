@@ -148,6 +148,7 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positio
     own, stored = Columns(keys, table.keys), Columns(table.store, table.keys)
     same = kernels.equal_at(table.key_types, (own, needle), (stored, slots))
     right = same & (table.status.values[slots] != DEAD)
+    table.fetch(slots)
     at, swept = needle[right], table.sweep[slots[right]]
     if not once:
         order = sorted_by(kernels, at, swept)
@@ -449,6 +450,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         table = self.tables[side]
         live: Array = table.status.values[slots] == LIVE
         if self.join.one_sided and side == 0 and table.matched is not None:
+            table.fetch(slots)
             live &= table.matched[slots] == 0
         return live
 
@@ -457,6 +459,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         kernels, xp, matched = self.kernels, self.kernels.xp, self.tables[0].matched
         assert matched is not None
         rows = chained(kernels, pairs)
+        self.tables[0].fetch(rows.slots[0])
         rows = rows.pick(xp.flatnonzero(matched[rows.slots[0]] == 0))
         order = sorted_by(kernels, rows.slots[0], rows.instants)
         found = rows.pick(order[value_changes(xp, rows.slots[0][order])])

@@ -50,8 +50,9 @@ from gpu_ops.operators.operator import AT_WATERMARK, SIDES, Clock, Output, Timed
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.interval_table import IntervalTable
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN
+from gpu_ops.state.numbers import Growing
 from gpu_ops.state.pieces import FromSnapshot, Storable
-from gpu_ops.state.table import DEAD, LIVE, Growing, KeySet
+from gpu_ops.state.table import DEAD, LIVE, KeySet
 
 _ENDS, _TIMER = "__ends", "__timer"
 _PASSED = "passed"
@@ -266,11 +267,13 @@ class TemporalOperator(TimedOperator[Clock]):
     def _answers(self, own: Keys) -> OutputRows:
         """Left rows, each beside the version that is valid at its time."""
         kernels, xp, (left, right) = self.kernels, self.kernels.xp, self.tables
+        left.fetch(own.slots)
         found = self._search(own, left.time[own.slots]) if len(right) else xp.full(own.slots.size, -1, np.int64)
         matchable = left.matchable(own.frame)
         if matchable is not None:
             found = xp.where(matchable, found, -1)
         if len(right):
+            right.fetch(xp.maximum(found, 0))
             found = xp.where(right.beside[_ENDS].values[xp.maximum(found, 0)] != 0, -1, found)
         if self.join.condition is not None:
             pairs = xp.flatnonzero(found >= 0)

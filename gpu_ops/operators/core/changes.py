@@ -32,7 +32,8 @@ from gpu_ops.layouts import INSTANT_BITS
 from gpu_ops.operators.core.match import match_among
 from gpu_ops.operators.core.order import Groups, within
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
-from gpu_ops.state.table import DYING, LIVE, Growing
+from gpu_ops.state.numbers import Growing
+from gpu_ops.state.table import DYING, LIVE
 
 ALWAYS = -1
 NEVER = 1 << INSTANT_BITS

@@ -21,8 +21,9 @@ from gpu_ops.operators.core.match import live_matches, match
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
+from gpu_ops.state.numbers import Growing
 from gpu_ops.state.pieces import FromSnapshot, Numbers
-from gpu_ops.state.table import DEAD, LIVE, Growing, KeySet, StateTable
+from gpu_ops.state.table import DEAD, LIVE, KeySet, StateTable
 from gpu_ops.state.time_index import TimeIndex, TimeQueue
 
 _EXPIRY = "expiry"
@@ -233,6 +234,7 @@ class KeyTable(StateTable):
             return xp.empty(0, np.int64)
         # a key that was touched more than once stands in the queue more than once
         slots = distinct(xp, self.queues[_EXPIRY].take(clock_ms - self._ttl))
+        self.fetch(slots)
         written = self.beside[WRITTEN_COLUMN].values[slots]
         return slots[(self.status.values[slots] == LIVE) & (written <= clock_ms - self._ttl)]
 

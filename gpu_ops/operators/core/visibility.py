@@ -280,6 +280,7 @@ def visible_per_event(
         when: rows are visible.
     """
     slots, counts = pairs.slots[side], table.count
+    table.fetch(slots)
     spells = Spells(slots, pairs.begin, pairs.end, pairs.comes, pairs.goes, lambda rows: counts[rows])
     found = changes_per_event(table, change, spells, when)
     table.add_counts(slots, pairs.deltas)
@@ -341,6 +342,7 @@ def visible_per_batch(
     """
     kernels, xp = table.kernels, table.kernels.xp
     slots, count = pairs.slots[side], table.count
+    table.fetch(slots)
     before, died = count[slots], change.killed
     killed_before = count[died]
     table.add_counts(slots, pairs.deltas)
@@ -570,6 +572,7 @@ class KeyCounts:
             keys, before = touched.slots[at[number]], touched.before[at[number]]
         died = self._numbers(self._found(table, own.killed))
         if self._beside:
+            table.fetch(rows)
             before, died = table.count[rows], table.count[own.killed]
         self._move(touched, own)
         after = table.count[rows] if self._beside else self._numbers(keys)
@@ -604,6 +607,7 @@ class KeyCounts:
         count = xp.searchsorted(begins, _packed(keys, died)) - first
         was = matched > 0
         if self._beside:
+            table.fetch(rows)
             was = table.count[rows] > 0
             count[(table.count[rows] > matched) & (rows < own.first_new)] = 0
         number, at = written_out(xp, first, count)
