@@ -23,10 +23,13 @@ smoke: $(VENV)/.ready  ## a minute: golden cases of Flink, bad input, engines ov
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test: $(VENV)/.ready  ## what proves the product, in eight minutes on two cores; needs no GPU
+$(VENV)/classes.jsa: $(VENV)/.ready  # without it, sessions take longer to start, and that is all
+	-$(BIN)/python tests/class_archive.py $@ >$(VENV)/classes.log 2>&1
+
+test: $(VENV)/.ready $(VENV)/classes.jsa  ## what proves the product, in eight minutes on two cores; needs no GPU
 	$(PYTEST) -m "not slow and not thorough" tests $(ARGS)
 
-test-all: $(VENV)/.ready  ## the other tests that need no GPU: `make test test-all` runs all
+test-all: $(VENV)/.ready $(VENV)/classes.jsa  ## the other tests that need no GPU: `make test test-all` runs all
 	$(PYTEST) --nbmake -m "thorough and not slow" tests notebooks $(ARGS)
 
 services:  ## Kafka, Postgres and the jars of Spark's sinks, in .services

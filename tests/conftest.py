@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 import zlib
 from collections.abc import Sequence
@@ -16,12 +17,16 @@ from oracle.drive import BACKENDS, Backend, gpu_status
 
 os.environ["TZ"] = "UTC"
 time.tzset()
-# Virtual machines live for seconds here: their second compiler takes more than it gives.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Virtual machines live for seconds here: their second compiler takes more than it gives, and loading classes is half.
+_ARCHIVE = Path(sys.prefix, "classes.jsa")  # `make test` has `class_archive` make it
+_CLASSES = f" -XX:SharedArchiveFile={_ARCHIVE} -Xlog:cds=off -Xlog:cds+dynamic=off" if _ARCHIVE.exists() else ""
+os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1{_CLASSES}")
 
 _QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
 settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=_QUIET)
-settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile(
+    "ci", parent=settings.get_profile("default"), max_examples=40, derandomize=True, print_blob=True
+)
 settings.register_profile("soak", parent=settings.get_profile("default"), max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 

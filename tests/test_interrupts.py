@@ -32,6 +32,7 @@ def on_a_terminal(after: float, folder: Path, arguments: Sequence[str] = DEMO, s
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["TMPDIR"] = str(folder)
+        os.environ.pop("JDK_JAVA_OPTIONS", None)  # Java says on the terminal that it has found them
         os.execv(sys.executable, [sys.executable, "-m", "gpu_ops.cli", *arguments])
     os.set_blocking(terminal, False)
     text, pressed, until = b"", 0, time.monotonic() + after
