@@ -10,6 +10,9 @@ the rest to local disk.
 - `aggregate`: count and sum of amounts by customer, name and address, about 130 bytes; a micro-batch brings rows of
   customers that there are.
 
+How much of that is the disk is told by the number of pages read, and by how many a second it gives when nothing else is
+done, of a file of its own.
+
 `uniform`: any order or customer is as likely as another. `recent`: nine in ten are among the newest tenth. What both
 engines say is folded to a sum of hashes and compared with DuckDB's result of the same rows.
 
@@ -19,9 +22,11 @@ engines say is folded to a sum of hashes and compared with DuckDB's result of th
 from __future__ import annotations
 
 import gc
+import mmap
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -40,6 +45,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import normalize_on
+from gpu_ops.files.disk import Disk, File, local_folders
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.memory import Budget
 
@@ -51,6 +57,8 @@ _WORK = 96 << 20
 """Bytes for a micro-batch, what comes of it, how both travel here, and what allocators keep, whatever the state."""
 _LOAD = 20_000
 _WARMUP = 3
+_FAR = 8192
+"""Pages that are read to see what the disk gives."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 Rows = dict[str, Any]
@@ -333,8 +341,24 @@ def measured(operator: str, kind: str, options: Any) -> dict[str, Any]:
         "written_bytes": summarise(run["disk_written_bytes"] for run in runs["on_disk"]).median,
         "seconds": seconds,
         "times": times,
-        "runs": runs,
     }
+
+
+def pages_a_second(folder: str | None) -> float:
+    """How many pages, far from each other and read as rows are, the disk gives when nothing else is done."""
+    disk, rng, apart = Disk(local_folders(folder)), np.random.default_rng(0), 16
+    with tempfile.TemporaryFile(dir=disk.folders.split(", ")[0]) as file:
+        rows = File(disk, os.dup(file.fileno()))
+        for _ in range(_FAR // apart):
+            rows.append(rng.integers(0, 256, apart * mmap.PAGESIZE * apart, np.uint8))
+        seconds = []
+        for _ in range(5):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            pages = np.arange(_FAR) * apart + rng.integers(0, apart - 4, _FAR)
+            first, before, started = pages * mmap.PAGESIZE, disk.pages_read, time.perf_counter()
+            rows.gather(first, first + mmap.PAGESIZE)
+            seconds.append((time.perf_counter() - started) / (disk.pages_read - before))
+    return 1 / summarise(seconds).median
 
 
 def main() -> None:
@@ -347,15 +371,16 @@ def main() -> None:
     parser.add_argument("--folder", help="on the disk; Spark's local folders, or the temporary one, by default")
     parser.add_argument("--only", nargs="+", help="such as join-uniform")
     options = parser.parse_args()
-    results = {}
+    results: dict[str, Any] = {"disk_pages_a_second": round(pages_a_second(options.folder))}
+    print(results, file=sys.stderr, flush=True)
     for operator in OPERATORS:
         for kind in KEYS:
             name = f"{operator}-{kind}"
             if options.only and name not in options.only:
                 continue
             found = results[name] = measured(operator, kind, options)
-            print(name, {k: v for k, v in found.items() if k not in ("runs", "seconds")}, file=sys.stderr, flush=True)
-    record(options, "large_state", {n: {k: v for k, v in f.items() if k != "runs"} for n, f in results.items()})
+            print(name, {k: v for k, v in found.items() if k != "seconds"}, file=sys.stderr, flush=True)
+    record(options, "large_state", results)
 
 
 if __name__ == "__main__":

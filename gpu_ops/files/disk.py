@@ -80,6 +80,8 @@ _NOWAIT: Final = 8
 """Read what the system's cache has, or nothing (``RWF_NOWAIT``)."""
 _SAMPLE: Final = 32
 """So many pages, or twice as many, are looked for in the system's cache before rows are read from the disk."""
+PAGES: Final = 256
+"""So many, or twice as many, are looked for there before they are asked for."""
 _STEP: Final = 8 << 20
 """Bytes that are written before they are waited for: no more of them are in memory twice."""
 
@@ -274,11 +276,18 @@ class File:
                 done += got
             yield part
 
+    def has(self, first: Ints) -> bool:
+        """Whether the system seems to have the pages of some positions of what is mapped in memory: all of a sample."""
+        pages = np.minimum(first[:: 1 + first.size // PAGES], self._data.size - 1) // _PAGE * _PAGE
+        return _in_memory(self._data.ctypes.data + pages)
+
     def fetch(self, first: Ints) -> None:
         """Ask for the pages of some positions of what is mapped: nobody waits for one after the other then.
 
         The system itself reads none but the page that is touched, or around it as much as it is set to, up to 8 MiB.
         """
+        if self.has(first):
+            return
         pages = np.unique(np.minimum(first, self._data.size - 1) // _PAGE)
         begins = np.flatnonzero(np.diff(pages, prepend=-2) > 1)
         wanted = np.empty((begins.size, 2), np.int64)
@@ -370,6 +379,15 @@ class File:
             why = os.strerror(-worst) if worst < 0 else "the file is shorter than it was"
             raise StateError(f"state on local disk in {self.disk.folders} cannot be read: {why}")
         self.disk.count(0, int((end - begin).sum()) // _PAGE)
+
+
+def _in_memory(addresses: Ints) -> bool:
+    """Whether all of some pages of mapped files are in memory; see ``mincore(2)``. No where the system does not say."""
+    found, ask = ctypes.c_ubyte(), getattr(ctypes.CDLL(None), "mincore", None)
+    if ask is None:
+        return False
+    page, pointer = ctypes.c_size_t(_PAGE), ctypes.byref(found)
+    return all(ask(ctypes.c_void_p(one), page, pointer) == 0 and found.value & 1 for one in addresses.tolist())
 
 
 def _ask_for(stretches: Ints) -> None:

@@ -20,6 +20,8 @@ from gpu_ops.state.pieces import Numbers
 
 _AT_ONCE = 1 << 20
 """Slots whose numbers are copied from or to disk at once."""
+_PAGES_AT_ONCE = 1 << 11
+"""Slots, each in another page, in which one column is written before the next one is."""
 
 
 class Growing:
@@ -181,6 +183,26 @@ def fetch(columns: Mapping[str, Growing], slots: Slots) -> None:
     for records in _together(columns):
         if records is not None and slots.size:
             records.file.fetch(slots * records.data.itemsize)
+
+
+def on_disk(columns: Mapping[str, Growing], slots: Slots) -> dict[str, Array]:
+    """The numbers of some slots in the columns that lie on disk, in one pass over those that lie side by side."""
+    found: dict[str, Array] = {}
+    for records, names in _together(columns).items():
+        if records is not None:
+            taken = records.data[slots]
+            found |= {name: taken[columns[name].field].copy() for name in names}
+    return found
+
+
+def write(columns: Mapping[str, Growing], slots: Slots, values: Mapping[str, Array]) -> None:
+    """Set numbers of different slots in some columns; a page of those side by side is there for all of them."""
+    size = int(slots.size)
+    step = _PAGES_AT_ONCE if any(columns[name].records is not None for name in values) else max(1, size)
+    for first in range(0, size, step):
+        part = slots[first : first + step]
+        for name, own in values.items():
+            columns[name].values[part] = own[first : first + step]
 
 
 def copied(kernels: Kernels, columns: Mapping[str, Growing]) -> Numbers:

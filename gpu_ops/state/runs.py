@@ -31,7 +31,7 @@ import numpy as np
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.errors import out_of_memory
-from gpu_ops.files.disk import LEAST, Disk, File, NoRoomError
+from gpu_ops.files.disk import LEAST, PAGES, Disk, File, NoRoomError
 from gpu_ops.kernels import Kernels, SearchedRun
 
 _log = logging.getLogger("gpu_ops")
@@ -529,10 +529,17 @@ class Runs(Following[R]):
 
 def fetch(run: AnyRun, needles: Array) -> None:
     """Some entries are going to be looked for: the pages of a run on disk where they would be are read together."""
-    if run.file is not None and needles.size:
-        bucket = (needles >> np.uint64(32 + run.shift)).view(np.int64)
-        bounds = 8 * np.concatenate([run.directory[bucket], run.directory[bucket + 1]]).astype(np.int64)
-        run.file.fetch(bounds if run.times is None else np.concatenate([bounds, bounds + run.entries.nbytes]))
+    file = run.file
+    if file is None or not needles.size:
+        return
+
+    def bounds(some: Array) -> Any:
+        bucket = (some >> np.uint64(32 + run.shift)).view(np.int64)
+        found = 8 * np.concatenate([run.directory[bucket], run.directory[bucket + 1]]).astype(np.int64)
+        return found if run.times is None else np.concatenate([found, found + run.entries.nbytes])
+
+    if not file.has(bounds(needles[:: 1 + needles.size // PAGES])):
+        file.fetch(bounds(needles))
 
 
 def prefix_shift(size: int, bucket: int) -> int:

@@ -26,7 +26,7 @@ from gpu_ops.files.disk import LEAST, Disk
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import HashIndex
-from gpu_ops.state.numbers import Growing, cool, copied, fetch, retained
+from gpu_ops.state.numbers import Growing, cool, copied, fetch, retained, write
 from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Numbers, Part, Piece, StoredTable, renumbered
 from gpu_ops.state.runs import Followed, Following, Runs, postponed
 from gpu_ops.state.time_index import TimeQueue
@@ -326,6 +326,12 @@ class StateTable:
             noted = column.values[slots] if before is None else before
             self.journal.undo.append(lambda: column.values.__setitem__(slots, noted))
             column.values[slots] = value
+
+    def put_all(self, slots: Slots, numbers: Mapping[str, tuple[Array, Array]]) -> None:
+        """As `put`, of several columns: by the name of each what it becomes, and what is there."""
+        before = {name: noted for name, (_, noted) in numbers.items()}
+        self.journal.undo.append(lambda: write(self.beside, slots, before))
+        write(self.beside, slots, {name: values for name, (values, _) in numbers.items()})
 
     def live_after(self) -> int:
         """Live rows once the prepared micro-batch is committed."""

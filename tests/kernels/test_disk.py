@@ -296,6 +296,11 @@ def test_pages_are_asked_for_once_and_together(place: Disk, monkeypatch: pytest.
     file = place.file()
     begin = file.changeable(10 * page).ctypes.data
     monkeypatch.setattr(disk, "_ask_for", lambda stretches: asked.extend(stretches.tolist()))
+    positions = np.arange(0, 10 * page, page)
+    assert file.has(positions)  # they have just been written
+    file.fetch(positions)
+    assert not asked
+    monkeypatch.setattr(disk, "_in_memory", lambda addresses: not addresses.size)
     file.fetch(np.array([5 * page, 0, page - 1, 6 * page, 2 * page, 10 * page]))  # the last one is behind the end
     assert [[(first - begin) // page, size // page] for first, size in asked] == [[0, 1], [2, 1], [5, 2], [9, 1]]
 

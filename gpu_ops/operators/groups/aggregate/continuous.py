@@ -162,6 +162,7 @@ class ContinuousAggregate(Operator):
         """The number of rows and the aggregates of each group, moved."""
         count = step.counted()
         running = [moved(step) for moved in self._moved]
+        step.write()
         if not self.join.always:
             self._groups.end(step.line.slots[step.line.final(count[1]) == 0])
         return count, running

@@ -424,7 +424,7 @@ class OwnFunction:
         self.table.append(kernels.frame(final.take(pa.array(kernels.asnumpy(stays)))))
         slots = xp.full(old.size, NO_ROW, np.int64)
         slots[stays] = as_slots(kernels, first, int(stays.size)) + 1
-        step.keep(self.name, slots)
+        step.keep(self.name, slots, old)
 
 
 def called(measure: Measure, method: str, size: int, *given: Any) -> Any:

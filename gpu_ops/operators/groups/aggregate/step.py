@@ -20,6 +20,7 @@ from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.numbers import on_disk
 from gpu_ops.values import one_array
 
 Moves: TypeAlias = tuple[Any, Array]
@@ -196,6 +197,7 @@ class Step:
         self.floats: dict[int, tuple[Array, Array]] = {}
         self.wholes: dict[str, tuple[Moves, bool]] = {}
         self._moved: dict[str, tuple[Array, Array]] = {}
+        self._kept: dict[str, tuple[Array, Array]] = {}
         self._columns: dict[str, pa.Array] = {}
 
     @classmethod
@@ -219,13 +221,24 @@ class Step:
             self._columns[name] = one_array(self.rows.column(name))
         return self._columns[name]
 
+    @functools.cached_property
+    def _on_disk(self) -> dict[str, Array]:
+        """The numbers that lie on disk, as they were."""
+        return on_disk(self.groups.beside, self.line.slots)
+
     def base(self, name: str) -> Array:
         """A number beside the groups, as it was."""
-        return self.groups.beside[name].values[self.line.slots]
+        return self._on_disk[name] if name in self._on_disk else self.groups.beside[name].values[self.line.slots]
 
-    def keep(self, name: str, values: Array, before: Array | None = None) -> None:
-        """Make it another, of each group; ``before``: what it was, where somebody has it already."""
-        self.groups.put(name, self.line.slots, values, before)
+    def keep(self, name: str, values: Array, before: Array) -> None:
+        """Make a number beside the groups another, of each, with the next `write`; ``before``: what it was."""
+        self._kept[name] = values, before
+
+    def write(self) -> None:
+        """Write what was kept."""
+        if self._kept:
+            self.groups.put_all(self.line.slots, self._kept)
+            self._kept = {}
 
     def counted(self) -> tuple[Array, Array]:
         """How many rows groups have, before and after each moment."""

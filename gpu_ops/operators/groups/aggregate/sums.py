@@ -237,7 +237,7 @@ def _parted(
     sums = [step.summed(name, functools.partial(part, place)) for place, name in enumerate(names)]
     before, after = (carried([pair[side] for pair in sums]) for side in (0, 1))
     for name, total in zip(names, after, strict=True):
-        step.groups.beside[name].values[step.line.slots] = step.line.final(total)  # `summed` has noted what was there
+        step.keep(name, step.line.final(total), step.base(name))  # in place of what `summed` has kept
     shown = [
         of_parts(step.xp, measure, parts, count, (kind, result))
         for parts, count in zip((before, after), known, strict=True)
@@ -421,7 +421,7 @@ def _finite(step: Step, number: int, given: Callable[[], npt.NDArray[np.float64]
     for own, total, base in zip(names, parts, bases, strict=True):
         step.keep(own, line.final(total), base)
     after = nearest(xp, parts, low)
-    step.keep(f"sum_{number}", line.final(after).view(np.int64))
+    step.keep(f"sum_{number}", line.final(after).view(np.int64), of_groups.view(np.int64))
     step.floats[number] = line.shifted(after, of_groups), after
     return step.floats[number]
 
