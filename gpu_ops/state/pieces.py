@@ -47,7 +47,7 @@ places among the rows; a row that nothing is to find has none."""
 
 def most_bytes(table: int) -> int:
     """Up to which size pieces of a table of so many bytes are merged: these are in memory for a while, beside it."""
-    return min(PIECE_BYTES, max(PIECE_BYTES // 4, table // 8))
+    return min(PIECE_BYTES, max(PIECE_BYTES // 4, table // 16))
 
 
 class Content(NamedTuple):
