@@ -346,8 +346,9 @@ def measured(operator: str, kind: str, options: Any) -> dict[str, Any]:
 
 def pages_a_second(folder: str | None) -> float:
     """How many pages, far from each other and read as rows are, the disk gives when nothing else is done."""
-    disk, rng, apart = Disk(local_folders(folder)), np.random.default_rng(0), 16
-    with tempfile.TemporaryFile(dir=disk.folders.split(", ")[0]) as file:
+    folders, rng, apart = local_folders(folder), np.random.default_rng(0), 16
+    disk = Disk(folders)
+    with tempfile.TemporaryFile(dir=folders[0]) as file:
         rows = File(disk, os.dup(file.fileno()))
         for _ in range(_FAR // apart):
             rows.append(rng.integers(0, 256, apart * mmap.PAGESIZE * apart, np.uint8))
