@@ -26,7 +26,7 @@ from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.at_end import Backlog
 from gpu_ops.operators.operator import Operator
-from gpu_ops.output import Changelog, append_rows, folded, num_rows, together
+from gpu_ops.output import Beside, Changelog, Output, changelog, folded, together
 from gpu_ops.state.pieces import FromSnapshot, Storable, whole
 
 Batch: TypeAlias = "ArrowStream | None"
@@ -163,7 +163,7 @@ class JoinEngine:
         """
         self._check_there()
         parts = [self.join.output_schema.empty_table(), *self._ending()]
-        changelog = self._given_out(together(self.join, self.kernels, parts))
+        changelog = self._given_out(together(self.join.output_schema, self.kernels, parts))
         self._keep()
         return changelog
 
@@ -416,15 +416,16 @@ class JoinEngine:
         self.memory.begin()
         operator, rows = self._operator, sum(c.kinds.size for c in changes)
         looked_up = dict(self.kernels.lookups)
-        made = self.memory.within(
-            f"a micro-batch of {rows} changes",
-            operator,
-            lambda: operator.prepare(changes, self._clock_ms, watermark),
-            undo=operator.discard,
-        )
-        output = made.table
-        for side, change in enumerate(changes):
-            output = append_rows(self.join, self.kernels, side, output, rows=change.tagged, kind=BAD_ROW_KIND)
+        bad = [Beside(n, x.tagged, BAD_ROW_KIND) for n, x in enumerate(changes) if x.tagged is not None]
+
+        def work() -> tuple[Output, Changelog, float]:
+            made = operator.prepare(changes, self._clock_ms, watermark)
+            began = time.perf_counter()
+            output = changelog(self.join, self.kernels, dataclasses.replace(made, beside=(*made.beside, *bad)))
+            return made, output, (time.perf_counter() - began) * 1e3
+
+        what = f"a micro-batch of {rows} changes"
+        made, output, emit_ms = self.memory.within(what, operator, work, undo=operator.discard)
         self.memory.check(self._operator.tables)
         metrics: dict[str, int | float] = {}
         for name, table, change in zip(self.join.sides, self._operator.tables, changes, strict=True):
@@ -442,8 +443,10 @@ class JoinEngine:
         metrics |= {f"lookups_{way}": count - looked_up[way] for way, count in self.kernels.lookups.items()}
         metrics |= made.metrics
         metrics["update_ms"] = metrics.get("update_ms", 0) + (ingested - started) * 1e3
-        beside = np.zeros(num_rows(self.kernels, output) - made.sequence.size, np.int64)
-        return MicroBatch(output, np.concatenate([made.sequence, beside]), metrics)
+        if "emit_ms" in metrics:
+            metrics["emit_ms"] += emit_ms
+        of_bad = np.zeros(sum(x.rows.num_rows for x in bad), np.int64)
+        return MicroBatch(output, np.concatenate([made.sequence, of_bad]), metrics)
 
     def commit(self) -> None:
         """Make the prepared micro-batch final."""

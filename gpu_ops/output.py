@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,59 @@ from gpu_ops.kernels import Frame, Kernels, Store
 
 Changelog: TypeAlias = Any
 """Rows of a join's ``output_schema``: an Arrow table; where the backend ``gives_frames`` also one of its frames."""
+
+
+class Beside(NamedTuple):
+    """Rows of one input that come out behind the changelog, as they came in.
+
+    Attributes:
+        side: the number of the input.
+        rows: of the input's schema.
+        kind: their row kind, ``bad`` or ``late``.
+    """
+
+    side: int
+    rows: pa.Table
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What an operator makes of one micro-batch.
+
+    Attributes:
+        values: n rows of the changelog, without their row kinds: a frame, or an Arrow table of the schema's types.
+        kinds: their row-kind codes.
+        sequence: for each of them, and then for each row beside them, the position of the change that caused it; -1
+            for what a watermark ended.
+        metrics: counts, milliseconds and times, by name.
+        later: of an interval join with a timestamp column, which the values then lack: n times.
+        beside: rows that come out behind the changelog.
+    """
+
+    values: Frame | pa.Table
+    kinds: npt.NDArray[np.int8]
+    sequence: npt.NDArray[np.int64]
+    metrics: dict[str, int | float]
+    later: Array | None = None
+    beside: tuple[Beside, ...] = ()
+
+
+def value_schema(join: Description) -> pa.Schema:
+    """The changelog's columns without the row kind."""
+    return pa.schema(list(join.output_schema)[1:])
+
+
+def no_output(join: Description, metrics: dict[str, int | float]) -> Output:
+    """The output of a micro-batch without any rows."""
+    return Output(value_schema(join).empty_table(), np.empty(0, np.int8), np.empty(0, np.int64), metrics)
+
+
+def changelog(join: Description, kernels: Kernels, output: Output) -> Changelog:
+    """The changelog of a micro-batch, and the rows beside it."""
+    made = changelog_table(join, kernels, output.values, output.kinds, output.later)
+    beside = [_shown_beside(join, rows) for rows in output.beside if rows.rows.num_rows]
+    return together(join.output_schema, kernels, [made, *beside]) if beside else made
 
 
 class HasStore(Protocol):
@@ -65,24 +119,37 @@ def gathered(
 
 
 def changelog_table(
-    join: Description, kernels: Kernels, frame: Frame, kinds: npt.NDArray[np.int8], later: Array | None = None
+    join: Description,
+    kernels: Kernels,
+    values: Frame | pa.Table,
+    kinds: npt.NDArray[np.int8],
+    later: Array | None = None,
 ) -> Changelog:
-    """The changelog.
+    """The changelog; arguments as the fields of `Output`.
 
     Args:
         join: its description.
         kernels: the backend.
-        frame: the values of n rows.
+        values: of n rows.
         kinds: their n row kinds.
         later: for an interval join with a timestamp column, the later time of each row's two parts.
     """
-    if kernels.gives_frames:
-        return _framed(join, kernels, frame, kinds, later)
-    data = kernels.to_arrow(frame, pa.schema(list(join.output_schema)[1 : 1 + len(join.output) - (later is not None)]))
-    columns = [encode_row_kinds(kinds), *data.columns]
-    if later is not None:
-        columns.append(from_integers(kernels.asnumpy(later), join.output[-1].type))
-    return pa.Table.from_arrays(columns, schema=join.output_schema)
+    if kernels.gives_frames and not isinstance(values, pa.Table):
+        return _framed(join, kernels, values, kinds, later)
+    data = values_table(join, kernels, values, later)
+    return pa.Table.from_arrays([encode_row_kinds(kinds), *data.columns], schema=join.output_schema)
+
+
+def values_table(join: Description, kernels: Kernels, values: Frame | pa.Table, later: Array | None = None) -> pa.Table:
+    """The values of n rows in Arrow; arguments as the fields of `Output`."""
+    schema = value_schema(join)
+    if isinstance(values, pa.Table):
+        return values
+    if later is None:
+        return kernels.to_arrow(values, schema)
+    last = len(schema) - 1
+    times = from_integers(kernels.asnumpy(later), schema.field(last).type)
+    return kernels.to_arrow(values, schema.remove(last)).append_column(schema.field(last), times)
 
 
 def _framed(
@@ -101,17 +168,12 @@ def _framed(
     return kernels.combine(parts)
 
 
-def together(join: Description, kernels: Kernels, parts: Sequence[Changelog]) -> Changelog:
-    """Parts of a changelog as one."""
+def together(schema: pa.Schema, kernels: Kernels, parts: Sequence[Changelog]) -> Changelog:
+    """Parts of a changelog, all of one schema, as one."""
     if not kernels.gives_frames:
         return pa.concat_tables(parts)
     assert kernels.dataframes is not None
-    return parts[0] if len(parts) == 1 else kernels.dataframes.together(parts, join.output_schema)
-
-
-def num_rows(kernels: Kernels, changelog: Changelog) -> int:
-    """Rows of a changelog."""
-    return changelog.num_rows if isinstance(changelog, pa.Table) else kernels.num_rows(changelog)
+    return parts[0] if len(parts) == 1 else kernels.dataframes.together(parts, schema)
 
 
 def later_times(xp: Any, slots: Sequence[Slots], times: Sequence[Array]) -> Array:
@@ -130,21 +192,9 @@ def later_times(xp: Any, slots: Sequence[Slots], times: Sequence[Array]) -> Arra
     return xp.maximum(*found)
 
 
-def append_rows(
-    join: Description, kernels: Kernels, side: int, output: Changelog, *, rows: pa.Table | None, kind: str
-) -> Changelog:
-    """The changelog with rows of one input handed out after it, the other side's columns null.
-
-    Args:
-        join: its description.
-        kernels: the backend.
-        side: whose rows they are.
-        output: the changelog.
-        rows: of the input's schema, or None.
-        kind: their row kind, ``bad`` or ``late``.
-    """
-    if rows is None or rows.num_rows == 0:
-        return output
+def _shown_beside(join: Description, beside: Beside) -> pa.Table:
+    """Rows that come out behind the changelog, in its columns; those of the other inputs are null."""
+    side, rows, kind = beside
     columns = [pa.array([kind] * rows.num_rows, pa.string())]
     for column in join.output:
         name = join.own_column(side, column)
@@ -156,7 +206,7 @@ def append_rows(
             columns.append(_times(rows[name], column.type))
         else:
             columns.append(rows[name].cast(column.type))
-    return together(join, kernels, [output, pa.Table.from_arrays(columns, schema=join.output_schema)])
+    return pa.Table.from_arrays(columns, schema=join.output_schema)
 
 
 def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

@@ -39,8 +39,17 @@ from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.emission import with_nulls
 from gpu_ops.operators.core.match import fulfilling, in_pieces, match
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.operators.operator import InputTable, Operator, Output, Room
-from gpu_ops.output import Changelog, changelog_table, gathered, together
+from gpu_ops.operators.operator import InputTable, Operator, Room
+from gpu_ops.output import (
+    Changelog,
+    Output,
+    changelog,
+    changelog_table,
+    gathered,
+    no_output,
+    together,
+    values_table,
+)
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.pieces import STATUS_COLUMN, Entries, Flush, FromSnapshot, Numbers, Piece, Storable
 from gpu_ops.state.table import Coolable, KeySet, parts_of, put_behind
@@ -390,12 +399,13 @@ class JoinAtEnd(AtEnd):
             return merge_join(self.join, self.kernels, changes, self.room)
         live = "per_batch" if "per_batch" in self.join.emits else "at_watermark"
         operator = operators.make(dataclasses.replace(self.join, emit=live), self.kernels, self.room)
-        parts = [operator.prepare(changes, self._clock_ms, None).table]
+        parts = [operator.prepare(changes, self._clock_ms, None)]
         if operator.last_watermark_ms is not None:
             operator.commit(self._clock_ms)
             nothing = tuple(c.pick(np.zeros(c.kinds.size, np.bool_)) for c in changes)
-            parts.append(operator.prepare(nothing, self._clock_ms, operator.last_watermark_ms).table)
-        return together(self.join, self.kernels, parts)
+            parts.append(operator.prepare(nothing, self._clock_ms, operator.last_watermark_ms))
+        made = [changelog(self.join, self.kernels, part) for part in parts]
+        return together(self.join.output_schema, self.kernels, made)
 
 
 make = JoinAtEnd
@@ -415,7 +425,7 @@ def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Inges
     metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}
     for name in join.sides:
         metrics[f"{name}_unknown_retractions"] = metrics[f"{name}_expired"] = 0
-    return Output(join.output_schema.empty_table(), np.empty(0, np.int64), np.empty(0, np.int8), metrics)
+    return no_output(join, metrics)
 
 
 def in_turn(join: Description, tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
@@ -500,11 +510,13 @@ class Backlog(Operator):
         metrics = dict(then.metrics)
         for name, value in first.metrics.items():
             metrics[name] = metrics.get(name, 0) + value
+        values = [values_table(self.join, self.kernels, made.values) for made in (first, then)]
         return Output(
-            together(self.join, self.kernels, [first.table, then.table]),
-            np.concatenate([np.full(first.sequence.size, -1, np.int64), then.sequence]),
+            pa.concat_tables(values),
             np.concatenate([first.kinds, then.kinds]),
+            np.concatenate([np.full(first.sequence.size, -1, np.int64), then.sequence]),
             metrics,
+            beside=then.beside,
         )
 
     def _all(self) -> tuple[Ingested, ...]:
@@ -541,7 +553,7 @@ class Backlog(Operator):
     def finish(self) -> Iterator[Changelog]:
         """The backlog's net result, if no live micro-batch has come; nothing is changed."""
         if self._live is None:
-            yield self._make().prepare_net(self._all(), 0).table
+            yield changelog(self.join, self.kernels, self._make().prepare_net(self._all(), 0))
 
     def close(self) -> None:
         """Delete what was moved to disk."""

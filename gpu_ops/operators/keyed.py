@@ -24,8 +24,8 @@ from gpu_ops.operators.core import emission
 from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
 from gpu_ops.operators.core.emission import OutputRows, Pairs
 from gpu_ops.operators.core.visibility import KeyCounts, When, visible_per_batch, visible_per_event
-from gpu_ops.operators.operator import Operator, Output
-from gpu_ops.output import changelog_table, gathered
+from gpu_ops.operators.operator import Operator
+from gpu_ops.output import Output, gathered
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import KeySet
@@ -130,7 +130,6 @@ class KeyedOperator(Operator):
         if net and 0 < np.count_nonzero(kinds == DELETE) < kinds.size:
             rows, frame = self._folded(rows, frame, self.may_cancel(rows, sides, frame))
             kinds = _on_host(kernels, rows.kinds)
-        output = changelog_table(self.join, kernels, frame, kinds)
         metrics: dict[str, int | float] = {**self._counters}
         unknown = _counts(kernels, [side.unknown for side in sides])
         for name, missed, gone in zip(self.join.sides, unknown, expired, strict=True):
@@ -142,7 +141,7 @@ class KeyedOperator(Operator):
             "emit_ms": (time.perf_counter() - probed) * 1e3,
         }
         sequence = np.zeros(kinds.size, np.int64) if net else kernels.asnumpy(rows.instants) >> 1
-        return Output(output, sequence, kinds, metrics)
+        return Output(frame, kinds, sequence, metrics)
 
     def _folded(self, rows: OutputRows, frame: Frame, doubtful: Positions) -> tuple[OutputRows, Frame]:
         """The rows and their values without those that cancel among the doubtful ones."""

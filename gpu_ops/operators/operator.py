@@ -22,7 +22,7 @@ from gpu_ops.errors import NotBuiltError, StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.emission import OutputRows
-from gpu_ops.output import Changelog, append_rows, changelog_table, gathered
+from gpu_ops.output import Beside, Changelog, Output, gathered
 from gpu_ops.state.pieces import FromSnapshot, Pieced, Storable
 from gpu_ops.state.table import Coolable
 
@@ -43,23 +43,6 @@ class Room(Protocol):
         Raises:
             StateError: it would not fit.
         """
-
-
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """The output of one micro-batch.
-
-    Attributes:
-        table: rows of the join's ``output_schema``: the changelog, then rows handed out beside it.
-        sequence: for each of them, the position of the change that caused it; -1 for what a watermark ended.
-        kinds: the row-kind codes of the changelog's rows.
-        metrics: counts, milliseconds and times, by name.
-    """
-
-    table: Changelog
-    sequence: npt.NDArray[np.int64]
-    kinds: npt.NDArray[np.int8]
-    metrics: dict[str, int | float]
 
 
 class InputTable(Coolable, Protocol):
@@ -284,18 +267,18 @@ class TimedOperator(Operator, Generic[C]):
             metrics: taken over.
             evicted: how many rows of each input went.
             started: when the micro-batch began.
-            later: as of `gpu_ops.output.changelog_table`.
+            later: as of `gpu_ops.output.Output`.
         """
         joined, join, kernels = time.perf_counter(), self.join, self.kernels
         kinds, sequences = kernels.asnumpy(rows.kinds), [kernels.asnumpy(rows.instants) >> 1]
         tables: Sequence[Any] = self.tables
-        output = changelog_table(join, kernels, gathered(join, kernels, tables, rows.slots), kinds, later)
+        values, beside = gathered(join, kernels, tables, rows.slots), []
         for side, change in tagged:
-            output = append_rows(join, kernels, side, output, rows=change.table, kind=LATE_ROW_KIND)
+            beside.append(Beside(side, change.table, LATE_ROW_KIND))
             sequences.append(change.sequence)
         metrics |= {f"{name}_evicted": number for name, number in zip(SIDES, evicted, strict=True)}
         metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
-        return Output(output, np.concatenate(sequences), kinds, metrics)
+        return Output(values, kinds, np.concatenate(sequences), metrics, later, tuple(beside))
 
     def _times(self, held: int | None) -> dict[str, int]:
         """The times worth knowing, ms since the epoch, as far as there are any.

@@ -47,8 +47,8 @@ from gpu_ops.kernels import Columns, Frame, Kernels, sorted_by
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order, left_right, with_nulls
 from gpu_ops.operators.core.match import first_equal, fulfilling, match
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.operators.operator import AT_WATERMARK, Clock, Output, TimedOperator
-from gpu_ops.output import later_times
+from gpu_ops.operators.operator import AT_WATERMARK, Clock, TimedOperator
+from gpu_ops.output import Output, later_times
 from gpu_ops.state.interval_table import GHOST, IntervalTable
 from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, LIVE, KeySet

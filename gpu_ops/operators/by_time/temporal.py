@@ -46,7 +46,8 @@ from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.match import Direction, Nearest, first_equal, fulfilling, live_matches
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.operators.operator import AT_WATERMARK, SIDES, Clock, Output, TimedOperator
+from gpu_ops.operators.operator import AT_WATERMARK, SIDES, Clock, TimedOperator
+from gpu_ops.output import Output
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.interval_table import IntervalTable
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN

@@ -24,7 +24,7 @@ from gpu_ops.operators.at_end import AtEnd, present_rows
 from gpu_ops.operators.core.order import one_nan, one_zero
 from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.extremes import called
-from gpu_ops.output import Changelog
+from gpu_ops.output import Changelog, changelog
 from gpu_ops.values import one_array
 
 
@@ -93,7 +93,7 @@ class RowByRowAtEnd(AtEnd):
         live = operators.make(dataclasses.replace(join, source=source, emit="per_batch"), self.kernels, self.room)
         count = rows.num_rows
         taken = Ingested(rows, np.full(count, INSERT, np.int8), np.arange(count, dtype=np.int64), count, 0, None)
-        return live.prepare((taken,), self._clock_ms, None).table
+        return changelog(live.join, self.kernels, live.prepare((taken,), self._clock_ms, None))
 
     def _of_nothing(self) -> pa.Table:
         """One row: without group columns there is one, though there is none in the input."""

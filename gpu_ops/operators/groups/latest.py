@@ -37,8 +37,7 @@ from gpu_ops.operators.core.changes import Lifetimes, present
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.operators.operator import Output
-from gpu_ops.output import append_rows
+from gpu_ops.output import Beside, Output
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import KeySet
 
@@ -153,9 +152,8 @@ class LatestRows(KeyedOperator):
             return made
         made.metrics[f"{self.join.sides[0]}_bad_rows"] = change.bad_rows + lost.num_rows
         if self.join.source.bad_rows == "tag":
-            table = append_rows(self.join, self.kernels, 0, made.table, rows=lost, kind=BAD_ROW_KIND)
             sequence = np.concatenate([made.sequence, np.zeros(lost.num_rows, np.int64)])
-            made = dataclasses.replace(made, table=table, sequence=sequence)
+            made = dataclasses.replace(made, sequence=sequence, beside=(*made.beside, Beside(0, lost, BAD_ROW_KIND)))
         return made
 
     def _ranks(self, change: Ingested, slots: Slots) -> tuple[Array, Array]:

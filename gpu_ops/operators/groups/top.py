@@ -45,7 +45,8 @@ from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_r
 from gpu_ops.operators.core.order import NONE, Groups, exact, least, order_codes, value_codes
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.operators.operator import Cut, Output, Parts, Targets
+from gpu_ops.operators.operator import Cut, Parts, Targets
+from gpu_ops.output import Output
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.runs import postponed

@@ -39,7 +39,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_AFTER, UPDATE_BEFORE, encode_row_kinds
+from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
@@ -51,8 +51,8 @@ from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.extremes import Extreme, OwnFunction, best_schema
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
-from gpu_ops.operators.operator import AT_WATERMARK, Clock, Cut, Operator, Output, Parts, Targets, TimedOperator
-from gpu_ops.output import Changelog, append_rows
+from gpu_ops.operators.operator import AT_WATERMARK, Clock, Cut, Operator, Parts, Targets, TimedOperator
+from gpu_ops.output import Beside, Output, value_schema
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import LIVE, KeySet, StateTable
 from gpu_ops.state.time_index import TimeQueue
@@ -140,13 +140,13 @@ class ContinuousAggregate(Operator):
         updated = time.perf_counter()
         if step is None:
             kinds, sequence = np.empty(0, np.int8), np.empty(0, np.int64)
-            table = self.join.output_schema.empty_table()
+            table = value_schema(self.join).empty_table()
         else:
             count, running = self._applied(step)
             self._groups.touch(step.line.slots, clock_ms)
             kinds, table, sequence = self._changelog(step, count, running)
         metrics = self._metrics(unknown, started, updated, expired=int(expired.size))
-        return Output(table, sequence, kinds, metrics)
+        return Output(table, kinds, sequence, metrics)
 
     def _metrics(self, unknown: int, started: float, updated: float, *, expired: int = 0) -> dict[str, int | float]:
         source = self.join.source.name
@@ -222,7 +222,7 @@ class ContinuousAggregate(Operator):
     def _changelog(
         self, step: Step, count: tuple[Array, Array], running: Sequence[Running]
     ) -> tuple[npt.NDArray[np.int8], pa.Table, npt.NDArray[np.int64]]:
-        """Row kinds, rows, and the change that caused each."""
+        """Row kinds, rows without these, and the change that caused each."""
         kernels, xp, line = self.kernels, self.kernels.xp, step.line
         was, now = count[0] > 0, count[1] > 0
         if self.join.always:
@@ -268,10 +268,10 @@ class ContinuousAggregate(Operator):
             made = aggregate.made(*numbers)
             data.append(made if made.type == column.type else made.cast(column.type))
         found = kernels.asnumpy(kinds)
-        table = pa.Table.from_arrays(data, schema=pa.schema(list(self.join.output_schema)[1:]))
+        table = pa.Table.from_arrays(data, schema=value_schema(self.join))
         if order is not None:
             found, table = found[order], table.take(pa.array(order))
-        return found, table.add_column(0, self.join.output_schema.field(0), encode_row_kinds(found)), sequence
+        return found, table, sequence
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
@@ -335,8 +335,12 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         self._see(0, change.times)
         late = self._ends(change.column(self._closes)) <= now if now > BEFORE_ALL else np.zeros(change.kinds.size, bool)
         sequence = np.full(kinds.size, AT_WATERMARK, np.int64)
+        beside: tuple[Beside, ...] = ()
         if self._described.late == "tag":
-            table = self._with_late(table, change.pick(late).table)
+            more = list(value_schema(self._described))[table.num_columns :]  # which late rows alone have
+            for field in more:
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+            beside = (Beside(0, change.pick(late).table, LATE_ROW_KIND),)
             sequence = np.concatenate([sequence, change.sequence[late]])
         change = dataclasses.replace(change, times=None)  # no row is found by its time
         step, unknown = self._step(change.pick(~late) if late.any() else change, net=True)
@@ -347,14 +351,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         source = self.join.source.name
         metrics = self._metrics(unknown, started, updated) | self._times(0)
         metrics |= {f"{source}_late": int(late.sum()), f"{source}_evicted": evicted}
-        return Output(table, sequence, kinds, metrics)
-
-    def _with_late(self, table: pa.Table, late: pa.Table) -> Changelog:
-        """Rows of groups, and late rows behind them, with the columns that they alone have."""
-        described = self._described
-        more = [pa.nulls(table.num_rows, column.type) for column in described.output[len(self.join.output) :]]
-        table = pa.Table.from_arrays([*table.columns, *more], schema=described.output_schema)
-        return append_rows(described, self.kernels, 0, table, rows=late, kind=LATE_ROW_KIND)
+        return Output(table, kinds, sequence, metrics, beside=beside)
 
     @property
     def _closes(self) -> str:
@@ -365,7 +362,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         return as_integers(column, self.join.time_type)
 
     def _nothing(self) -> tuple[Any, pa.Table, int]:
-        return np.empty(0, np.int8), self.join.output_schema.empty_table(), 0
+        return np.empty(0, np.int8), value_schema(self.join).empty_table(), 0
 
     def _closed(self, now: int) -> tuple[Any, pa.Table, int]:
         """Groups whose windows end: row kinds, rows, and how many."""
