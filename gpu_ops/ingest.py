@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,9 @@ class ArrowStream(Protocol):
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """What Arrow's C data interface has of it."""
+
+
+_Fault = tuple[str, str, object, Mask]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +128,37 @@ def ingest(
     if total > MAX_CHANGES:
         raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
     ordered = _in_total_order(join.inputs, sides)
+    return _as_taken(join, ordered)
+
+
+def ingest_checked(
+    join: Description, changes: Sequence[Ingested]
+) -> tuple[tuple[Ingested, ...], npt.NDArray[np.int64]]:
+    """Changes that have been taken in before, or that another operator made, as an operator takes them.
+
+    They have the columns and types that its inputs declare, row kinds that are known, and text that is valid.
+
+    Args:
+        join: the operator's description.
+        changes: of each of its inputs, in order; their sequence orders them among all inputs, whatever its numbers.
+
+    Returns:
+        The changes, and for each position in their total order the number that their sequence had before.
+
+    Raises:
+        BadInputError: as `ingest`.
+    """
+    admitted = []
+    for source, change in zip(join.inputs, changes, strict=True):
+        wrong = _mask_of(source, _faults(source, change.rows, join, text=False))
+        bad = 0 if wrong is None else int(wrong.sum())
+        admitted.append(change if wrong is None else dataclasses.replace(change.pick(~wrong), bad_rows=bad))
+    before = np.sort(np.concatenate([change.sequence for change in admitted]))
+    return _as_taken(join, _ranked(admitted, None)), before
+
+
+def _as_taken(join: Description, ordered: Sequence[Ingested]) -> tuple[Ingested, ...]:
+    """Changes in their total order with the times and ties of their join; refuses retractions where there are none."""
     for number, (source, changes) in enumerate(zip(join.inputs, ordered, strict=True)):
         wrong = np.flatnonzero(changes.kinds != INSERT) if number in join.insertions_only else np.empty(0, np.int64)
         if wrong.size:
@@ -322,11 +356,7 @@ def _one_form(kind: pa.DataType) -> pa.DataType:
 
 def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, join: Description) -> Mask | None:
     """Mask of rows that cannot be joined, None for none; they are an error unless they may go."""
-    bad: Mask | None = None
-    for name, problem, shown, wrong in _faults(source, table, join):
-        if source.bad_rows == "fail":
-            raise BadInputError(source.name, name, problem, shown)
-        bad = wrong if bad is None else bad | wrong
+    bad = _mask_of(source, _faults(source, table, join))
     if source.row_kind is not None and source.bad_rows != "fail":
         known = known_row_kinds(kinds, input_name=source.name, column_name=source.row_kind)
         unknown: Mask = ~known.to_numpy(zero_copy_only=False)
@@ -335,30 +365,48 @@ def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, joi
     return bad
 
 
-def _faults(source: Input, table: pa.Table, join: Description) -> Iterator[tuple[str, str, object, Mask]]:
-    """What rows cannot be joined for: the column, the problem, a sample, and which rows."""
+def _mask_of(source: Input, faults: Iterable[_Fault]) -> Mask | None:
+    """Mask of rows with a fault, None for none; the first fault is an error unless such rows may go."""
+    bad: Mask | None = None
+    for name, problem, shown, wrong in faults:
+        if source.bad_rows == "fail":
+            raise BadInputError(source.name, name, problem, shown)
+        bad = wrong if bad is None else bad | wrong
+    return bad
+
+
+def _faults(source: Input, table: pa.Table | Rows, join: Description, *, text: bool = True) -> Iterator[_Fault]:
+    """What rows cannot be joined for: the column, the problem, a sample, and which rows.
+
+    Args:
+        source: the input.
+        table: its rows.
+        join: whose input it is.
+        text: whether its text may be invalid.
+    """
     needed = [(name, "is part of the unique key and holds nulls") for name in source.unique_key or ()]
     needed += [
         (name, f"is the {'event time' if name == source.event_time else 'end of a window'} and holds nulls")
         for name in _needed_times(source, join)
     ]
     for name, problem in needed:
-        if table[name].null_count:
-            yield name, problem, "null", table[name].is_null().to_numpy()
+        column = table.column(name)
+        if column.null_count:
+            yield name, problem, "null", column.is_null().to_numpy()
     chosen = join.chosen_by
     if chosen is not None:
-        without = pc.is_null(table[chosen], nan_is_null=True)
+        without = pc.is_null(table.column(chosen), nan_is_null=True)
         if pc.any(without).as_py():
-            key = table.select(source.unique_key or ()).filter(without).slice(0, 1).to_pylist()[0]
+            key = {name: table.column(name).filter(without)[0].as_py() for name in source.unique_key or ()}
             yield chosen, "nothing to order by: null or NaN in the row of", key, without.to_numpy()
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        text = wrong_text(column)
-        if text is not None:
-            yield name, "holds text that is not valid UTF-8", text[1], text[0]
-        finer = _finer(source, table.schema.field(name), join)
-        far = None if finer is None else too_far(column, finer)
+    for field in source.schema:
+        name, finer = field.name, _finer(source, field, join)
+        invalid = wrong_text(table.column(name)) if text else None
+        if invalid is not None:
+            yield name, "holds text that is not valid UTF-8", invalid[1], invalid[0]
+        far = None if finer is None else too_far(table.column(name), finer)
         if far is not None:
-            shown = column.cast(pa.int64()).filter(pa.array(far))[0].as_py()
+            shown = table.column(name).cast(pa.int64()).filter(pa.array(far))[0].as_py()
             yield name, f"is too far from 1970 to be compared in {finer}", shown, far
 
 

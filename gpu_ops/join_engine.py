@@ -17,6 +17,7 @@ from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
 from gpu_ops.descriptions import kinds as frames
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND, ROW_KIND_COLUMN
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description, line
 from gpu_ops.display import Explanation, Tables, changes_of, lookups_text, operator_box, source_box
 from gpu_ops.errors import BackendError, DescriptionError, StateError
@@ -428,10 +429,10 @@ class JoinEngine:
         made, output, emit_ms = self.memory.within(what, operator, work, undo=operator.discard)
         self.memory.check(self._operator.tables)
         metrics: dict[str, int | float] = {}
-        for name, table, change in zip(self.join.sides, self._operator.tables, changes, strict=True):
+        for name, change in zip(self.join.sides, changes, strict=True):
+            metrics |= {f"{name}_rows_in": change.rows_in, f"{name}_bad_rows": change.bad_rows}
+        for name, table in zip(self.join.state_names, self._operator.tables, strict=True):
             metrics |= {
-                f"{name}_rows_in": change.rows_in,
-                f"{name}_bad_rows": change.bad_rows,
                 f"{name}_state_rows": table.live_after(),
                 f"{name}_state_bytes": table.nbytes,
                 f"{name}_cold_bytes": 0 if self.kernels.host is None else table.host_bytes,
@@ -523,7 +524,7 @@ class JoinEngine:
 
     def _check_snapshot(self, state: Mapping[str, FromSnapshot]) -> None:
         """Refuses a snapshot that lacks an input."""
-        for name in self.join.sides:
+        for name in self.join.state_names:
             if not isinstance(state.get(name), FromSnapshot):
                 raise StateError(f"the snapshot lacks input '{name}'")
 
@@ -531,7 +532,7 @@ class JoinEngine:
         """Live rows and bytes of each input."""
         self._check_there()
         sizes = {}
-        for name, table in zip(self.join.sides, self._operator.tables, strict=True):
+        for name, table in zip(self.join.state_names, self._operator.tables, strict=True):
             sizes[f"{name}_rows"], sizes[f"{name}_bytes"] = table.live, table.nbytes
         return sizes
 
@@ -562,13 +563,20 @@ def engine(
         engine.process(orders=orders, prices=prices)  # the changelog
         engine.table()  # the joined rows as they are now
 
+    An input may be another engine that has seen nothing yet: then both operators run as one dataflow, which takes the
+    other engine's inputs in its place, and changes of all operators are made final together::
+
+        joined = gpu_ops.engine(orders=orders, prices=prices, on="order_id")
+        totals = gpu_ops.engine(joined=joined, by="region", aggregates={"total": "sum(amount)"})
+        totals.process(orders=orders, prices=prices)
+
     Args:
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         output: what changelogs and tables are: ``"arrow"``, ``"pandas"``, ``"polars"`` or ``"cudf"``.
         memory_limit: as `JoinEngine`.
         on: the key: ``"k"``, ``["k", ("left_k", "right_k")]``, or None.
         more: the inputs, by name: DataFrames of pandas, polars or cuDF, Arrow tables, whose columns count and whose
-            rows do not, or ``gpu_ops.Input.of(frame, row_kind=..., unique_key=...)``. And what the join is:
+            rows do not, ``gpu_ops.Input.of(frame, row_kind=..., unique_key=...)``, or an engine. And what the join is:
             ``how=``, ``where=``, ``suffixes=``, ``emit=``; with ``time=("ordered_at", "paid_at")`` an interval join
             by ``lower=`` and ``upper=``, or an ASOF join by ``direction=`` and ``tolerance=``; with ``aggregates=``
             and ``by=`` an aggregate of one input.
@@ -583,5 +591,11 @@ def engine(
     for number, name in enumerate(more):
         if name in taken and name != ("left", "right", None)[min(number, 2)]:
             raise DescriptionError(f"an input cannot be called {name!r}, which has a meaning in process()")
+    below = {name: one.join for name, one in more.items() if isinstance(one, JoinEngine)}
+    for name in below:
+        if any(len(table) for table in more[name]._operator.tables):
+            raise DescriptionError(f"the engine {name!r} holds rows: a dataflow begins with engines that hold none")
+        more[name] = below[name].as_input(name)
     description = frames.described(more, on=on, **options)
+    description = Dataflow.over(description, below) if below else description
     return JoinEngine(description, backend, memory_limit=memory_limit, output=output, fold=True)

@@ -157,6 +157,11 @@ class Description(abc.ABC):
         """What the inputs are called in metrics and snapshots."""
         return tuple(source.name for source in self.inputs)
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What the tables of its state are called in metrics and snapshots: one an input."""
+        return self.sides
+
     @functools.cached_property
     @abc.abstractmethod
     def output(self) -> tuple[OutputColumn, ...]:
@@ -172,6 +177,12 @@ class Description(abc.ABC):
     def insert_only(self) -> bool:
         """Whether its changelog is insert-only: nothing that comes out is ever taken back."""
         return False
+
+    def as_input(self, name: str) -> Input:
+        """Its changelog as an input of another operator."""
+        schema = pa.schema(list(self.output_schema)[1:])
+        row_kind = None if self.insert_only else ROW_KIND_COLUMN
+        return Input(name, schema, self.unique_key, row_kind, updates="retract")
 
     @property
     def _grows(self) -> bool:

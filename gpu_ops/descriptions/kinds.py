@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.inputs import Input
@@ -27,10 +28,16 @@ def from_json(text: str) -> Description:
         DescriptionError: it is no such text, or describes what cannot be.
     """
     with reading("description of a join"):
-        data: Mapping[str, Any] = json.loads(text)
-        # a join with an interval is one, as state folders have had it from the first
-        kind = IntervalJoin if data["kind"] == "join" and data.get("interval") else _KINDS[data["kind"]]
-        return kind.from_dict(data)
+        return _from_dict(json.loads(text))
+
+
+def _from_dict(data: Mapping[str, Any]) -> Description:
+    if data["kind"] == Dataflow.kind:
+        operators = [{**vertex, "description": _from_dict(vertex["description"])} for vertex in data["operators"]]
+        return Dataflow.from_dict({**data, "operators": operators})
+    # a join with an interval is one, as state folders have had it from the first
+    kind = IntervalJoin if data["kind"] == "join" and data.get("interval") else _KINDS[data["kind"]]
+    return kind.from_dict(data)
 
 
 _KINDS: Final[Mapping[str, type[Description]]] = {

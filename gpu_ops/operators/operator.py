@@ -209,12 +209,14 @@ class TimedOperator(Operator, Generic[C]):
 
     def watermark_ms(self, clock_ms: int) -> int | None:
         """The watermark that follows from what was seen in committed micro-batches, ms; None if none does."""
-        found = []
-        for source, seen in zip(self.join.inputs, self.clock.seen, strict=True):
-            if seen is None or source.delay_ms is None:
-                return None
-            found.append(int(seen) // self.per_ms - int(source.delay_ms))
-        return min(found)
+        marks = [self.input_watermark_ms(number) for number in range(len(self.join.inputs))]
+        known = [mark for mark in marks if mark is not None]
+        return min(known) if len(known) == len(marks) else None
+
+    def input_watermark_ms(self, number: int) -> int | None:
+        """The watermark of one input: the latest time seen in committed micro-batches less its delay, ms."""
+        seen, delay = self.clock.seen[number], self.join.inputs[number].delay_ms
+        return None if seen is None or delay is None else int(seen) // self.per_ms - int(delay)
 
     def _advanced(self, watermark_ms: int | None) -> int:
         """The watermark in force from here on, in the unit of times: it never goes back."""

@@ -1,0 +1,260 @@
+"""A dataflow: operators that read one another's changelogs, described as one operator with one state and one version.
+
+`docs/decisions/0014-one-dataflow.md` says why. The dataflow's inputs are those that come from outside; its output is
+that of its last operator. A changelog between two operators is never written down: it is computed again where a
+micro-batch is repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import pyarrow as pa
+
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
+from gpu_ops.descriptions.inputs import Input, Layout
+from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.errors import DescriptionError
+
+_LAST = "output"
+"""What the last operator of `Dataflow.over` is called."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vertex:
+    """One operator of a dataflow, and what it reads (Flink: ``JobVertex``).
+
+    Attributes:
+        name: of the operator, unique among the dataflow's operators and inputs.
+        description: what it does.
+        sources: for each of its inputs the name of the input of the dataflow, or of the operator before it, that it
+            reads.
+    """
+
+    name: str
+    description: Description
+    sources: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"name": self.name, "description": self.description.to_dict(), "sources": list(self.sources)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave, in which `gpu_ops.descriptions.kinds` has read the description."""
+        return cls(data["name"], data["description"], tuple(data["sources"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataflow(Description):
+    """Operators of which each but the last is read by a later one.
+
+    Attributes:
+        inputs: what comes from outside.
+        operators: each behind those that it reads.
+    """
+
+    inputs: tuple[Input, ...]
+    operators: tuple[Vertex, ...]
+
+    kind: ClassVar[str] = "dataflow"
+    runs: ClassVar[str] = "dataflow"
+    runs_at_end: ClassVar[str] = "dataflow"
+
+    @classmethod
+    def over(cls, description: Description, below: Mapping[str, Description]) -> Self:
+        """An operator over the changelogs of others.
+
+        Args:
+            description: the operator that comes last.
+            below: by the names of its inputs the descriptions that make them: those of its other inputs come from
+                outside. A description of a dataflow brings all of its operators.
+
+        Raises:
+            DescriptionError: two inputs, or two operators, have one name and differ.
+        """
+        inputs: dict[str, Input] = {}
+        operators: dict[str, Vertex] = {}
+
+        def add(found: dict[str, Any], name: str, one: Any, what: str) -> None:
+            if found.setdefault(name, one) != one:
+                raise DescriptionError(f"two {what} are called {name!r} and differ: give one another name")
+
+        for name, made_by in below.items():
+            vertices = made_by.operators if isinstance(made_by, Dataflow) else (_vertex(name, made_by),)
+            for source in made_by.inputs:
+                add(inputs, source.name, source, "inputs")
+            for vertex in (*vertices[:-1], dataclasses.replace(vertices[-1], name=name)):
+                add(operators, vertex.name, vertex, "operators")
+        for source in description.inputs:
+            if source.name not in below:
+                add(inputs, source.name, source, "inputs")
+        return cls(tuple(inputs.values()), (*operators.values(), _vertex(_LAST, description)))
+
+    def _check(self) -> None:
+        if not self.operators:
+            raise DescriptionError("a dataflow has one operator or more")
+        known: dict[str, Input | Description] = {}
+        read = set[str]()
+        named: list[tuple[str, Input | Description]] = [(x.name, x) for x in self.inputs]
+        named += [(v.name, v.description) for v in self.operators]
+        for name, one in named:
+            if name.lower() in {other.lower() for other in known}:
+                raise DescriptionError(f"two of the dataflow's inputs and operators are called {name!r}")
+            known[name] = one
+        before = [x.name for x in self.inputs]
+        for vertex in self.operators:
+            if len(vertex.sources) != len(vertex.description.inputs):
+                count = len(vertex.description.inputs)
+                raise DescriptionError(f"operator '{vertex.name}' has {count} inputs and reads {len(vertex.sources)}")
+            for source, name in zip(vertex.description.inputs, vertex.sources, strict=True):
+                if name not in before:
+                    raise DescriptionError(
+                        f"operator '{vertex.name}' reads {name!r}; before it are {', '.join(before)}"
+                    )
+                _check_edge(vertex, source, known[name])
+            read.update(vertex.sources)
+            before.append(vertex.name)
+            self._check_vertex(vertex)
+        unread = [name for name in before[:-1] if name not in read]
+        if unread:
+            raise DescriptionError(f"{unread[0]!r} is read by no operator")
+
+    def _check_vertex(self, vertex: Vertex) -> None:
+        description, last = vertex.description, vertex is self.operators[-1]
+        if isinstance(description, Dataflow) or description.takes_function:
+            raise DescriptionError(f"operator '{vertex.name}': {description.title} has no place within a dataflow")
+        if not last and description.emit == "at_end":
+            raise DescriptionError(f"operator '{vertex.name}' has no output before its input ends: it comes last")
+        late = getattr(description, "late", None) or getattr(description.interval, "late", None)
+        tagged = [source.name for source in description.inputs if source.bad_rows == "tag"]
+        if tagged or (late == "tag" and not last):
+            option = "bad_rows" if tagged else "late"
+            raise DescriptionError(
+                f"operator '{vertex.name}': {option}='tag' hands rows out beside a changelog, and here another one "
+                "reads on: use 'drop' or 'fail'"
+            )
+
+    # --- inputs and output -------------------------------------------------------------------
+
+    @property
+    def last(self) -> Description:
+        """The operator whose changelog comes out."""
+        return self.operators[-1].description
+
+    @property
+    def emit(self) -> Emit:
+        """When the last operator has output."""
+        return self.last.emit
+
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """Not of a dataflow, whose operators have inputs of their own."""
+        raise DescriptionError("the inputs of a dataflow are those of its operators")
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The changelog's columns after ``row_kind``; they come from the inputs of the last operator."""
+        return self.last.output
+
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Which column of an input of the last operator a column of the output shows in a row of this input alone."""
+        return self.last.own_column(number, column)
+
+    @property
+    def insert_only(self) -> bool:
+        """Whether nothing that comes out is ever taken back."""
+        return self.last.insert_only
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The operator and the input of each table."""
+        return tuple(f"{v.name}.{side}" for v in self.operators for side in v.description.state_names)
+
+    # --- keys, as far as others ask for them -------------------------------------------------
+
+    @property
+    def equal_columns(self) -> list[tuple[str, ...]]:
+        """None: columns are compared within the operators."""
+        return []
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The columns of inputs that come from outside whose values an operator compares with others'."""
+        numbers = {source.name: number for number, source in enumerate(self.inputs)}
+        found = {
+            (numbers[vertex.sources[side]], column): None
+            for vertex in self.operators
+            for side, column in vertex.description.compared_columns
+            if vertex.sources[side] in numbers
+        }
+        return list(found)
+
+    @property
+    def shuffled_by(self) -> tuple[Shuffle, ...]:
+        """Nothing: all rows are in one partition."""
+        return ()
+
+    def layout(self, number: int) -> Layout:
+        """The state layout of an input in the operator that reads it first."""
+        name = self.inputs[number].name
+        vertex = next(v for v in self.operators if name in v.sources)
+        return vertex.description.layout(vertex.sources.index(name))
+
+    @property
+    def unique_key(self) -> tuple[str, ...] | None:
+        """Columns that identify a row of the output."""
+        return self.last.unique_key
+
+    def why_no_backlog(self) -> str | None:
+        """What keeps it from beginning with a backlog; None if it can."""
+        return "of a dataflow each operator would have to begin with one"
+
+    # --- in words ----------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"dataflow of {', '.join(v.description.title for v in self.operators)}"
+
+    def lines(self) -> list[str]:
+        """Each operator in some lines, behind those that it reads."""
+        lines = [f"dataflow: {len(self.operators)} operators over {', '.join(x.name for x in self.inputs)}"]
+        for vertex in self.operators:
+            head, *more = vertex.description.lines()
+            lines += [line(vertex.name, head), *(f"  {one}" for one in more)]
+        return lines
+
+
+def _vertex(name: str, description: Description) -> Vertex:
+    return Vertex(name, description, tuple(source.name for source in description.inputs))
+
+
+_SHARED = ("unique_key", "row_kind", "sequence_by", "bad_rows", "updates")
+"""What an operator's input has as the dataflow's input that it reads has it."""
+
+
+def _check_edge(vertex: Vertex, source: Input, read: Input | Description) -> None:
+    """Refuses what does not have the columns, or the row kinds, that an operator takes there."""
+    where = f"operator '{vertex.name}', input '{source.name}'"
+    schema = read.schema if isinstance(read, Input) else pa.schema(list(read.output_schema)[1:])
+    if not source.schema.equals(schema):
+        raise DescriptionError(f"{where}: its columns are {_shown(source.schema)}, and it reads {_shown(schema)}")
+    if isinstance(read, Input):
+        for name in _SHARED:
+            if getattr(source, name) != getattr(read, name):
+                raise DescriptionError(f"{where}: {name} is {getattr(source, name)!r}, not {getattr(read, name)!r}")
+        return
+    if source.row_kind not in (None, ROW_KIND_COLUMN) or (source.row_kind is None and not read.insert_only):
+        raise DescriptionError(f"{where}: it reads a changelog, whose row kinds are in {ROW_KIND_COLUMN!r}")
+    if source.sequence_by is not None:
+        raise DescriptionError(f"{where}: sequence_by= has no place: a changelog comes in its own order")
+    if source.unique_key is not None and source.updates == "upsert":
+        raise DescriptionError(f"{where}: a changelog retracts what it replaces: updates='retract'")
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

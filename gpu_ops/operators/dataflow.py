@@ -1,0 +1,183 @@
+"""Runs a dataflow: the operators of a query one after the other, prepared, made final and taken back together.
+
+**The law.** Let operator k be a function of state and changes, ``(S_k, Δ_in) -> (S_k', Δ_out)``. A micro-batch goes
+through the operators in their order. The changes that k reads are those of inputs from outside and the ``Δ_out`` of
+operators before it, each under the position of the change from outside that caused it. So a change has passed through
+all operators before the next one is looked at, as record by record in Flink, where all of them emit ``per_event``;
+where they emit net changes any order will do.
+
+Between two operators a changelog is rows in the backend's memory and one byte a row for its kind: it is not encoded,
+checked for invalid text or copied to the host.
+
+**Time.** An operator by event time that reads another one's changelog goes by that one's output watermark after the
+micro-batch before: nothing that it emits from then on is older. At the end the operators end one after the other, each
+once all that the ones before it still had has come through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_ops import operators
+from gpu_ops.descriptions.dataflow import Dataflow, Vertex
+from gpu_ops.descriptions.times import BEFORE_ALL
+from gpu_ops.ingest import Ingested, ingest_checked
+from gpu_ops.kernels import Kernels
+from gpu_ops.operators.operator import InputTable, Operator, Room, TimedOperator
+from gpu_ops.output import Changelog, Output, changelog, value_schema, values_table
+from gpu_ops.state.pieces import FromSnapshot, Storable
+
+
+class DataflowOperator(Operator):
+    """All operators of a dataflow over one partition.
+
+    Args:
+        join: the dataflow.
+        kernels: the backend, which they share.
+    """
+
+    join: Dataflow
+
+    def __init__(self, join: Dataflow, kernels: Kernels) -> None:
+        self.join, self.kernels = join, kernels
+        self._clock_ms = 0
+        self._operators: tuple[Operator, ...] = ()
+
+    @property
+    def room(self) -> Room:
+        """What memory has room for; once it is known the operators are made."""
+        return self._operators[0].room
+
+    @room.setter
+    def room(self, room: Room) -> None:
+        self._operators = tuple(operators.make(v.description, self.kernels, room) for v in self.join.operators)
+
+    @property
+    def tables(self) -> Sequence[InputTable]:  # type: ignore[override]
+        """The state of all operators, as `gpu_ops.descriptions.dataflow.Dataflow.state_names` names it."""
+        return [table for operator in self._operators for table in operator.tables]
+
+    # --- a micro-batch -----------------------------------------------------------------------
+
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
+        """Compute one micro-batch; each operator has a watermark of its own."""
+        return self._through(changes, clock_ms)
+
+    def _through(self, changes: Sequence[Ingested], clock_ms: int, ending: Operator | None = None) -> Output:
+        """Take changes through all operators; ``ending`` is one whose input has ended."""
+        known = {source.name: change for source, change in zip(self.join.inputs, changes, strict=True)}
+        metrics: dict[str, int | float] = {}
+        for vertex, operator in self._pairs():
+            taken, causes = ingest_checked(vertex.description, [known[name] for name in vertex.sources])
+            ended = operator is ending
+            watermark = operator.last_watermark_ms if ended else self._watermark(vertex, operator, clock_ms)
+            output = operator.prepare(taken, clock_ms, watermark)
+            output = dataclasses.replace(output, sequence=_caused(output.sequence, causes))
+            known[vertex.name] = _read(vertex, self.kernels, output)
+            for side, change in zip(vertex.description.sides, taken, strict=True):
+                metrics[f"{vertex.name}.{side}_bad_rows"] = change.bad_rows
+            for name, value in output.metrics.items():
+                shared = name.endswith("_ms") and not re.search("time_ms$|watermark_ms$", name)
+                metrics |= {name: metrics.get(name, 0) + value} if shared else {f"{vertex.name}.{name}": value}
+        return dataclasses.replace(output, metrics=metrics)
+
+    def _pairs(self) -> Iterator[tuple[Vertex, Operator]]:
+        return zip(self.join.operators, self._operators, strict=True)
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final in all operators."""
+        self._clock_ms = clock_ms
+        for operator in self._operators:
+            operator.commit(clock_ms)
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch in all operators."""
+        for operator in self._operators:
+            operator.discard()
+
+    # --- time and the end --------------------------------------------------------------------
+
+    def _watermark(self, vertex: Vertex, operator: Operator, clock_ms: int) -> int | None:
+        """The watermark of an operator: that of the input which is behind."""
+        if not isinstance(operator, TimedOperator) or not vertex.description.by_event_time:
+            return operator.watermark_ms(clock_ms)
+        above = {v.name: self._output_watermark(v, one) for v, one in self._pairs() if v.description.by_event_time}
+        marks = [
+            above[name] if name in above else operator.input_watermark_ms(number)
+            for number, name in enumerate(vertex.sources)
+        ]
+        known = [mark for mark in marks if mark is not None]
+        return min(known) if len(known) == len(marks) else None
+
+    @staticmethod
+    def _output_watermark(vertex: Vertex, operator: Operator) -> int | None:
+        """The time that nothing is older than which an operator emits from here on, ms; None if none is known."""
+        behind = vertex.description.behind_ms
+        if not isinstance(operator, TimedOperator) or behind is None or operator.clock.watermark == BEFORE_ALL:
+            return None
+        return int(operator.clock.watermark) // operator.per_ms - behind
+
+    def finish(self) -> Iterator[Changelog]:
+        """What the end of one operator's input after the other brings; then the last one's result at the end."""
+        nothing = np.empty(0, np.int64)
+        for operator in self._operators:
+            if operator.last_watermark_ms is None:
+                continue
+            empty = [
+                Ingested(source.schema.empty_table(), nothing.astype(np.int8), nothing, 0, 0, None)
+                for source in self.join.inputs
+            ]
+            try:
+                output = self._through(empty, self._clock_ms, operator)
+            except BaseException:
+                self.discard()
+                raise
+            self.commit(self._clock_ms)
+            yield changelog(self.join, self.kernels, output)
+        yield from self._operators[-1].finish()
+
+    # --- state -------------------------------------------------------------------------------
+
+    def kept(self) -> dict[str, Storable]:
+        """The committed state of all operators, each name behind that of its operator."""
+        return {f"{v.name}.{name}": table for v, operator in self._pairs() for name, table in operator.kept().items()}
+
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
+        """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
+        for vertex, operator in self._pairs():
+            prefix = f"{vertex.name}."
+            own = {name.removeprefix(prefix): table for name, table in state.items() if name.startswith(prefix)}
+            operator.restore(own, settle)
+
+    def close(self) -> None:
+        """Give back what is not memory."""
+        for operator in self._operators:
+            operator.close()
+
+
+make = DataflowOperator
+
+
+def _read(vertex: Vertex, kernels: Kernels, output: Output) -> Ingested:
+    """An operator's changelog as the next one takes it: on a card the rows stay there."""
+    schema, size = value_schema(vertex.description), int(output.kinds.size)
+    values = output.values
+    frames = kernels.dataframes
+    if frames is None or output.later is not None or hasattr(values, "schema"):
+        rows: Any = values_table(vertex.description, kernels, values, output.later)
+    else:
+        rows = frames.taken(values, schema)
+    return Ingested(rows, output.kinds, output.sequence[:size], size, 0, None)
+
+
+def _caused(sequence: npt.NDArray[np.int64], causes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Positions among the changes that an operator took as those of what caused these; below 0 they stay."""
+    if not causes.size:
+        return sequence
+    return np.where(sequence < 0, sequence, causes[np.maximum(sequence, 0)])
