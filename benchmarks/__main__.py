@@ -11,7 +11,7 @@ _WITH = {
 }
 """Options of those that write a file of results other than their own, by the name of both."""
 ALL = (
-    *("aggregate", "asof", "at_end", "at_length", "by_time", "engine", "flink.temporal", "growth", "interval"),
+    *("aggregate", "asof", "at_end", "at_length", "by_time", "chain", "engine", "flink.temporal", "growth", "interval"),
     *("large_state", "large_state_peers", "lookup", "nexmark", "peers", "pipeline_limit", "restarts", "state_bytes"),
     *("tpch", "upserts", "vs_flink", "vs_flink --multi", "vs_spark", "vs_spark --cold", *_WITH),
 )

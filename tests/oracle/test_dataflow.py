@@ -1,133 +1,23 @@
-"""Dataflows of up to six operators: as engines chained by hand, as DuckDB, at any split of the trace.
-
-Operators are drawn at random over random inputs, of which several may read one changelog, and one may read it twice.
-"""
+"""Dataflows of up to six operators: as engines chained by hand, as DuckDB, at any split of the trace."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.dataflow import Dataflow, Vertex
-from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups import Order, Top
-from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
-from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.kinds import from_json
-from oracle.drive import ROW_KIND, Backend, Event, fold, tables
+from oracle.dataflows import cut, dataflow, expected, sql, trace
+from oracle.drive import ROW_KIND, Backend, Event, fold
 from oracle.sql import FoldedInput
-
-COLUMNS = 3
-
-
-def sources(rng: random.Random) -> tuple[Input, ...]:
-    """Two to four inputs of changes; some have a unique key."""
-    found = []
-    for number in range(rng.randint(2, 4)):
-        schema = pa.schema([(f"{name}{number}", pa.int64()) for name in "kvw"])
-        keyed = rng.random() < 0.4
-        key = (f"w{number}",) if keyed else None
-        found.append(Input(f"s{number}", schema, key, ROW_KIND, updates="retract" if keyed else "upsert"))
-    return tuple(found)
-
-
-def operators(rng: random.Random, inputs: Sequence[Input], emit: str) -> tuple[Vertex, ...]:
-    """Operators of which each reads what is there; what nobody has read yet goes first."""
-    made: list[Vertex] = []
-    known: dict[str, Input | Description] = {source.name: source for source in inputs}
-    unread = [source.name for source in inputs]
-    for number in range(6):
-        if len(unread) == 1 and made and (number >= 5 or rng.random() < 0.4):
-            break
-        join = len(unread) > 1 or rng.random() < 0.3
-        names = [unread.pop(0)]
-        if join:
-            names.append(unread.pop(0) if unread else rng.choice(sorted(known)))
-        reads = tuple(_as_input(known[name], f"{'lr'[place]}{number}") for place, name in enumerate(names))
-        description = _join(rng, reads, number, emit) if join else _group(rng, reads[0], number, emit)
-        made.append(Vertex(f"o{number}", description, tuple(names)))
-        known[f"o{number}"] = description
-        unread.append(f"o{number}")
-    while len(unread) > 1:  # what is left is joined
-        number = len(made)
-        names = [unread.pop(0), unread.pop(0)]
-        reads = tuple(_as_input(known[name], f"{'lr'[place]}{number}") for place, name in enumerate(names))
-        made.append(Vertex(f"o{number}", _join(rng, reads, number, emit), tuple(names)))
-        known[f"o{number}"] = made[-1].description
-        unread.append(f"o{number}")
-    return tuple(made)
-
-
-def _as_input(one: Input | Description, name: str) -> Input:
-    return dataclasses.replace(one, name=name) if isinstance(one, Input) else one.as_input(name)
-
-
-def _join(rng: random.Random, reads: Sequence[Input], number: int, emit: str) -> Join:
-    left, right = reads
-    key = Key(rng.choice(left.schema.names), rng.choice(right.schema.names), null_safe=rng.random() < 0.2)
-    how: Any = rng.choice(["inner", "inner", "left", "left", "right", "full", "semi", "anti"])
-    return Join(how, left, right, (key,), suffixes=(f"_{number}", f"_{number}r"), emit=emit)  # type: ignore[arg-type]
-
-
-def _group(rng: random.Random, source: Input, number: int, emit: str) -> Description:
-    names = source.schema.names
-    by = (rng.choice(names),)
-    if rng.random() < 0.25:
-        order = tuple(Order(name, rng.random() < 0.5) for name in names)  # all columns: equal rows are equal
-        return Top(source, by, order, rng.randint(1, 3), emit)  # type: ignore[arg-type]
-    measures = {f"n{number}": "count(*)", f"x{number}": f"{rng.choice(['min', 'max'])}({rng.choice(names)})"}
-    return Aggregate.of(source, by, measures, emit)  # type: ignore[arg-type]
-
-
-def trace(rng: random.Random, inputs: Sequence[Input], length: int) -> list[Event]:
-    """Changes with retractions of rows that are there, and a few of rows that are not."""
-    events: list[Event] = []
-    live: list[list[tuple[Any, ...]]] = [[] for _ in inputs]
-    for _ in range(length):
-        side = rng.randrange(len(inputs))
-        source, rows = inputs[side], live[side]
-        if rows and rng.random() < 0.4:
-            events.append((side, "-D", rows.pop(rng.randrange(len(rows)))))
-            continue
-        row: tuple[Any, ...] = tuple(rng.choice([0, 1, 2, 3, None]) for _ in range(COLUMNS))
-        if source.unique_key is not None:
-            free = sorted(set(range(9)) - {old[2] for old in rows})
-            if not free:
-                continue
-            row = (*row[:2], rng.choice(free))
-        elif rng.random() < 0.05:
-            events.append((side, "-D", (7, 7, 7)))
-        rows.append(row)
-        events.append((side, "+I", row))
-    return events
-
-
-def cut(flow: Dataflow, events: Sequence[Event], rng: random.Random, most: int) -> list[dict[str, Any]]:
-    """The trace in micro-batches of up to so many changes, as arguments of ``process``."""
-    sides = tables(flow, events)
-    found, start = [], 0
-    while start < len(events):
-        stop = min(len(events), start + rng.randint(1, most))
-        batches, orders = [], []
-        for table, position in sides:
-            own = np.flatnonzero((position >= start) & (position < stop))
-            batches.append(table.take(pa.array(own)))
-            orders.append(position[own])
-        found.append({"inputs": batches, "orders": orders})
-        start = stop
-    return found
 
 
 def rows_of(changelog: pa.Table) -> list[tuple[str, tuple[Any, ...]]]:
@@ -158,49 +48,10 @@ class ByHand:
             engine.close()
 
 
-def sql(flow: Dataflow) -> str:
-    """The dataflow as SELECTs over tables that are called as its inputs are."""
-    parts = []
-    for vertex in flow.operators:
-        description: Any = vertex.description
-        names = [field.name for field in description.output_schema][1:]
-        if isinstance(description, Join):
-            (a, b), (key,) = vertex.sources, description.keys
-            equal = f"a.{key.left} {'IS NOT DISTINCT FROM' if key.null_safe else '='} b.{key.right}"
-            if description.how in ("semi", "anti"):
-                no = "NOT " if description.how == "anti" else ""
-                text = f"SELECT * FROM {a} a WHERE {no}EXISTS (SELECT 1 FROM {b} b WHERE {equal})"
-            else:
-                columns = [f"{t}.{f.name}" for t, s in zip("ab", description.inputs, strict=True) for f in s.schema]
-                shown = ", ".join(f"{c} AS {n}" for c, n in zip(columns, names, strict=True))
-                text = f"SELECT {shown} FROM {a} a {description.how.upper()} JOIN {b} b ON {equal}"
-        elif isinstance(description, Top):
-            order = ", ".join(
-                f"{o.column} {'DESC NULLS LAST' if o.descending else 'ASC NULLS FIRST'}" for o in description.order
-            )
-            over = f"PARTITION BY {description.by[0]} ORDER BY {order}"
-            text = f"SELECT * FROM {vertex.sources[0]} QUALIFY row_number() OVER ({over}) <= {description.n}"
-        else:
-            (by,) = description.by
-            calls = [f"{m.function}({m.column or '*'}) AS {m.name}" for m in description.measures]
-            text = f"SELECT {', '.join([by, *calls])} FROM {vertex.sources[0]} GROUP BY {by}"
-        parts.append(f"{vertex.name} AS ({text})")
-    return f"WITH {', '.join(parts)} SELECT * FROM {flow.operators[-1].name}"
-
-
-def expected(flow: Dataflow, folded: Sequence[FoldedInput], text: str) -> Counter[tuple[Any, ...]]:
-    with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
-        for source, one in zip(flow.inputs, folded, strict=True):
-            columns = list(zip(*one.rows(), strict=True)) or [()] * COLUMNS
-            data = [pa.array(column, field.type) for column, field in zip(columns, source.schema, strict=True)]
-            connection.register(source.name, pa.table(data, schema=source.schema))
-        return Counter(connection.execute(text).fetchall())
-
-
 def check(seed: int, emit: str, backend: Backend, length: int = 60) -> None:
     rng = random.Random(seed)
-    inputs = sources(rng)
-    flow = Dataflow(inputs, operators(rng, inputs, emit))
+    flow = dataflow(rng, emit)
+    inputs = flow.inputs
     assert from_json(flow.to_json()) == flow
     events, text = trace(rng, inputs, length), sql(flow)
     folded = [FoldedInput(s.schema.names, s.unique_key) for s in inputs]
@@ -245,12 +96,14 @@ def check_each_event(flow: Dataflow, events: Sequence[Event], batches: Sequence[
             at += size
 
 
+@pytest.mark.one_in(6, all=2)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_dataflows(seed: int, emit: str, backend: Backend) -> None:
     check(seed, emit, backend)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(12, 1 << 40), emit=st.sampled_from(["per_event", "per_batch"]))
 def test_fresh_dataflows(seed: int, emit: str) -> None:
     check(seed, emit, Backend("cpu-tiny" if seed % 2 else "cpu"), 40)
