@@ -592,10 +592,10 @@ def engine(
         if name in taken and name != ("left", "right", None)[min(number, 2)]:
             raise DescriptionError(f"an input cannot be called {name!r}, which has a meaning in process()")
     below = {name: one.join for name, one in more.items() if isinstance(one, JoinEngine)}
-    for name in below:
+    for name, description in below.items():
         if any(len(table) for table in more[name]._operator.tables):
             raise DescriptionError(f"the engine {name!r} holds rows: a dataflow begins with engines that hold none")
-        more[name] = below[name].as_input(name)
+        more[name] = description.as_input(name)
     description = frames.described(more, on=on, **options)
     description = Dataflow.over(description, below) if below else description
     return JoinEngine(description, backend, memory_limit=memory_limit, output=output, fold=True)
