@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.kinds import _KINDS
 from gpu_ops.operators.keyed import KeyedOperator
 
 SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "draw_architecture.py"
@@ -81,3 +83,10 @@ def test_the_page_on_operators_has_all_that_one_has_to_answer(draw):
     text = (draw["ROOT"] / OPERATORS).read_text()
     assert all(f"`{name}`" in text for name in Description.__abstractmethods__)
     assert all(f"def {name}(" in text for name in KeyedOperator.__abstractmethods__)
+
+
+def test_the_page_of_proofs_has_what_the_code_and_the_tests_have():
+    proofs = runpy.run_path(str(SCRIPT.with_name("list_proofs.py")))
+    assert proofs["PAGE"].read_text() == proofs["written"](), "python docs/list_proofs.py writes the page anew"
+    described = {operator.description.kind for operator in proofs["OPERATORS"].values()}
+    assert described == {*_KINDS, Dataflow.kind}, "an operator of the page for each kind of description"
