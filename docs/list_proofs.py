@@ -126,8 +126,8 @@ def written() -> str:
         "# From an operator to its proof",
         "",
         "Which file has an operator's law, what describes it, and which tests prove it. `python docs/list_proofs.py`",
-        "writes this page from the code; `tests/test_architecture.py` fails where it says otherwise. How to add an operator",
-        "is a [page of its own](add_an_operator.md).",
+        "writes this page from the code; `tests/test_architecture.py` fails where it says otherwise. How to add an",
+        "operator is a [page of its own](add_an_operator.md).",
     ]
     for title, operator in OPERATORS.items():
         description = operator.description
