@@ -171,7 +171,7 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, 
     rows = batch.num_rows
     sequence = np.arange(start, start + rows, dtype=np.int64) if order is None else _positions(source, order, rows)
     table = _as_declared(source, batch)
-    kind_column = None if source.row_kind is None else batch[source.row_kind]
+    kind_column = None if source.row_kind is None else _row_kinds(batch[source.row_kind])
     wrong = _bad_rows(source, table, kind_column, join)
     tagged, bad = None, 0
     if wrong is not None:
@@ -281,6 +281,14 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
             raise BadInputError(source.name, field.name, "is declared NOT NULL and holds nulls", "null")
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=source.schema)
+
+
+def _row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of row kinds as text, be it one of categories; one of something else as it is, for an error about it."""
+    try:
+        return column if pa.types.is_large_string(column.type) else taken(column, pa.string())
+    except UnfitError:
+        return column
 
 
 def _positions(source: Input, order: npt.ArrayLike, rows: int) -> npt.NDArray[np.int64]:

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
-from gpu_ops.descriptions import kinds as frames
+from gpu_ops.descriptions.arguments import ENGINE_OPTIONS, check_engine_option, described
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND, FOLDED
 from gpu_ops.descriptions.description import Description, line
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.display import Explanation, Tables, changes_of, lookups_text, operator_box, source_box
 from gpu_ops.errors import BackendError, DescriptionError, StateError
 from gpu_ops.fields import reading, whole_number
@@ -407,10 +408,9 @@ class JoinEngine:
         names = [source.name for source in self.join.inputs]
         for name in named:
             if name not in names:
-                (nearest,) = difflib.get_close_matches(name, names, n=1, cutoff=0)
-                raise DescriptionError(
-                    f"there is no input {name!r}; did you mean {nearest}=? There are {', '.join(names)}"
-                )
+                near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+                hint = f"; did you mean {near[0]}=? There are" if near else "; there are"
+                raise DescriptionError(f"there is no input {name!r}{hint} {', '.join(names)}")
         if any(batch is not None for batch in others):
             raise DescriptionError(
                 "changes were given by name, and by position or as left= and right= as well: one way is enough"
@@ -617,11 +617,13 @@ def engine(
         DescriptionError: something that is no join.
         BackendError: as `JoinEngine`.
     """
-    known = inspect.signature(frames.described).parameters
-    options = {name: more.pop(name) for name in list(more) if name in known}
+    options = {name: more.pop(name) for name in list(more) if name in ENGINE_OPTIONS}
+    for name, given in more.items():
+        if not (isinstance(given, Input | pa.Schema) or hasattr(given, "__arrow_c_stream__")):
+            check_engine_option(name)
     taken = set(inspect.signature(JoinEngine.prepare).parameters) - {"orders"}
     for number, name in enumerate(more):
         if name in taken and name != ("left", "right", None)[min(number, 2)]:
             raise DescriptionError(f"an input cannot be called {name!r}, which has a meaning in process()")
-    description = frames.described(more, on=on, **options)
+    description = described(more, {"on": on, **options})
     return JoinEngine(description, backend, memory_limit=memory_limit, output=output, fold=True)
