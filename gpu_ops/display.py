@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import FOLDED, ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError
 
@@ -114,7 +114,9 @@ def show(what: Any, rows: int = 50) -> Tables:
         DescriptionError: something else.
     """
     if hasattr(what, "snapshot"):
-        return Tables({f"state of {name}": _counted(table) for name, table in what.snapshot().items()}, rows)
+        kept = what.snapshot()
+        folded = {"table": kept.pop(FOLDED)} if FOLDED in kept else {}
+        return Tables({f"state of {name}": _counted(table) for name, table in kept.items()} | folded, rows)
     return Tables({"": _as_arrow(getattr(what, "changelog", what))}, rows)
 
 

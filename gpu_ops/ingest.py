@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 
 from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, SPELLINGS, codes_of, decode_row_kinds, known_row_kinds
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.frames import UnfitError, as_table, index_names, taken
 from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
 from gpu_ops.kernels import DataFrames, Frame, Kernels, Mask, Rows
 from gpu_ops.layouts import MAX_CHANGES
-from gpu_ops.values import readable, rebuilt, sample, wrong_text
+from gpu_ops.values import readable, sample, wrong_text
 
 
 class ArrowStream(Protocol):
@@ -199,13 +200,12 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, 
         batch = source.schema.empty_table()
         if source.row_kind is not None:
             batch = batch.append_column(source.row_kind, pa.array([], pa.string()))
-    if not isinstance(batch, pa.Table):
-        batch = _to_table(source, batch)
+    batch = _to_table(source, batch)
     _check_columns(source, batch)
     rows = batch.num_rows
     sequence = np.arange(start, start + rows, dtype=np.int64) if order is None else _positions(source, order, rows)
     table = _as_declared(source, batch)
-    kind_column = None if source.row_kind is None else batch[source.row_kind]
+    kind_column = None if source.row_kind is None else _row_kinds(batch[source.row_kind])
     wrong = _bad_rows(source, table, kind_column, join)
     tagged, bad = None, 0
     if wrong is not None:
@@ -274,8 +274,7 @@ def _to_table(source: Input, batch: Any) -> pa.Table:
         problem = f"takes an Arrow table, or a DataFrame with __arrow_c_stream__, not {type(batch).__name__}"
         raise BadInputError(source.name, None, problem)
     try:
-        # a DataFrame of cuDF's says its index as a column otherwise, where rows were picked from another
-        return batch.to_arrow(preserve_index=False) if hasattr(batch, "to_pylibcudf") else pa.table(batch)
+        return as_table(batch, source.schema.names)
     except (TypeError, ValueError, NotImplementedError, pa.ArrowException) as error:
         problem = f"a {type(batch).__name__} that does not become an Arrow table: {error}"
         raise BadInputError(source.name, None, problem) from None
@@ -291,24 +290,10 @@ def _check_columns(source: Input, batch: pa.Table) -> None:
         if there.count(name) > 1:
             raise BadInputError(source.name, name, "appears twice")
         if name not in wanted:
-            raise BadInputError(source.name, name, f"is not expected; expected are {', '.join(wanted)}")
-    for field in source.schema:
-        kind = batch.schema.field(field.name).type
-        if kind == field.type or _is_number(kind, field.type):  # whose values have to be numbers of the other type
-            continue
-        if rebuilt(kind, _one_form, bare=True) != rebuilt(field.type, _one_form, bare=True):
-            problem = f"has type {kind}, {field.type} is expected"
-            raise BadInputError(source.name, field.name, problem, sample(batch[field.name]))
-
-
-def _is_number(kind: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether a column of one type may be taken as another, where no value is lost.
-
-    pandas makes whole numbers of doubles that are such, and doubles of integers beside nulls.
-    """
-    t = pa.types
-    numbers = all(t.is_integer(x) or t.is_float32(x) or t.is_float64(x) for x in (kind, declared))
-    return numbers and not (t.is_float64(kind) and t.is_float32(declared))  # which Arrow's cast rounds
+            problem = f"is not expected; expected are {', '.join(wanted)}"
+            if name in index_names(batch):
+                problem = f"is the index of a pandas DataFrame, which {problem}: reset_index(drop=True) leaves it out"
+            raise BadInputError(source.name, name, problem)
 
 
 def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
@@ -318,15 +303,26 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
         column = batch[field.name]
         if column.type != field.type:
             try:
-                column = column.cast(field.type)  # of numbers only where none changes
-                column.validate()  # of nested types of nulls Arrow's cast makes arrays that end beyond their elements
-            except pa.ArrowException as error:
-                problem = f"cannot be taken as {field.type}: {error}"
-                raise BadInputError(source.name, field.name, problem, sample(column)) from None
+                made = taken(column, field.type)
+                made.validate()  # of nested types of nulls Arrow's cast makes arrays that end beyond their elements
+            except (UnfitError, pa.ArrowException) as error:
+                at = error.at if isinstance(error, UnfitError) else None
+                problem = str(error) if at is None else f"cannot be taken as {field.type}: {error}"
+                known = column.drop_null() if at is None else column
+                raise BadInputError(source.name, field.name, problem, sample(known, at or 0)) from None
+            column = made
         if not field.nullable and column.null_count:
             raise BadInputError(source.name, field.name, "is declared NOT NULL and holds nulls", "null")
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=source.schema)
+
+
+def _row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of row kinds as text, be it one of categories; one of something else as it is, for an error about it."""
+    try:
+        return column if pa.types.is_large_string(column.type) else taken(column, pa.string())
+    except UnfitError:
+        return column
 
 
 def _positions(source: Input, order: npt.ArrayLike, rows: int) -> npt.NDArray[np.int64]:
@@ -342,16 +338,6 @@ def _positions(source: Input, order: npt.ArrayLike, rows: int) -> npt.NDArray[np
     if positions.size != rows:
         raise BadInputError(source.name, None, f"its order has {positions.size} entries for {rows} rows")
     return positions.astype(np.int64, copy=False)
-
-
-def _one_form(kind: pa.DataType) -> pa.DataType:
-    """A type, be its values in a dictionary, large or views."""
-    t = pa.types
-    if t.is_dictionary(kind) and not t.is_nested(kind.value_type):
-        kind = kind.value_type
-    if t.is_large_string(kind) or t.is_string_view(kind):
-        return pa.string()
-    return pa.binary() if t.is_large_binary(kind) or t.is_binary_view(kind) else kind
 
 
 def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, join: Description) -> Mask | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -15,10 +17,11 @@ import pyarrow as pa
 
 from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
-from gpu_ops.descriptions import kinds as frames
-from gpu_ops.descriptions.changelog import BAD_ROW_KIND, ROW_KIND_COLUMN
+from gpu_ops.descriptions.arguments import ENGINE_OPTIONS, check_engine_option, described
+from gpu_ops.descriptions.changelog import BAD_ROW_KIND, FOLDED
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description, line
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.display import Explanation, Tables, changes_of, lookups_text, operator_box, source_box
 from gpu_ops.errors import BackendError, DescriptionError, StateError
 from gpu_ops.fields import reading, whole_number
@@ -27,7 +30,7 @@ from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.at_end import Backlog
 from gpu_ops.operators.operator import Operator
-from gpu_ops.output import Beside, Changelog, Output, changelog, folded, together
+from gpu_ops.output import Beside, Changelog, Fold, Output, changelog, together
 from gpu_ops.state.pieces import FromSnapshot, Storable, whole
 
 Batch: TypeAlias = "ArrowStream | None"
@@ -36,7 +39,10 @@ Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 OutputFormat = Literal["arrow", "cudf", "pandas", "polars"]
 """As what an engine gives its changelogs: Arrow tables, or DataFrames of one of these."""
 
-_FOLD_ROWS: Final = 1 << 16
+_log = logging.getLogger("gpu_ops")
+
+_SET_BACK_MS: Final = 1000
+"""By so much more a clock is said to have been set back."""
 _KINDS: Final = ("insert", "update_before", "update_after", "delete")
 """By their codes."""
 
@@ -114,12 +120,13 @@ class JoinEngine:
         self._output = output
         if output == "cudf":
             self._give_frames()
-        self._folded: list[pa.Table] | None = [join.output_schema.empty_table()] if fold else None
-        self._unfolded: pa.Table | None = None
+        self._fold = Fold(join.output_schema) if fold else None
         self.memory = Memory(self.kernels, memory_limit)
         if backlog:
             join.check_backlog()
-        self._clock_ms = 0
+        self._clock_ms: int | None = None
+        self._clock_before: int | None = None
+        self._clock_was_set_back = False
         self._prepared = False
         self._finished = False
         self._closed = False
@@ -162,45 +169,30 @@ class JoinEngine:
         Raises:
             StateError: a micro-batch is prepared, or the input has ended already.
         """
-        self._check_there()
-        parts = [self.join.output_schema.empty_table(), *self._ending()]
-        changelog = self._given_out(together(self.join.output_schema, self.kernels, parts))
-        self._keep()
-        return changelog
+        with self._ending() as ending:
+            parts = [self.join.output_schema.empty_table(), *ending, *self._operator.finish()]
+            return self._given_out(together(self.join.output_schema, self.kernels, parts))
 
     def finish_parts(self) -> Iterator[Changelog]:
         """As `finish`, in parts that together are the result: with ``emit="at_end"`` it need not fit in memory."""
-        for part in self._ending():
-            given = self._given_out(part)
-            self._keep()
-            yield given
+        with self._ending() as ending:
+            for part in ending:
+                yield self._given_out(part)
+            for part in self._operator.finish():
+                yield self._given_out(part)
 
     def table(self) -> Changelog:
         """What the changelogs so far add up to: the rows that are there now, in the engine's ``output`` format.
 
+        They are those of the last commit, and part of `snapshot` and `restore`.
+
         Raises:
             DescriptionError: the engine was not made with ``fold=True``.
-            NotBuiltError: a column is nested, and such rows are not told apart.
+            StateError: the engine was restored from a snapshot that does not have them.
         """
-        self._fold_all()
-        assert self._folded is not None
-        return self._as_output(self._folded[0].drop_columns([ROW_KIND_COLUMN]))
-
-    def _fold_all(self) -> None:
-        if self._folded is None:
+        if self._fold is None:
             raise DescriptionError("table() is of an engine that was made with fold=True, as gpu_ops.engine() does")
-        if len(self._folded) > 1:
-            self._folded = [folded(self._folded)]
-
-    def _keep(self) -> None:
-        """Adds the last changelog to what is folded, in pieces: memory goes by the table, not by its changes."""
-        changelog, self._unfolded = self._unfolded, None
-        if self._folded is None or changelog is None or not changelog.num_rows:
-            return
-        self._folded.append(changelog)
-        waiting = sum(part.num_rows for part in self._folded[1:])
-        if waiting > max(_FOLD_ROWS, self._folded[0].num_rows):
-            self._fold_all()
+        return self._as_output(self._fold.rows())
 
     def __repr__(self) -> str:
         """What the operator is, on which backend."""
@@ -213,25 +205,41 @@ class JoinEngine:
     def _repr_html_(self) -> str:
         picture = operator_box(self.join.lines()[0], [source_box(x.name) for x in self.join.inputs])
         rows = ""
-        if self._folded is not None and not self._closed:
-            self._fold_all()
-            rows = Tables({"": self._folded[0].drop_columns([ROW_KIND_COLUMN])})._repr_html_()
+        if self._fold is not None and self._fold.known:
+            rows = Tables({"": self._fold.rows()})._repr_html_()
         return Explanation(repr(self), picture)._repr_html_() + rows
 
-    def _ending(self) -> Iterator[Changelog]:
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[list[Changelog]]:
+        """The changelog of what waits for the watermark, if anything may; final, once what comes of it is there."""
+        self._check_there()
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before the input ends")
         self._check_open()
+        before, last = self._clock_ms, self._operator.last_watermark_ms
         self._finished = self.join.emit == "at_end"
-        last = self._operator.last_watermark_ms
-        if last is not None:
-            nothing = [None] * len(self.join.inputs)
-            ending = self._begin(ingest(self.join, nothing, nothing), last, last, time.perf_counter())
-            self.commit()
-            yield ending.changelog
-        elif not self._finished:
-            yield self.join.output_schema.empty_table()
-        yield from self._operator.finish()
+        try:
+            if last is None:
+                yield [] if self._finished else [self.join.output_schema.empty_table()]
+            else:
+                nothing = [None] * len(self.join.inputs)
+                # by processing time the clock is what goes to the end; a TTL has not passed because the input ends
+                now = self._clock if self.join.by_event_time else last
+                yield [self._begin(ingest(self.join, nothing, nothing), now, last, time.perf_counter()).changelog]
+            if self._prepared:
+                self.commit()
+            elif self._fold is not None:
+                self._fold.commit()
+        except BaseException:
+            self._finished = False
+            self.needs_restore |= self._operator.half_ended
+            if self._prepared:
+                self.discard()
+            elif self._fold is not None:
+                self._fold.discard()
+            raise
+        finally:
+            self._clock_ms = before
 
     def _check_open(self) -> None:
         self._check_there()
@@ -275,8 +283,8 @@ class JoinEngine:
                 ``sequence_by`` orders its own changes, and if all inputs have one, all of them.
             left_order: of a join of two inputs, the left's.
             right_order: the right's, likewise.
-            clock_ms: the time state TTL and processing time go by, ms since the epoch; default now. Never
-                goes back.
+            clock_ms: the time that rows of this micro-batch have by state TTL and processing time, ms since the
+                epoch; default now. One that is set back is taken as it is, with a warning in the log.
             watermark: of an interval join: the one in force for this micro-batch: what it ends comes out first,
                 then the rows come. By default, what follows from the inputs' delays and the event times of
                 earlier micro-batches. It never goes back.
@@ -320,6 +328,7 @@ class JoinEngine:
             lambda: ingest(self.join, batches, orders_given, self.kernels.dataframes),
         )
         now = int(time.time() * 1000) if clock_ms is None else whole_number("clock_ms", clock_ms)
+        self._check_clock(now)
         batch = self._begin(changes, now, self._given(watermark), started)
         try:
             return dataclasses.replace(batch, changelog=self._given_out(batch.changelog))
@@ -327,8 +336,23 @@ class JoinEngine:
             self.discard()
             raise
 
+    @property
+    def _clock(self) -> int:
+        """The clock of the micro-batch that is prepared, or was last; 0 before the first."""
+        return self._clock_ms or 0
+
+    def _check_clock(self, now: int) -> None:
+        """Says, once, that the clock has been set back."""
+        back = self._clock - now
+        if self._clock_ms is not None and back > _SET_BACK_MS and not self._clock_was_set_back:
+            self._clock_was_set_back = True
+            _log.warning(
+                "the clock was set back by %.1f s: rows that came before keep the times that they had, for a TTL and "
+                "for processing time", back / 1e3,
+            )  # fmt: skip
+
     def _begin(self, changes: tuple[Ingested, ...], now: int, given: Watermark, started: float) -> MicroBatch:
-        self._clock_ms = max(self._clock_ms, now)
+        self._clock_before, self._clock_ms = self._clock_ms, now
         self._prepared = True
         try:
             return self._prepare(changes, self._watermark(given), started)
@@ -337,14 +361,15 @@ class JoinEngine:
             raise
 
     def _given_out(self, changelog: Changelog) -> Changelog:
-        """A changelog as what the engine gives; what is folded of it is remembered until it is final."""
+        """A changelog as what the engine gives; the fold takes it in with the next commit."""
         if self.kernels.gives_frames:
             assert self.kernels.dataframes is not None
             frame = self.kernels.frame(changelog) if isinstance(changelog, pa.Table) else changelog
             changelog = self.kernels.dataframes.made(frame, self.join.output_schema)
-        if self._folded is not None:
-            made = changelog if isinstance(changelog, pa.Table) else changelog.to_arrow(preserve_index=False)
-            self._unfolded = made.cast(self.join.output_schema)
+        if self._fold is not None:
+            self._fold.prepare(
+                changelog if isinstance(changelog, pa.Table) else changelog.to_arrow(preserve_index=False)
+            )
         return self._as_output(changelog)
 
     def _as_output(self, table: Changelog) -> Changelog:
@@ -385,10 +410,9 @@ class JoinEngine:
         names = [source.name for source in self.join.inputs]
         for name in named:
             if name not in names:
-                (nearest,) = difflib.get_close_matches(name, names, n=1, cutoff=0)
-                raise DescriptionError(
-                    f"there is no input {name!r}; did you mean {nearest}=? There are {', '.join(names)}"
-                )
+                near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+                hint = f"; did you mean {near[0]}=? There are" if near else "; there are"
+                raise DescriptionError(f"there is no input {name!r}{hint} {', '.join(names)}")
         if any(batch is not None for batch in others):
             raise DescriptionError(
                 "changes were given by name, and by position or as left= and right= as well: one way is enough"
@@ -407,7 +431,7 @@ class JoinEngine:
 
     def _watermark(self, given: Watermark) -> int | None:
         if given is None or not self.join.by_event_time:
-            return self._operator.watermark_ms(self._clock_ms)
+            return self._operator.watermark_ms(self._clock)
         if isinstance(given, tuple):
             return None if given[0] is None or given[1] is None else min(given[0], given[1])
         return given
@@ -420,7 +444,7 @@ class JoinEngine:
         bad = [Beside(n, x.tagged, BAD_ROW_KIND) for n, x in enumerate(changes) if x.tagged is not None]
 
         def work() -> tuple[Output, Changelog, float]:
-            made = operator.prepare(changes, self._clock_ms, watermark)
+            made = operator.prepare(changes, self._clock, watermark)
             began = time.perf_counter()
             output = changelog(self.join, self.kernels, dataclasses.replace(made, beside=(*made.beside, *bad)))
             return made, output, (time.perf_counter() - began) * 1e3
@@ -455,10 +479,18 @@ class JoinEngine:
         if not self._prepared:
             raise StateError("no micro-batch is prepared")
         self._prepared = False
-        self._keep()
         operator = self._operator
-        self._whole("making a micro-batch final", lambda: operator.commit(self._clock_ms))
-        self.memory.settle(operator.tables)
+        self._whole("making a micro-batch final", lambda: operator.commit(self._clock))
+        if self._fold is not None:
+            self._fold.commit()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Make room after a commit. What fails there is said, and no error: the micro-batch has been applied."""
+        try:
+            self.memory.settle(self._operator.tables)
+        except Exception as error:
+            _log.warning("the micro-batch is final, but what tidies up after it failed: %s", error, exc_info=True)
 
     def discard(self) -> None:
         """Forget the prepared micro-batch; without one, nothing happens.
@@ -469,7 +501,11 @@ class JoinEngine:
             MemoryError: likewise, of the host's memory.
         """
         self._check_there()
+        if self._prepared:
+            self._clock_ms = self._clock_before
         self._prepared = False
+        if self._fold is not None:
+            self._fold.discard()
         self._whole("taking back a micro-batch", self._operator.discard)
         self.memory.charge(self._operator.tables)
 
@@ -488,9 +524,12 @@ class JoinEngine:
             For ``"left"`` and ``"right"``, or each of many inputs, the live rows, and behind their columns the
             association count as ``__count`` where one is kept and the last write as ``__written`` (ms) where a TTL asks
             for it; a column of the input may have such a name as well. With ``emit="at_end"`` all changes. For an
-            interval join with what stands beside its rows, and under ``"time"`` its watermark.
+            interval join with what stands beside its rows, and under ``"time"`` its watermark. And what `table` gives.
         """
-        return whole(self.kept())
+        state = whole(self.kept())
+        if self._fold is not None and self._fold.known:
+            state[FOLDED] = self._fold.rows()
+        return state
 
     def kept(self) -> dict[str, Storable]:
         """The same by reference, for a state folder: what can be stored in pieces is not copied."""
@@ -512,15 +551,20 @@ class JoinEngine:
             self._check_there()
         if any(len(t) for t in self._operator.tables):
             raise StateError("restore needs a fresh engine")
+        fold = self._fold
         try:
             with reading("snapshot of this join", StateError):
-                self._check_snapshot(state)
-                self._operator.restore(state, lambda: self.memory.settle(self._operator.tables))
+                own = {name: stored for name, stored in state.items() if name != FOLDED}
+                self._check_snapshot(own)
+                if fold is not None:
+                    rows = state.get(FOLDED)
+                    fold = fold.restored(rows if isinstance(rows, pa.Table) else None)
+                self._operator.restore(own, lambda: self.memory.settle(self._operator.tables))
         except BaseException:
             self._operator = self._fresh_operator()
             raise
-        self.needs_restore = False
-        self.memory.settle(self._operator.tables)
+        self.needs_restore, self._fold = False, fold
+        self._settle()
 
     def _check_snapshot(self, state: Mapping[str, FromSnapshot]) -> None:
         """Refuses a snapshot that lacks an input."""
@@ -585,17 +629,19 @@ def engine(
         DescriptionError: something that is no join.
         BackendError: as `JoinEngine`.
     """
-    known = inspect.signature(frames.described).parameters
-    options = {name: more.pop(name) for name in list(more) if name in known}
+    options = {name: more.pop(name) for name in list(more) if name in ENGINE_OPTIONS}
+    for name, given in more.items():
+        if not (isinstance(given, Input | pa.Schema) or hasattr(given, "__arrow_c_stream__")):
+            check_engine_option(name)
     taken = set(inspect.signature(JoinEngine.prepare).parameters) - {"orders"}
     for number, name in enumerate(more):
         if name in taken and name != ("left", "right", None)[min(number, 2)]:
             raise DescriptionError(f"an input cannot be called {name!r}, which has a meaning in process()")
     below = {name: one.join for name, one in more.items() if isinstance(one, JoinEngine)}
-    for name, description in below.items():
+    for name, under in below.items():
         if any(len(table) for table in more[name]._operator.tables):
             raise DescriptionError(f"the engine {name!r} holds rows: a dataflow begins with engines that hold none")
-        more[name] = description.as_input(name)
-    description = frames.described(more, on=on, **options)
+        more[name] = under.as_input(name)
+    description = described(more, {"on": on, **options})
     description = Dataflow.over(description, below) if below else description
     return JoinEngine(description, backend, memory_limit=memory_limit, output=output, fold=True)

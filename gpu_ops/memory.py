@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import re
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -73,7 +75,8 @@ class Budget:
             raise DescriptionError(f"a budget of {disk} bytes (disk) is none; it is positive, or 0 for no disk")
         self.gpu, self.host, self.disk, self.folder = gpu, host, disk, folder
         self._lock = threading.Lock()
-        self._used: dict[int, Places] = {}
+        # by engine, and gone with it where nobody closes it
+        self._used: weakref.WeakKeyDictionary[object, Places] = weakref.WeakKeyDictionary()
 
     def charge(self, owner: object, taken: Places) -> None:
         """Note what the state of one engine takes now.
@@ -83,12 +86,12 @@ class Budget:
             taken: by its state.
         """
         with self._lock:
-            self._used[id(owner)] = taken
+            self._used[owner] = taken
 
     def release(self, owner: object) -> None:
         """Forget an engine, which gives all of it back."""
         with self._lock:
-            self._used.pop(id(owner), None)
+            self._used.pop(owner, None)
 
     @property
     def used(self) -> Places:
@@ -98,7 +101,7 @@ class Budget:
     def _others(self, owner: object) -> Places:
         """Bytes of all engines but one."""
         with self._lock:
-            there = [taken for key, taken in self._used.items() if key != id(owner)]
+            there = [taken for engine, taken in self._used.items() if engine is not owner]
         return Places(*(sum(bytes_) for bytes_ in zip(*there, strict=True)))
 
     def gpu_excess(self) -> int:
@@ -128,12 +131,19 @@ class Budget:
         Raises:
             StateError: the host's budget is smaller.
         """
-        if self.host_excess(owner, host):
-            raise StateError(
-                f"the state would take {host} bytes of host memory, memory_limit is {self.host} for all state of "
-                f"this process{'' if self.disk == 0 else ', and no more of it can go to disk'}; give it more, use more "
-                "partitions, or let old rows go with ttl="
-            )
+        if not self.host_excess(owner, host):
+            return
+        gc.collect()  # engines that nobody has any more may wait for it in cycles
+        if self.host is None or not self.host_excess(owner, host):
+            return
+        others = self._others(owner).host
+        raise StateError(
+            f"the state of this engine would take {size_text(host)} of host memory"
+            + (f", that of the engines that share its budget takes {size_text(others)}" if others else "")
+            + f", and memory_limit is {size_text(self.host)} for all of it together"
+            + ("" if self.disk == 0 else ", of which no more can go to disk")
+            + "; give it more, use more partitions, or let old rows go with ttl="
+        )
 
 
 class Memory:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,14 @@ from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import INSERT, ROW_KIND_COLUMN, SHORT_STRINGS, encode_row_kinds
 from gpu_ops.descriptions.description import EITHER, Description
 from gpu_ops.descriptions.times import as_integers, from_integers, too_far
-from gpu_ops.errors import NotBuiltError
+from gpu_ops.errors import StateError
 from gpu_ops.kernels import Frame, Kernels, Store
+from gpu_ops.values import equal_codes, one_array
+
+_log = logging.getLogger("gpu_ops")
+
+FOLD_ROWS: Final = 1 << 16
+"""Changes that wait, at least, before a `Fold` adds them up."""
 
 Changelog: TypeAlias = Any
 """Rows of a join's ``output_schema``: an Arrow table; where the backend ``gives_frames`` also one of its frames."""
@@ -219,23 +226,93 @@ def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     return pc.if_else(there, from_integers(as_integers(values, kind), kind), pa.scalar(None, kind))
 
 
-def folded(parts: Sequence[pa.Table]) -> pa.Table:
-    """What changelogs, one after the other, add up to: the rows that are there, as insertions.
+class Fold:
+    """What the changelogs of an engine add up to: the rows of its last committed state.
 
-    Raises:
-        NotBuiltError: a column is nested, and Arrow does not group by such.
+    Args:
+        schema: of the changelogs.
+
+    Attributes:
+        known: whether that is known: not after a restore from a snapshot that did not have it.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._parts = [schema.empty_table()]
+        self._prepared: list[pa.Table] = []
+        self._fold_at = FOLD_ROWS
+        self.known = True
+
+    def prepare(self, changelog: pa.Table) -> None:
+        """Take in a changelog, for `commit`."""
+        self._prepared.append(changelog.cast(self._schema))
+
+    def discard(self) -> None:
+        """Forget what was prepared."""
+        self._prepared = []
+
+    def commit(self) -> None:
+        """Make what was prepared part of the rows; adding up, which takes memory, may wait for more of it."""
+        self._parts += [part for part in self._prepared if part.num_rows]
+        self._prepared = []
+        waiting = sum(part.num_rows for part in self._parts[1:])
+        if waiting <= max(self._fold_at, self._parts[0].num_rows):
+            return
+        try:
+            self.rows()
+            self._fold_at = FOLD_ROWS
+        except Exception as error:
+            self._fold_at = 2 * waiting
+            _log.warning("what changelogs add up to waits, as adding up %d changes failed: %s", waiting, error)
+
+    def rows(self) -> pa.Table:
+        """The rows, without row kinds.
+
+        Raises:
+            StateError: they are not known.
+        """
+        if not self.known:
+            raise StateError(
+                "the table is not known: the snapshot that this engine was restored from does not have it. Restore one "
+                "that snapshot() of an engine of gpu_ops.engine() gave, or add up the changelogs from here on"
+            )
+        if len(self._parts) > 1:
+            self._parts = [folded(self._parts)]
+        return self._parts[0].drop_columns([ROW_KIND_COLUMN])
+
+    def restored(self, rows: pa.Table | None) -> Fold:
+        """Another one, of rows as `rows` gives them, or None where they are not known.
+
+        Raises:
+            StateError: they are of another engine.
+        """
+        made = Fold(self._schema)
+        made.known = rows is not None
+        if rows is not None:
+            kinds = encode_row_kinds(np.full(rows.num_rows, INSERT, np.int8))
+            try:
+                made._parts = [rows.add_column(0, self._schema.field(0), kinds).cast(self._schema)]
+            except (ValueError, pa.ArrowException) as error:
+                raise StateError(f"the snapshot has the table of another engine: {error}") from None
+        return made
+
+
+def folded(parts: Sequence[pa.Table]) -> pa.Table:
+    """What changelogs, one after the other, add up to: the rows that are there, as insertions, in the order they came.
+
+    Rows are the same as operators have it: null is null, NaN is NaN, and -0.0 is 0.0.
     """
     changes = pa.concat_tables(parts)
-    kinds = changes[ROW_KIND_COLUMN]
-    added, taken = (pc.is_in(kinds, pa.array(those)).cast(pa.int64()) for those in (["+I", "+U"], ["-U", "-D"]))
-    rows = changes.drop_columns([ROW_KIND_COLUMN])
-    names = [str(number) for number in range(rows.num_columns)]
-    signed = rows.rename_columns(names).append_column("n", pc.subtract(added, taken))
-    try:
-        counts = signed.group_by(names, use_threads=False).aggregate([("n", "sum")])
-    except pa.ArrowNotImplementedError as error:
-        raise NotBuiltError(f"rows with nested columns are not added up: {error}") from None
-    times = np.maximum(counts["n_sum"].to_numpy(), 0)
-    live = counts.select(names).take(pa.array(np.repeat(np.arange(times.size), times)))
-    kind = encode_row_kinds(np.full(live.num_rows, INSERT, np.int8))
-    return pa.Table.from_arrays([kind, *live.columns], schema=changes.schema)
+    columns = [one_array(column) for column in changes.columns]
+    kinds, rows = columns[0], columns[1:]
+    added, taken = (pc.is_in(kinds, pa.array(those)).to_numpy(False) for those in (["+I", "+U"], ["-U", "-D"]))
+    codes = equal_codes(pa.StructArray.from_arrays(rows, names=[str(number) for number in range(len(rows))]))
+    live = np.bincount(codes, added.astype(np.int64) - taken.astype(np.int64)).astype(np.int64)
+    # of equal rows the first ones
+    places = np.flatnonzero(added)
+    places = places[np.argsort(codes[places], kind="stable")]
+    group = codes[places]
+    turn = np.arange(places.size) - np.searchsorted(group, group)
+    places = np.sort(places[turn < live[group]])
+    kind = encode_row_kinds(np.full(places.size, INSERT, np.int8))
+    return pa.Table.from_arrays([kind, *(column.take(pa.array(places)) for column in rows)], schema=changes.schema)

@@ -176,6 +176,39 @@ def check_array(array: pa.Array) -> None:
     pa.Array.from_buffers(bare, len(array), buffers, array.null_count, array.offset, places).validate(full=True)
 
 
+def equal_codes(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Numbers from 0 on that are the same where values are, at any depth: null is null, NaN is NaN, -0.0 is 0.0."""
+    t, kind = pa.types, values.type
+    if t.is_null(kind):
+        return np.zeros(len(values), np.int64)
+    if t.is_struct(kind):
+        found, count = values.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), 2
+        for part in values.flatten():
+            codes = equal_codes(part)
+            own = int(codes.max(initial=0)) + 1
+            if count > (1 << 62) // own:
+                found = _numbered(pa.array(found))
+                count = int(found.max(initial=0)) + 1
+            found, count = found * own + codes, count * own
+        return _numbered(pa.array(found))
+    if t.is_nested(kind):
+        lists = _as_list(values) if t.is_map(kind) else values
+        ends = np.cumsum(pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64) * 8)
+        # the numbers of each list's items as bytes, which Arrow tells apart
+        offsets = np.concatenate([np.zeros(1, np.int64), ends])
+        items = pa.py_buffer(equal_codes(lists.flatten()))
+        texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(values), [None, pa.py_buffer(offsets), items])
+        return equal_codes(pa.StructArray.from_arrays([texts], names=["items"], mask=values.is_null()))
+    if t.is_floating(kind):
+        values = pc.add(values, pa.scalar(0.0, kind))  # -0.0 becomes 0.0
+    return _numbered(as_bytes(values))
+
+
+def _numbered(values: pa.Array) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = values.dictionary_encode("encode").indices.to_numpy().astype(np.int64)
+    return found
+
+
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column in one piece; with large offsets where others do not reach."""
     if column.num_chunks == 1:

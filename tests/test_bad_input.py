@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "column twice": (lambda: {"left": twice(orders(), "note")}, ("orders", "note", "twice")),
     "key beyond its type": (
         lambda: {"right": prices(p_order=pa.array([1, 1 << 63], pa.uint64()))},
-        ("prices", "p_order", "int64", "not in range", "1"),
+        ("prices", "p_order", "int64", "not in range", "9223372036854775808"),
     ),
     "key as text": (
         lambda: {"right": prices(p_order=strings("1", "2"))},
@@ -120,8 +121,8 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
         ("orders", "note", "binary", "string", "b'a'"),
     ),
     "another decimal": (
-        lambda: {"right": prices(price=pa.array([None, None], pa.decimal128(10, 3)))},
-        ("prices", "price", "decimal128(10, 3)", "decimal128(10, 2)"),
+        lambda: {"right": prices(price=pa.array([Decimal("1.5"), Decimal("1.505")], pa.decimal128(10, 3)))},
+        ("prices", "price", "decimal128(10, 2)", "1.505"),
     ),
     "timestamp for date": (
         lambda: {"right": prices(day=pa.array([0, 1], pa.timestamp("us")))},

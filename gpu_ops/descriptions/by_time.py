@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import pyarrow as pa
 
 from gpu_ops.descriptions.description import LATER, Description, Emit, OutputColumn, line
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import Chain
-from gpu_ops.descriptions.times import LATES, MAX_BOUND, Late, Time, show_ms, time_type, units_per_ms
+from gpu_ops.descriptions.times import (
+    LATES,
+    MAX_BOUND,
+    Duration,
+    Late,
+    Time,
+    parse_bound,
+    show_ms,
+    time_type,
+    units_per_ms,
+)
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT, check_fields
 
@@ -65,6 +75,30 @@ class Interval:
             raise DescriptionError("a keyed interval join has late='drop' or late='tag': its late rows never join")
         if self.time == "processing" and (self.keyed or self.late == "tag" or self.timestamp is not None):
             raise DescriptionError("by processing time no row is late or has a timestamp: it takes SQL's rules only")
+
+    @classmethod
+    def of(
+        cls,
+        lower: Duration,
+        upper: Duration,
+        *,
+        late: Late | None = None,
+        keyed: bool = False,
+        min_cleanup: Duration = 0,
+        **more: Any,
+    ) -> Interval:
+        """The same from what a user writes.
+
+        Args:
+            lower: a duration, such as ``"-5 minutes"``.
+            upper: likewise.
+            late: None for ``"drop"`` with ``keyed``, else ``"join"``.
+            keyed: as above.
+            min_cleanup: a duration.
+            more: as above.
+        """
+        bounds, late = (parse_bound(lower), parse_bound(upper)), late or ("drop" if keyed else "join")
+        return cls(*bounds, late=late, keyed=keyed, min_cleanup_ms=parse_bound(min_cleanup), **more)
 
     @property
     def kept_ms(self) -> tuple[int, int]:
@@ -228,6 +262,11 @@ class Asof:
         check_fields(self)
         if self.tolerance_ms is not None and self.tolerance_ms < 0:
             raise DescriptionError(f"tolerance is not negative, this one is {self.tolerance_ms} ms")
+
+    @classmethod
+    def of(cls, direction: Direction, tolerance: Duration | None, *, allow_exact_matches: bool = True) -> Asof:
+        """The same from what a user writes; ``tolerance``: a duration, such as ``"1 second"``."""
+        return cls(direction, None if tolerance is None else parse_bound(tolerance), allow_exact_matches)
 
     def tolerance(self, kind: pa.DataType) -> int | None:
         """The tolerance in the unit of a time type; see `gpu_ops.descriptions.times.time_type`.

@@ -29,6 +29,8 @@ SHORT_STRINGS: Final = ("+I", "-U", "+U", "-D")
 
 BAD_ROW_KIND: Final = "bad"
 """The row kind of a row handed out because it could not be joined (``bad_rows="tag"``)."""
+FOLDED: Final = "changelog, folded"
+"""What a snapshot calls the rows that changelogs have added up to; no input has such a name."""
 LATE_ROW_KIND: Final = "late"
 """The row kind of a row handed out because it came too late (``late="tag"``)."""
 

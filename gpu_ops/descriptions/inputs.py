@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.frames import as_table
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.descriptions.times import check_event_time
 from gpu_ops.errors import DescriptionError
@@ -146,15 +147,15 @@ def schema_of(name: str, given: Any) -> pa.Schema:
     if isinstance(given, pa.Schema):
         return given
     if hasattr(given, "to_pylibcudf"):  # of cuDF's: its columns' types, without its rows
-        given = given.iloc[:0].to_arrow(preserve_index=False)
+        given = given.iloc[:0]
     if not hasattr(given, "__arrow_c_stream__"):
         raise DescriptionError(
             f"input '{name}' takes a DataFrame of pandas, polars or cuDF, an Arrow table, a pyarrow.Schema, or "
             f"gpu_ops.Input.of(...) of one, not {type(given).__name__}"
         )
     try:
-        return pa.table(given).schema.remove_metadata()
-    except (TypeError, ValueError, pa.ArrowException) as error:
+        return as_table(given).schema.remove_metadata()
+    except (TypeError, ValueError, NotImplementedError, pa.ArrowException) as error:
         raise DescriptionError(f"input '{name}': a {type(given).__name__} that is no Arrow table: {error}") from None
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Callable
-from typing import ClassVar, Literal, cast, get_args
+from typing import ClassVar, Final, Literal, cast, get_args
 
 import pyarrow as pa
 
@@ -25,6 +25,21 @@ JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 * *semi*: rows of the left input with at least one match.
 * *anti*: rows of the left input with none.
 """
+
+
+_SPELLINGS: Final = {
+    "outer": "full", "fullouter": "full", "leftouter": "left", "rightouter": "right",
+    "leftsemi": "semi", "leftanti": "anti",
+}  # fmt: skip
+"""Other names of join types, those of Spark and pandas, underscores left out."""
+
+
+def join_type(how: str) -> JoinType:
+    """A join type as Spark, pandas or polars spell it, as it is written here; what is none stays as it is."""
+    if not isinstance(how, str):
+        raise DescriptionError(f"how={how!r}; it is one of {', '.join(get_args(JoinType))}")
+    spelling = how.lower().replace("_", "")
+    return cast("JoinType", _SPELLINGS.get(spelling, spelling))
 
 
 def _no_type(how: str) -> str:

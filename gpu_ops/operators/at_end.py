@@ -362,7 +362,7 @@ class AtEnd(Operator):
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
-        self._clock_ms = max(self._clock_ms, clock_ms)
+        self._clock_ms = clock_ms
         super().commit(clock_ms)
 
     def finish(self) -> Iterator[Changelog]:

@@ -138,9 +138,11 @@ class DataflowOperator(Operator):
             except BaseException:
                 self.discard()
                 raise
+            self.half_ended = True
             self.commit(self._clock_ms)
             yield changelog(self.join, self.kernels, output)
         yield from self._operators[-1].finish()
+        self.half_ended = False
 
     # --- state -------------------------------------------------------------------------------
 

@@ -113,6 +113,9 @@ class Operator(abc.ABC):
         """A watermark after all times, which ends what waits for one; None where nothing does."""
         return None
 
+    half_ended = False
+    """Whether `finish` has made a part of its changes final, and not all."""
+
     def finish(self) -> Iterator[Changelog]:
         """What comes out at the end of input beside that, part by part."""
         yield from ()

@@ -18,6 +18,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.conditions import Condition, of_tree
 from gpu_ops.conditions import expressions as trees
+from gpu_ops.descriptions.arguments import two_sided
 from gpu_ops.descriptions.by_time import AsofJoin, Interval, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
@@ -219,11 +220,11 @@ class Choice:
             raise DescriptionError(f"a {rule.kind} join goes by time: there is none with emit 'at_end'")
         if emit == "at_watermark" and rule.kind != "asof":
             emit = "per_batch"
-        return rule.description(
+        return two_sided(
+            rule.description,
+            (left, right),
             how=self.join.how,
-            left=left,
-            right=right,
-            keys=tuple(Key(called(k.left), called(k.right), k.null_safe) for k in self.keys),
+            on=tuple(Key(called(k.left), called(k.right), k.null_safe) for k in self.keys),
             where=where_of(self.residual, self.inputs, self.computed, inputs, called, ansi=ansi),
             emit=rule.emit or emit,
             null_aware=self.join.member is not None,

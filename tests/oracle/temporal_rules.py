@@ -132,8 +132,11 @@ class TemporalRules:
         return []
 
     def _touch(self, key: Key) -> None:
-        if self.ttl is not None and (key.cleanup is None or self.now + self.ttl > key.cleanup):
-            key.cleanup = self.now + self.ttl * 3 // 2
+        if self.ttl is None:
+            return
+        latest = self.now + self.ttl * 3 // 2  # beyond it is what a clock has set that was ahead
+        if key.cleanup is None or self.now + self.ttl > key.cleanup or key.cleanup > latest:
+            key.cleanup = latest
 
     def _advance(self) -> list[Change]:
         now, found = self.clock.now * self.terms.per_ms, list[Change]()

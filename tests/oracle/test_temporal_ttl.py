@@ -35,21 +35,29 @@ def trace(shape: IntervalShape, seed: int, events: int = 300) -> list[TimedEvent
 
 
 class Ticks:
-    """A clock that now and then stands still, and now and then moves by more than a TTL."""
+    """A clock that now and then stands still, and now and then moves by more than a TTL; or is off for a time."""
 
-    def __init__(self, seed: int) -> None:
-        self.choice, self.now = random.Random(seed), 0
+    def __init__(self, seed: int, *, jumps: bool = False) -> None:
+        self.choice, self.now, self.jumps = random.Random(seed), 0, jumps
 
     def next(self) -> int:
         self.now += self.choice.choice((0, 0, 0, 0, 1, 500, 500, 1499, 1500, 2250, 2249, 4000))
-        return self.now
+        off = self.jumps and self.choice.random() < 0.2
+        return self.now + (self.choice.choice((-3_000_000, -2000, -700, 700, 3_000_000)) if off else 0)
 
 
-def check(shape: IntervalShape, events: Sequence[TimedEvent], split: int | Sequence[int], backend: Backend) -> int:
+def check(
+    shape: IntervalShape,
+    events: Sequence[TimedEvent],
+    split: int | Sequence[int],
+    backend: Backend,
+    *,
+    jumps: bool = False,
+) -> int:
     """Every event makes come out what the transcription does; how many changes the TTL made."""
     join = temporal_join(shape, ttl=TTL)
     rules, forever, other = TemporalRules(shape.terms(), TTL), TemporalRules(shape.terms()), 0
-    ticks = Ticks(len(events))
+    ticks = Ticks(len(events), jumps=jumps)
     with backend.engine(join) as engine:
         for cut in timed_cuts(join, events, split, shuffle=3):
             now = ticks.next()
@@ -74,6 +82,13 @@ def check(shape: IntervalShape, events: Sequence[TimedEvent], split: int | Seque
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_event_by_the_rules(shape: IntervalShape, split: int | tuple[int, ...], backend: Backend) -> None:
     assert check(shape, trace(shape, 5, 120 if split == 1 else 300), split, backend) > 0
+
+
+@pytest.mark.one_in(6, all=3)
+@pytest.mark.parametrize("split", [1, 7, (40, 3, 90)], ids=["split1", "split7", "more"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_clock_that_jumps(shape: IntervalShape, split: int | tuple[int, ...], backend: Backend) -> None:
+    check(shape, trace(shape, 6, 120 if split == 1 else 300), split, backend, jumps=True)
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ TTLS = ((900, 400), (250, None), (None, 300), (150, 700), (400, 400))
 SPLITS = {"split1": (1,), "split7": (7,), "all": (1_000_000,), "mixed": (20, 1, 7, 33)}
 EVERY = [Shape(how, left, right) for how in HOWS for left in LAYOUTS for right in LAYOUTS]
 CPU = Backend("cpu")
+JUMPS = (-3_000_000, -200, -90, -1, 1, 90, 200, 3_000_000)
+"""Milliseconds that a clock is off, in one micro-batch or in several one after the other."""
 
 
 def with_ttl(join: Join, ttls: Sequence[int | None]) -> Join:
@@ -75,17 +77,19 @@ def check(
     made: Recipe,
     restarts: bool,
     ttls: Sequence[int | None],
+    jumps: bool = False,
 ) -> int:
     """Every event (``per_batch``: every micro-batch) says what the rules say; as many rows are kept; what expired."""
     join = with_ttl(shape.join(emit), ttls)
     rules = Net(join, shape.residual)
     given = trace(shape, made)
     rng = random.Random(number)
-    now, expired = 0, [0, 0]
+    clock, expired = 0, [0, 0]
     output: Counter[Row] = Counter()
     engine = backend.engine(join).__enter__()
     for cut in cuts(join, given, split, shuffle=number):
-        now += rng.choice((0, 1, 8, 9, 25)) * max(1, min(cut.stop - cut.start, 33)) * 8 // 7
+        clock += rng.choice((0, 1, 8, 9, 25)) * max(1, min(cut.stop - cut.start, 33)) * 8 // 7
+        now = clock + (rng.choice(JUMPS) if jumps and rng.random() < 0.2 else 0)
         batch = given[cut.start : cut.stop]
         if rng.random() < 0.1:  # what is taken back has refreshed nothing, and nothing has expired of it
             engine.prepare(**cut.inputs, clock_ms=now)
@@ -148,6 +152,17 @@ def check_number(shape: Shape, number: int, emit: Emit, split: Sequence[int], ba
     made = recipe(shape, events, number, live=16, malformed=number % 2 == 1)
     restarts, ttls = number % 3 == 0, TTLS[number % len(TTLS)]
     return check(shape, number, emit, split, backend, made=made, restarts=restarts, ttls=ttls)
+
+
+@pytest.mark.one_in(20, all=8)
+@pytest.mark.parametrize("number", range(len(EVERY)), ids=[str(s) for s in EVERY])
+def test_ttl_under_a_clock_that_jumps(number: int, backend: Backend) -> None:
+    """A row's time is the clock that its micro-batch was given: no jump widens what is kept after it."""
+    emit: Emit = ("per_event", "per_batch")[number % 2]
+    split = ((1,), (7,), (20, 1, 7, 33))[number // 2 % 3]
+    made = recipe(EVERY[number], 40 if split == (1,) else 120, number, live=16, malformed=False)
+    ttls = TTLS[number % len(TTLS)]
+    check(EVERY[number], number, emit, split, backend, made=made, restarts=number % 2 == 0, ttls=ttls, jumps=True)
 
 
 @pytest.mark.slow

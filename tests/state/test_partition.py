@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from oracle.drive import Backend
 
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.server import recovery
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
@@ -178,8 +180,25 @@ def test_time_of_a_repetition_is_that_of_the_first(tmp_path: Path) -> None:
     log = PartitionLog(files, Manifest.of(files), 0)
     now[0] = 0  # a clock that was set back
     assert partition.apply(3, lines(0, 4), WIRE).changelog["price"].to_pylist() == [None]
-    times = [log.read_record(batch).clock_ms for batch in range(4)]
-    assert times == sorted(times)
+    assert [log.read_record(batch).clock_ms for batch in range(4)] == [10_000, 10_500, 15_500, 0]
+
+
+@pytest.mark.parametrize("every", [1, 2, 50])
+def test_a_clock_that_jumps_gives_the_same_rows_after_restarts_and_repetitions(tmp_path: Path, every: int) -> None:
+    """The clock of a micro-batch is in its record; what was the greatest so far matters nowhere, nor to a snapshot."""
+    join = make_join(how="left", right=Input("prices", PRICES, ttl_ms=1000))
+    clocks = [10_000, 10_400, 3_610_000, 10_800, 11_200, 11_600, 9_000, 12_700, 12_800]
+    batches, rng = wire_batches(len(clocks), seed=7), random.Random(every)
+    engine = JoinEngine(join, "cpu")
+    command = make_command(state=str(tmp_path), description=join.to_json(), options={"snapshot_every": every})
+    partition = PartitionState(command)
+    for batch, (clock, rows) in enumerate(zip(clocks, batches, strict=True)):
+        own = WIRE.split(join, rows)
+        expected = engine.process(*own.tables, orders=own.orders, clock_ms=clock)
+        for later in (0, 7_000_000)[: rng.choice((1, 1, 2))]:  # a repetition goes by the first one's
+            assert partition.apply(batch, rows, WIRE, clock_ms=clock + later).changelog.equals(expected)
+        if rng.random() < 0.4:
+            partition = PartitionState(command)
 
 
 # --- refusals ----------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ would pad, when it would. Neither has anything of the right.
 Within a micro-batch the watermark stands still; it advances before the micro-batch's rows. So what it
 ends comes out first, at instant -1.
 
+By processing time a row's time is the clock of its micro-batch, and so is the watermark. A clock that is set back takes
+the watermark back with it: rows that came before keep their times, and go when the clock passes their end.
+
 Late rows (``late="join"``) make the rest of this file. Flink's SQL join lets them meet what is there, and what is
 there depends on its timers:
 
@@ -537,6 +540,12 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         if self.interval.time == "processing":
             return clock_ms
         return super().watermark_ms(clock_ms)
+
+    def _advanced(self, watermark_ms: int | None) -> int:
+        """The watermark in force from here on; by processing time the clock of the micro-batch, also one set back."""
+        if self.interval.time == "processing" and watermark_ms is not None:
+            return clipped(watermark_ms * self.per_ms)
+        return super()._advanced(watermark_ms)
 
     def _facts(self) -> dict[str, int | None]:
         left, right = self.clock.cleaned

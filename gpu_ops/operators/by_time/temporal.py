@@ -101,7 +101,7 @@ class Retention:
         self.keys.move(slots, LIVE, DEAD)
 
     def touch(self, frames: Iterable[tuple[Frame, tuple[str, ...], pa.Schema]], fired: Slots, clock_ms: int) -> None:
-        """Set the clean-up times of keys, where they are not far enough away.
+        """Set the clean-up times of keys, where they are not far enough away, or further than any (of a clock ahead).
 
         Args:
             frames: keys of rows that came, in the columns of their input.
@@ -111,8 +111,9 @@ class Retention:
         rows = pa.concat_tables([self._plain(*each) for each in frames])
         slots = self.keys.locate(self.kernels.frame(rows)).slots if rows.num_rows else fired[:0]
         slots = distinct(self.kernels.xp, self.kernels.xp.concatenate([slots, fired]))
-        soon = self.keys.beside[WRITTEN_COLUMN].values[slots] < clipped(clock_ms + self.ttl)
-        self.keys.touch(slots[soon], clipped(clock_ms + 3 * self.ttl // 2))
+        times, latest = self.keys.beside[WRITTEN_COLUMN].values[slots], clipped(clock_ms + 3 * self.ttl // 2)
+        moves = (times < clipped(clock_ms + self.ttl)) | (times > latest)
+        self.keys.touch(slots[moves], latest)
 
     def times(self, frame: Frame, columns: tuple[str, ...], schema: pa.Schema) -> Array:
         """The clean-up time of each row's key, for a snapshot."""

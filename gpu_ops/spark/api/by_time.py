@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.arguments import check_options
 from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, Interval, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import LATER, Emit
@@ -29,7 +30,6 @@ from gpu_ops.spark.api.streams import (
     KeyOptions,
     Stream,
     TwoSidedOptions,
-    check_options,
     resolve,
     two_streams,
 )
@@ -134,19 +134,12 @@ def interval_join(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("interval_join", options, IntervalJoinOptions)
+    check_options(interval_join, options, IntervalJoinOptions)
     sides, emit = settled(two_streams(left, right), options)
-    interval = Interval(
-        parse_bound(lower),
-        parse_bound(upper),
-        lower_inclusive,
-        upper_inclusive,
-        time="processing" if time == "processing" else "event",
-        late=late or ("drop" if keyed else "join"),
-        keyed=keyed,
-        min_cleanup_ms=parse_bound(min_cleanup),
-        timestamp=timestamp,
-    )
+    interval = Interval.of(
+        lower, upper, lower_inclusive=lower_inclusive, upper_inclusive=upper_inclusive, keyed=keyed, late=late,
+        min_cleanup=min_cleanup, timestamp=timestamp, time="processing" if time == "processing" else "event",
+    )  # fmt: skip
     period = heartbeat_ms(heartbeat, emit)
     if process is not None and emit == "at_end" and sides[0].df.isStreaming:
         raise DescriptionError(
@@ -268,9 +261,10 @@ def asof_join(
 ) -> DataFrame:
     """Joins each left row with the right row of its key that is nearest in time; the result is a changelog.
 
-    Names and meaning are those of pandas' ``merge_asof`` and polars' ``join_asof``. A match comes at once, and is
-    retracted and replaced when a better one comes, or when the matched row is deleted or changed. Two static DataFrames
-    are joined at once, into a static DataFrame of insertions.
+    ``direction``, ``tolerance`` and ``allow_exact_matches`` are those of pandas' ``merge_asof``; but ``on`` is
+    the key, which pandas and polars call ``by``, and ``time`` the times, which they call ``on``. A match comes at once,
+    and is retracted and replaced when a better one comes, or when the matched row is deleted or changed. Two static
+    DataFrames are joined at once, into a static DataFrame of insertions.
 
     Args:
         left: the left input; it may be a changelog.
@@ -298,7 +292,7 @@ def asof_join(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("asof_join", options, AsofJoinOptions)
+    check_options(asof_join, options, AsofJoinOptions)
     sides, emit = settled(two_streams(left, right), options)
     sides, upstream = timed(sides, time)
     description, sides, _ = two_sided(
@@ -308,7 +302,7 @@ def asof_join(
         sides,
         options,
         emit=emit,
-        asof=Asof(direction, None if tolerance is None else parse_bound(tolerance), allow_exact_matches),
+        asof=Asof.of(direction, tolerance, allow_exact_matches=allow_exact_matches),
     )
     return apply_operator(description, sides, options, upstream=upstream if description.by_event_time else (None, None))
 
@@ -356,7 +350,7 @@ def temporal_join(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("temporal_join", options, TwoSidedOptions)
+    check_options(temporal_join, options, TwoSidedOptions)
     sides, emit = settled(two_streams(left, right), {"emit": "at_watermark", **options})
     period = heartbeat_ms(heartbeat, emit)
     sides, upstream = timed(sides, time)

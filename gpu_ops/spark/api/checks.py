@@ -11,10 +11,11 @@ from typing import Any, Final, TypeVar, cast
 
 from pyspark.sql import DataFrame
 
+from gpu_ops.descriptions import arguments
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.groups import Latest, without_upserts
-from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import ansi_mode
@@ -40,12 +41,6 @@ from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
 
-_SPELLINGS: Final = {
-    "outer": "full", "fullouter": "full", "leftouter": "left", "rightouter": "right",
-    "leftsemi": "semi", "leftanti": "anti",
-}  # fmt: skip
-"""What Spark also calls them, underscores left out."""
-
 PARTITIONS_PER_GPU: Final = 2
 
 _numbers = itertools.count(1)
@@ -58,12 +53,6 @@ class MemoryOnlyStateWarning(UserWarning):
 
 class NoWatermarkWarning(UserWarning):
     """An interval join that never forgets a row, because an input has no watermark."""
-
-
-def spelled(how: str) -> str:
-    """A join type as this pack writes it."""
-    spelling = how.lower().replace("_", "")
-    return _SPELLINGS.get(spelling, spelling)
 
 
 def _check_conditions(description: Description, sides: Sequence[Stream]) -> None:
@@ -107,10 +96,9 @@ def two_sided(
     where, (first, second), hidden = engine_condition(options.get("where"), sides)
     sides = first, second
     left, right = (as_input(side, derive=derive) for side in sides)
-    keys, suffixes = resolve_keys(on, sides, options), options.get("suffixes")
-    description = kind(
-        how=cast("JoinType", spelled(how)), left=left, right=right, keys=keys, suffixes=suffixes, where=where,
-        ansi=ansi_mode(first.df.sparkSession), **more,
+    description = arguments.two_sided(
+        kind, (left, right), how=how, on=resolve_keys(on, sides, options), suffixes=options.get("suffixes"),
+        where=where, ansi=ansi_mode(first.df.sparkSession), **more,
     )  # fmt: skip
     return description, sides, bool(hidden)
 

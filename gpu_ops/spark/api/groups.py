@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.aggregate import Aggregate, Given, Measure, parse_measure
+from gpu_ops.descriptions.arguments import check_options
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups import Keep, Latest, Top, parse_order
@@ -26,7 +27,7 @@ from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import apply_operator, check_frames
-from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, check_options, resolve, resolve_all
+from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, resolve, resolve_all
 from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
@@ -80,7 +81,7 @@ def aggregate(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("aggregate", options, ChangelogOptions)
+    check_options(aggregate, options, ChangelogOptions)
     source, emit = _one_input(input, options)
     static, label = not source.df.isStreaming, source.label
     groups = resolve_all(source, by, "by")
@@ -250,7 +251,7 @@ def top(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("top", options, ChangelogOptions)
+    check_options(top, options, ChangelogOptions)
     source, emit = _one_input(input, options)
     named, order = resolve_all(source, by, "by"), parse_order(order_by)
     columns = resolve_all(source, [one.column for one in order], "order_by")
@@ -299,7 +300,7 @@ def latest(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("latest", options, ChangelogOptions)
+    check_options(latest, options, ChangelogOptions)
     source, emit = _one_input(input, options)
     label = source.label
     if not source.df.isStreaming:

@@ -11,14 +11,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.arguments import check_options
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
+from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin, join_type
 from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn
 from gpu_ops.descriptions.times import Duration, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
-from gpu_ops.spark.api.checks import apply_operator, check_frames, settled, spelled, two_sided
+from gpu_ops.spark.api.checks import apply_operator, check_frames, settled, two_sided
 from gpu_ops.spark.api.streams import (
     ChangelogOptions,
     How,
@@ -29,7 +30,6 @@ from gpu_ops.spark.api.streams import (
     TwoSidedOptions,
     as_input,
     as_stream,
-    check_options,
     engine_condition,
     resolve_keys,
     two_streams,
@@ -70,7 +70,7 @@ def join(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("join", options, JoinOptions)
+    check_options(join, options, JoinOptions)
     return _join(left, right, on, how, options)
 
 
@@ -78,7 +78,7 @@ def semi_join(
     left: DataFrame | Stream, right: DataFrame | Stream, on: On = None, **options: Unpack[SemiJoinOptions]
 ) -> DataFrame:
     """The rows of the left input with at least one match (``EXISTS``, ``IN``); arguments as in `join`."""
-    check_options("semi_join", options, SemiJoinOptions)
+    check_options(semi_join, options, SemiJoinOptions)
     return _join(left, right, on, "semi", options)
 
 
@@ -99,7 +99,7 @@ def anti_join(
         null_aware: ``NOT IN`` instead: a null on the right suppresses every row.
         options: as in `join`, without ``suffixes``.
     """
-    check_options("anti_join", options, SemiJoinOptions)
+    check_options(anti_join, options, SemiJoinOptions)
     return _join(left, right, on, "anti", options, null_aware=null_aware)
 
 
@@ -151,7 +151,7 @@ def lookup_join(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("lookup_join", options, LookupJoinOptions)
+    check_options(lookup_join, options, LookupJoinOptions)
     if options.get("wait_for_table") and as_stream(table, "the table", "right").df.isStreaming:
         options["backlog"] = True
     return _join(left, table, on, how, options, kind=LookupJoin)
@@ -271,7 +271,7 @@ def co_group(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("co_group", options, KeyOptions)
+    check_options(co_group, options, KeyOptions)
     given = two_streams(left, right)
     function = Grouped.of(apply, schema)
     sides, _ = settled(given, options)
@@ -325,7 +325,7 @@ def multi_join(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("multi_join", options, ChangelogOptions)
+    check_options(multi_join, options, ChangelogOptions)
     if isinstance(inputs, str) or not isinstance(inputs, Sequence):
         raise DescriptionError(f"multi_join() takes a list of inputs, not {type(inputs).__name__}")
     if len(inputs) < 2:
@@ -333,7 +333,7 @@ def multi_join(
     given = tuple(as_stream(each, f"input {number}", f"input_{number}") for number, each in enumerate(inputs, start=1))
     found, emit = settled(given, options)
     streams, names = list(found), [side.label for side in found]
-    hows = [spelled(how)] * (len(inputs) - 1) if isinstance(how, str) else [spelled(each) for each in how]
+    hows = [join_type(how)] * (len(inputs) - 1) if isinstance(how, str) else [join_type(each) for each in how]
     wheres: list[Any] = [*[None] * (len(inputs) - 2), where] if where is None or isinstance(where, str) else list(where)
     for number, condition in enumerate(wheres[: len(streams) - 1], start=1):
         stop = number + 1

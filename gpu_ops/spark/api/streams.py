@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
 import pyarrow as pa
@@ -312,19 +311,6 @@ class IntervalJoinOptions(TwoSidedOptions, total=False):
     """
 
     emit: Emit
-
-
-def check_options(function: str, given: Iterable[str], known: type) -> None:
-    """Refuses an option that a function does not have.
-
-    Raises:
-        TypeError: names it, and the option that is most like it.
-    """
-    names = list(known.__annotations__)
-    for name in given:
-        if name not in names:
-            (near,) = difflib.get_close_matches(name, names, n=1, cutoff=0)
-            raise TypeError(f"{function}() has no option {name}=; did you mean {near}=? There are {', '.join(names)}")
 
 
 HIDDEN: Final = "__where_"

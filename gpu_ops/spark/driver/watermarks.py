@@ -83,7 +83,8 @@ class Watermarks:
                     f"{self}: its watermark is at batch {self._batch}, Spark asks for batch {batch_id}: "
                     "the checkpoint is older than the state"
                 )
-            clock_ms = max(clock_ms, self._moment.clock_ms)
+            # of a clock that was ahead: an input is not to be waited for until it is there again
+            self._rows_at = [min(at, clock_ms) for at in self._rows_at]
             watermark = self._advance(batch_id, clock_ms) if self._by_event_time else None
             self._last, self._moment = self._moment, Moment(watermark, clock_ms)
             self._batch, self._reports = batch_id, {}

@@ -251,9 +251,8 @@ class PartitionState:
         spent = time.perf_counter() - started
         engine = self._engine
         assert engine is not None
-        self._last_clock = max(given.clock_ms, self._last_clock) if recorded is None else recorded.clock_ms
-        clock_ms, watermark = self._last_clock, (given if recorded is None else recorded).watermark
-        backlog = self._in_backlog and (given if recorded is None else recorded).backlog
+        clock_ms, watermark, backlog = given if recorded is None else recorded
+        self._last_clock, backlog = clock_ms, backlog and self._in_backlog
         if self._log is not None:
             self._log.begin_to_write(parts)
         started = time.perf_counter()
@@ -423,7 +422,9 @@ class PartitionState:
         stored = log.stored(clean=not over)
         base = recovery.newest_snapshot(str(self), batch_id, log, stored)
         engine, since = self._engine, base
-        if engine is not None and self._can_catch_up(batch_id, base, log):
+        if (
+            engine is not None and base <= self._version <= batch_id
+        ):  # what is held is final: a later batch is asked for
             engine.discard()
             since = self._version
         else:
@@ -460,13 +461,6 @@ class PartitionState:
         except StateError as error:
             _log.warning("%s: repeating batch %d without its record: %s", self, batch_id, error)
             return None
-
-    def _can_catch_up(self, batch_id: int, base: int, log: PartitionLog) -> bool:
-        """Whether the records after what is held are enough: it is final, as a later batch is asked for."""
-        if not base <= self._version <= batch_id:
-            return False
-        # An engine's clock never goes back; one that a failed batch has set ahead would not repeat exactly.
-        return self._version == batch_id or log.read_record(self._version).clock_ms >= self._last_clock
 
     # --- snapshots ---------------------------------------------------------------------------
 

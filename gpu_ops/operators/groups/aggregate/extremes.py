@@ -32,7 +32,7 @@ from gpu_ops.operators.core.match import match
 from gpu_ops.operators.core.order import NONE, least, one_zero, order_codes_of
 from gpu_ops.operators.groups.aggregate.step import Running, Step
 from gpu_ops.state.table import DEAD, DYING
-from gpu_ops.values import one_array
+from gpu_ops.values import equal_codes, one_array
 
 _NOTHING: Final = np.uint64(np.iinfo(np.uint64).max)
 NO_ROW: Final = 0
@@ -239,7 +239,7 @@ class _Moved:
         if self._by_value:
             return self.codes
         if pa.types.is_nested(self.values.type):
-            return np.arange(len(self.values))
+            return equal_codes(self.values)
         kinds: npt.NDArray[np.int64] = self.values.dictionary_encode().indices.to_numpy().astype(np.int64)
         return kinds
 
@@ -345,9 +345,7 @@ class OwnFunction:
         after, final = self._of_groups(step, state) if line.net else self._of_moments(step, state)
         found = called(self.measure, "result", len(after), after)
         values = one_zero(one_array(pa.chunked_array([*base.chunks, *found.chunks], base.type)))
-        codes = np.arange(len(values))
-        if not pa.types.is_nested(values.type):
-            codes = values.dictionary_encode("encode").indices.to_numpy().astype(np.int64)
+        codes = equal_codes(values)
         values = values.take(pa.array(np.unique(codes, return_index=True)[1]))
         numbers = step.kernels.asarray(codes)
         of_base, of_after = numbers[: len(base)], numbers[len(base) :]
