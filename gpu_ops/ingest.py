@@ -319,8 +319,10 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
 
 def _row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column of row kinds as text, be it one of categories; one of something else as it is, for an error about it."""
+    if pa.types.is_large_string(column.type) or (pa.types.is_null(column.type) and len(column)):
+        return column
     try:
-        return column if pa.types.is_large_string(column.type) else taken(column, pa.string())
+        return taken(column, pa.string())
     except UnfitError:
         return column
 

@@ -180,7 +180,7 @@ def test_an_index_with_a_name_is_a_column_and_one_without_is_none() -> None:
     [
         (frame([D("1.10")]), frame([D("1.1"), D("1.105")]), "1.105"),
         (frame([D("1.10")]), frame([D("1.1"), D("123456789012345678901234567890")]), "123456789012345678901234567890"),
-        (frame(STAMPS.as_unit("s")), frame(pd.to_datetime(["2026-07-01 00:00:00.0", "2026-07-01 00:00:00.5"])), "00:00:00.500000"),
+        (frame(STAMPS.as_unit("s")), frame(STAMPS + pd.to_timedelta([0.5], "s")), "12:00:00.500000"),
         (frame(STAMPS.tz_localize("UTC")), frame(STAMPS), "2026-07-01"),
         (frame(STAMPS), frame(STAMPS.tz_localize("UTC")), "2026-07-01"),
         (frame([[1]]), frame([[1], [1, 2.5]]), r"\[1.0, 2.5\]"),

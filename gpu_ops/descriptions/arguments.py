@@ -55,7 +55,7 @@ _TEXTS: Final = (
     ("agg aggs aggregations measures", (("aggregates", "aggregates= are the functions"),)),
     ("k limit top head", (("n", "n= is how many rows of a group"),)),
     ("sort sort_by order orderby ascending", (("order_by", "order_by= is the order, such as 'amount DESC'"),)),
-    ("join_nulls nulls_equal nullsafe eqnullsafe", (("null_safe", "null_safe=True lets null meet null"),)),
+    ("join_nulls nulls_equal eqnullsafe", (("null_safe", "null_safe=True lets null meet null"),)),
     ("num_partitions numpartitions parallelism", (("partitions", "partitions= is how many there are"),)),
     ("output_mode outputmode mode", (("emit", "emit= says when rows come out"),)),
     ("device gpu cpu", (("backend", "backend= is 'auto', 'cpu' or 'gpu'"),)),
@@ -74,7 +74,7 @@ def right_word(name: str, known: Sequence[str]) -> str:
     for own, text in _WORDS.get(name.lower(), ()):
         if own in known or not own:
             return text
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6) if len(name) > 2 else []
     return f"did you mean {near[0]}=?" if near else ""
 
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.values import fitted, is_bytes
 
+_VIEWS: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 _PANDAS: Final = b"pandas"
 """Where a schema's metadata says what of the columns was a pandas index."""
 
@@ -148,6 +149,8 @@ def _taken(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _taken(_decoded(array), kind)
     if t.is_run_end_encoded(there):
         return _taken(pc.run_end_decode(array), kind)
+    if there in _VIEWS:
+        return _taken(array.cast(_VIEWS[there]), kind)
     if array.null_count == len(array):
         return pa.nulls(len(array), kind)
     if t.is_struct(kind) and t.is_struct(there):
@@ -167,9 +170,9 @@ def _taken(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _decoded(array: pa.DictionaryArray) -> pa.Array:
     """The values of a dictionary array; Arrow looks up no views."""
-    for view, kind in ((pa.string_view(), pa.string()), (pa.binary_view(), pa.binary())):
-        if array.type.value_type == view:
-            array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(kind))
+    plain = _VIEWS.get(array.type.value_type)
+    if plain is not None:
+        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(plain))
     return array.dictionary_decode()
 
 
@@ -261,18 +264,21 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _number(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    made = array.cast(kind, safe=not (pa.types.is_floating(array.type) and pa.types.is_floating(kind)))
-    changed = pc.not_equal(made.cast(array.type, safe=False), array)
-    if pa.types.is_floating(array.type):
-        changed = pc.and_(changed, pc.invert(pc.is_nan(array)))
-    ends = pa.types.is_floating(array.type) and pa.types.is_integer(kind)
-    if pc.any(changed).as_py() or (ends and _beyond(array, kind)):
-        raise pa.ArrowInvalid(f"a number that {kind} has no place for")
+    t, there = pa.types, array.type
+    made = array.cast(kind, safe=not t.is_floating(kind))
+    if t.is_floating(there) or t.is_floating(kind):
+        changed = pc.not_equal(made.cast(there, safe=False), array)
+        if t.is_floating(there):
+            changed = pc.and_(changed, pc.invert(pc.is_nan(array)))
+        # beyond the ends of an integer type the way there and back may give the same number
+        ends = (array, kind) if t.is_integer(kind) else (made, there)
+        if pc.any(changed).as_py() or (t.is_integer(ends[1]) and _beyond(*ends)):
+            raise pa.ArrowInvalid(f"a number that {kind} has no place for")
     return made
 
 
 def _beyond(array: pa.Array, kind: pa.DataType) -> bool:
-    """Whether a float is beyond the ends of an integer type: a cast there and back may give it again."""
+    """Whether a float is beyond the ends of an integer type."""
     limits = np.iinfo(kind.to_pandas_dtype())
     values = array.cast(pa.float64())
     found = pc.or_(pc.greater_equal(values, float(limits.max) + 1), pc.less(values, float(limits.min)))
