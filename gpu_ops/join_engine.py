@@ -629,9 +629,10 @@ def engine(
         DescriptionError: something that is no join.
         BackendError: as `JoinEngine`.
     """
-    options = {name: more.pop(name) for name in list(more) if name in ENGINE_OPTIONS}
-    for name, given in more.items():
-        if not (isinstance(given, Input | pa.Schema) or hasattr(given, "__arrow_c_stream__")):
+    bare = {x for x, y in more.items() if not (isinstance(y, Input | pa.Schema) or hasattr(y, "__arrow_c_stream__"))}
+    options = {name: more.pop(name) for name in list(more) if name in ENGINE_OPTIONS and name in bare}
+    for name in more:
+        if name in bare:
             check_engine_option(name)
     taken = set(inspect.signature(JoinEngine.prepare).parameters) - {"orders"}
     for number, name in enumerate(more):

@@ -18,7 +18,7 @@ from gpu_ops.descriptions.description import EITHER, Description
 from gpu_ops.descriptions.times import as_integers, from_integers, too_far
 from gpu_ops.errors import StateError
 from gpu_ops.kernels import Frame, Kernels, Store
-from gpu_ops.values import equal_codes, one_array
+from gpu_ops.values import equal_codes, one_array, with_types
 
 _log = logging.getLogger("gpu_ops")
 
@@ -245,7 +245,7 @@ class Fold:
 
     def prepare(self, changelog: pa.Table) -> None:
         """Take in a changelog, for `commit`."""
-        self._prepared.append(changelog.cast(self._schema))
+        self._prepared.append(with_types(changelog, self._schema))
 
     def discard(self) -> None:
         """Forget what was prepared."""
@@ -290,10 +290,10 @@ class Fold:
         made.known = rows is not None
         if rows is not None:
             kinds = encode_row_kinds(np.full(rows.num_rows, INSERT, np.int8))
-            try:
-                made._parts = [rows.add_column(0, self._schema.field(0), kinds).cast(self._schema)]
-            except (ValueError, pa.ArrowException) as error:
-                raise StateError(f"the snapshot has the table of another engine: {error}") from None
+            table = rows.add_column(0, self._schema.field(0), kinds)
+            if table.column_names != self._schema.names:
+                raise StateError(f"the snapshot has the table of another engine, of {', '.join(rows.column_names)}")
+            made._parts = [with_types(table, self._schema)]
         return made
 
 

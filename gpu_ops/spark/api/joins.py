@@ -197,7 +197,7 @@ def lookup(
     keys = normalize_on(on)
     table = applied_schema(schema, "schema")
     described = LookupJoin(
-        how=how,
+        how=join_type(how),
         left=as_input(side),
         right=Input("right", arrow_schema(table, "right")),
         keys=tuple(Key(spelling(side.df, key.left) or key.left, key.right, key.null_safe, key.using) for key in keys),
