@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.files.formats import read_objects
-from gpu_ops.messages.encodings import NOT_FINITE, Encodings, Written, to_base64
+from gpu_ops.messages.encodings import NOT_FINITE, Encodings, Written, scale_of, to_base64
 from gpu_ops.values import Mask, wrong_text
 
 _SUSPECTS: Final = (r"\}[ \t\r\n]*null", r"\x00")
@@ -361,10 +361,10 @@ def look(schema: Any) -> list[Written]:
     if kind == "map" and look(schema.get("keys"))[:1] != [Written("string")]:
         kind = "list of pairs"
     parameters = schema.get("parameters")
-    scale = parameters.get("scale", 0) if isinstance(parameters, dict) else 0
+    scale = scale_of(parameters.get("scale")) if isinstance(parameters, dict) else None
     fields = {field["field"]: field for field in _fields(schema)}
     item = schema.get("items", schema.get("values"))
-    return [Written(kind, str(schema.get("name") or ""), int(scale) if str(scale).isdecimal() else 0, fields, item)]
+    return [Written(kind, str(schema.get("name") or ""), scale, fields, item)]
 
 
 def _fields(schema: Any) -> list[Any]:
