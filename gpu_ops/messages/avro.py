@@ -330,9 +330,11 @@ def parsed(schema: str, others: tuple[str, ...] = ()) -> Schema:
             field = "value"
             own = {"type": "record", "name": "gpu_ops.Message", "fields": [{"name": field, "type": own}]}
         found = fastavro.parse_schema(own, named)
-        return Schema(found, named, _nests(found, named, frozenset(), set()), field)
     except Exception as error:  # fastavro's errors have no common class
         raise DescriptionError(f"no schema of Avro: {type(error).__name__}: {error}") from error
+    if _nests(found, named, frozenset(), set(), always=True):
+        raise DescriptionError("no schema of Avro: a record in it that always holds itself has no end")
+    return Schema(found, named, _nests(found, named, frozenset(), set()), field)
 
 
 def _package() -> Any:
@@ -396,7 +398,9 @@ def _one_more(value: Any, _: Any, __: Any) -> Any:
     return value
 
 
-def _nests(schema: Any, named: Mapping[str, Any], above: frozenset[str], seen: set[str]) -> bool:
+def _nests(
+    schema: Any, named: Mapping[str, Any], above: frozenset[str], seen: set[str], *, always: bool = False
+) -> bool:
     """Whether a type that a schema names holds itself.
 
     Args:
@@ -404,17 +408,19 @@ def _nests(schema: Any, named: Mapping[str, Any], above: frozenset[str], seen: s
         named: the types by their names.
         above: the names of those that it stands in.
         seen: the names of those that were looked at; it gets more.
+        always: whether each of its values does, as no union, list or map stands between.
     """
     if isinstance(schema, str):
         known = schema in named and schema not in seen
-        return schema in above or (known and _nests(named[schema], named, above, seen))
-    parts = schema
+        return schema in above or (known and _nests(named[schema], named, above, seen, always=always))
+    parts = [] if always else schema
     if isinstance(schema, Mapping):
         if "name" in schema:
             seen.add(schema["name"])
             above |= {schema["name"]}
-        parts = [*(field["type"] for field in schema.get("fields", ())), schema.get("items"), schema.get("values")]
-    return any(_nests(part, named, above, seen) for part in parts if part is not None)
+        parts = [field["type"] for field in schema.get("fields", ())]
+        parts += [] if always else [schema.get("items"), schema.get("values")]
+    return any(_nests(part, named, above, seen, always=always) for part in parts if part is not None)
 
 
 def checked(registry: Registry | None, local: str | None) -> None:

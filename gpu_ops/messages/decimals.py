@@ -1,4 +1,4 @@
-"""Decimals of unscaled bytes, as Java's ``BigDecimal`` has them: Connect's ``Decimal``, Avro's, Debezium's of any scale.
+"""Decimals of unscaled bytes, as Java's ``BigDecimal`` has them: Connect's ``Decimal``, Avro's, Debezium's.
 
 A scale may be negative (``new BigDecimal(BigInteger.ONE, -2)`` is 100), which Oracle's ``NUMBER(20, -2)`` is sent with.
 """
