@@ -26,6 +26,7 @@ _SUSPECTS: Final = (r"\}[ \t\r\n]*null", r"\x00")
 """What Arrow would end the process at, or take for the end of its text, where it stands between objects."""
 
 _INFINITY: Final = b"Infinity"
+_BEYOND: Final = "a number that is too large for its type, FLOAT or DOUBLE"
 _BLANK: Final = " \t\r\n"
 _ESCAPED: Final = r'["\\\x00-\x1f]'
 """What a JSON text cannot have as it is (RFC 8259)."""
@@ -86,29 +87,10 @@ def _refuse_beyond(values: pa.BinaryArray, rows: pa.RecordBatch) -> None:
         infinite |= _infinite(column)
     if not infinite.any():
         return
-    largest = float(np.finfo(np.float32 if _has_float32(rows.schema.types) else np.float64).max)
     for text in values.filter(pa.array(infinite)).to_pylist():
-        if _INFINITY not in text or _holds_beyond(text, largest):
-            raise pa.ArrowInvalid("a number that is too large for its type, FLOAT or DOUBLE")
-
-
-def _holds_beyond(message: bytes, largest: float) -> bool:
-    """Whether a number of a message is too large, of whatever member; for those that have a bare infinity, too."""
-    numbers: list[float] = []
-
-    def number(text: str) -> None:
-        numbers.append(abs(float(text)))
-
-    json.loads(message, parse_float=number, parse_int=number)
-    return max(numbers, default=0) > largest
-
-
-def _has_float32(kinds: Iterable[pa.DataType]) -> bool:
-    t = pa.types
-    return any(
-        t.is_float32(kind) or (t.is_nested(kind) and _has_float32(kind.field(n).type for n in range(kind.num_fields)))
-        for kind in kinds
-    )
+        if _INFINITY not in text:
+            raise pa.ArrowInvalid(_BEYOND)
+        bare_floats(text, pa.struct(list(rows.schema)))  # it looks at each number
 
 
 def _infinite(values: pa.Array) -> Mask:
@@ -138,7 +120,7 @@ def bare_floats(message: bytes, kind: pa.StructType) -> bytes:
         kind: what is read of it; the rest is left out.
 
     Raises:
-        ValueError: no JSON, or a member that is there twice.
+        ValueError: no JSON, a member that is there twice, or a number too large for its type.
     """
     found = json.loads(message, parse_int=_Number, parse_float=_Number, parse_constant=_Number, object_pairs_hook=_once)
     return _bare(found, kind).encode()
@@ -153,6 +135,11 @@ def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _bare(value: Any, kind: pa.DataType) -> str:
     t = pa.types
+    if t.is_floating(kind) and isinstance(value, _Number) and value not in NOT_FINITE:
+        with np.errstate(over="ignore"):
+            beyond = np.isinf((np.float32 if t.is_float32(kind) else np.float64)(value))
+        if beyond:
+            raise ValueError(_BEYOND)
     if isinstance(value, _Number) or (t.is_floating(kind) and value in NOT_FINITE):
         return str(value)
     if t.is_struct(kind) and isinstance(value, dict):
