@@ -217,3 +217,53 @@ def test_decimals_are_what_python_has(numbers: list[int | None], scale: int, pre
     found = unscaled(values, scale, kind)
     found.validate(full=True)
     assert [None if x is None else int(x.scaleb(kind.scale, EXACT)) for x in found.to_pylist()] == rights
+
+
+F32, F64, D38, D5, INFINITE = pa.float32(), pa.float64(), pa.decimal128(38, 0), pa.decimal128(5, 2), float("inf")
+BOTH = pa.struct([("a", F64), ("b", F32)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (F64, "1e400", None),
+        (F64, "-1.8e308", None),
+        (F64, "1.7976931348623159e308", None),
+        (F64, "1.7976931348623157e308", 1.7976931348623157e308),
+        (F64, "1e-400", 0.0),
+        (F32, "1e39", None),
+        (F32, "-1e39", None),
+        (F32, "3.4028235e38", 3.4028234663852886e38),
+        (F64, "Infinity", INFINITE),
+        (F64, '"Infinity"', INFINITE),
+        (F64, "1" + "0" * 400, None),
+        (pa.list_(F32), '[1, "Infinity", 1e39]', None),
+        (pa.list_(F32), "[1, Infinity, 1e39]", None),
+        (pa.list_(F32), '[1, "Infinity", Infinity, null, 2.5]', [1, INFINITE, INFINITE, None, 2.5]),
+        (pa.list_(F64), '[1, "x"]', None),
+        (pa.list_(F64), '["-Infinity", -0.0]', [-INFINITE, -0.0]),
+        (BOTH, '{"a": Infinity, "b": 1e39}', None),
+        (BOTH, '{"a": 1e39, "b": Infinity}', {"a": 1e39, "b": INFINITE}),
+        (LONG, "9223372036854775808", None),
+        (LONG, "-9223372036854775809", None),
+        (LONG, "1e3", None),
+        (pa.int8(), "128", None),
+        (LONG, "1" + "0" * 400, None),
+        (D38, "1" + "0" * 38, None),
+        (D38, "1" + "0" * 400, None),
+        (D5, "1000", None),
+        (D5, "0.001", None),
+        (D38, "9" * 38, exact.Decimal("9" * 38)),
+        (D5, "1e400", None),
+    ],
+)
+@pytest.mark.parametrize("form", ["json", "debezium-json", "wrapped"])
+def test_numbers_that_their_type_does_not_hold(kind: pa.DataType, text: str, value: Any, form: str) -> None:
+    """They are bad messages, and no infinities; one beside them is read."""
+    around = {"json": "%s", "debezium-json": '{"op":"c","after":%s}', "wrapped": '{"schema":null,"payload":%s}'}[form]
+    messages = [around % f'{{"x":{one}}}' for one in (text, "null", text)]
+    options: dict[str, Any] = {"row_kind": "row_kind"} if form == "debezium-json" else {}
+    name: Any = "json" if form == "wrapped" else form
+    found = MessageFormat(name, pa.schema([("x", kind)]), **options).read(pa.array([x.encode() for x in messages]))
+    assert [one.at for one in found.bad] == ([0, 2] if value is None else [])
+    assert found.rows["x"].to_pylist() == ([None] if value is None else [value, None, value])
