@@ -14,6 +14,7 @@ import http.client
 import io
 import json
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -27,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import BackendError, DescriptionError, NotBuiltError
-from gpu_ops.messages.encodings import Written
+from gpu_ops.messages.encodings import CONNECT_DECIMAL, Written, scale_of
 
 _HEADER: Final = 5
 _SECONDS: Final = 30
@@ -56,6 +57,13 @@ _KINDS_OF: Final = {
 _NAMELESS: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string", "array", "map")
 _SIZES: Final = {"uuid": 16, "duration": 12}
 
+_NOTHING: Final = "gpu-ops-nothing"
+"""A logical type of ours, of values that take no bytes: `_one_more` counts them."""
+
+_MOST_OF_NOTHING: Final = 1000
+"""So many of them a message may have, and besides as many as it has bytes: an array of 2 ** 36 takes nine."""
+
+_left = threading.local()
 _SAFE: Final = 1000
 """Bytes within which no nesting is too deep for fastavro's compiled reader, which would end the process."""
 
@@ -173,13 +181,27 @@ class Schema(NamedTuple):
         if isinstance(schema, str):
             return self.look(self.named[schema]) if schema in self.named else [Written(schema)] * (schema != "null")
         kind, name = schema["type"], str(schema.get(_MEANING, ""))
+        if kind == "null":
+            return []
         fits = kind in _KINDS_OF.get(name, ()) and (
             kind != "fixed" or schema["size"] == _SIZES.get(name, schema["size"])
         )
+        fits = fits and (name != "decimal" or _scale(schema) is not None)
         name = name if fits else str(schema.get("connect.name", schema.get("name", "")))
         if kind in ("record", "error"):
             return [Written("struct", name, fields={field["name"]: field["type"] for field in schema["fields"]})]
-        return [Written(kind, name, int(schema.get("scale", 0)), item=schema.get("items", schema.get("values")))]
+        return [Written(kind, name, _scale(schema), item=schema.get("items", schema.get("values")))]
+
+
+def _scale(schema: Mapping[str, Any]) -> int | None:
+    """That of decimals; None where it is none, as Avro has none below zero or above the precision, but Connect has."""
+    if schema.get("connect.name") == CONNECT_DECIMAL:
+        parameters = schema.get("connect.parameters")
+        other = parameters.get("scale") if isinstance(parameters, Mapping) else None
+        return scale_of(schema.get("scale", other))
+    scale, precision = scale_of(schema.get("scale", 0)), schema.get("precision")
+    digits = precision if isinstance(precision, int) else scale
+    return scale if scale is not None and 0 <= scale <= (digits or 0) else None
 
 
 class NoSchemaError(ValueError):
@@ -237,6 +259,7 @@ def read(values: pa.BinaryArray, schema: Schema, wanted: pa.StructType) -> pa.St
     records = []
     for value in values:
         stream = io.BytesIO(value.as_buffer())
+        _left.count = _MOST_OF_NOTHING + len(value.as_buffer())
         deep = schema.nests and len(value.as_buffer()) > _SAFE
         try:
             record: Any = (careful_reader if deep else fastavro.schemaless_reader)(stream, schema.parsed, None)
@@ -301,22 +324,27 @@ def parsed(schema: str, others: tuple[str, ...] = ()) -> Schema:
     named: dict[str, Any] = {}
     try:
         for text in others:
-            fastavro.parse_schema(_without_logical_types(json.loads(text)), named)
-        own, field = _without_logical_types(json.loads(schema)), None
+            fastavro.parse_schema(_counted(_without_logical_types(json.loads(text))), named)
+        own, field = _counted(_without_logical_types(json.loads(schema))), None
         if others and not isinstance(own, dict):  # fastavro takes the types it has parsed to records alone
             field = "value"
             own = {"type": "record", "name": "gpu_ops.Message", "fields": [{"name": field, "type": own}]}
         found = fastavro.parse_schema(own, named)
-        return Schema(found, named, _nests(found, named, frozenset(), set()), field)
     except Exception as error:  # fastavro's errors have no common class
         raise DescriptionError(f"no schema of Avro: {type(error).__name__}: {error}") from error
+    if _nests(found, named, frozenset(), set(), always=True):
+        raise DescriptionError("no schema of Avro: a record in it that always holds itself has no end")
+    return Schema(found, named, _nests(found, named, frozenset(), set()), field)
 
 
 def _package() -> Any:
     try:
         import fastavro  # noqa: PLC0415 - an extra
+        from fastavro.read import LOGICAL_READERS  # noqa: PLC0415
     except ImportError as error:
         raise NotBuiltError("messages in Avro need fastavro, here and where tasks run: pip install fastavro") from error
+    for kind in ("null", "fixed", "record", "error"):
+        LOGICAL_READERS[f"{kind}-{_NOTHING}"] = _one_more
     return fastavro
 
 
@@ -330,7 +358,49 @@ def _without_logical_types(schema: Any) -> Any:
     return {_MEANING if x == "logicalType" else x: _without_logical_types(part) for x, part in schema.items()}
 
 
-def _nests(schema: Any, named: Mapping[str, Any], above: frozenset[str], seen: set[str]) -> bool:
+def _counted(schema: Any) -> Any:
+    """A schema in which all that may take no bytes says so: nulls in arrays, bytes of length 0, records of such."""
+    if isinstance(schema, list):
+        return [_counted(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: _counted(part) if name in ("type", "items", "values") else part for name, part in schema.items()}
+    if "fields" in made:
+        made["fields"] = [_counted(field) if isinstance(field, dict) else field for field in made["fields"]]
+    items = made.get("items")
+    if items == "null" or (isinstance(items, dict) and items.get("type") == "null"):
+        made["items"] = {"type": "null", "logicalType": _NOTHING}
+    nothing = made.get("type") == "fixed" and made.get("size") == 0
+    if made.get("type") in ("record", "error"):
+        nothing = not any(_takes_bytes(field.get("type")) for field in made["fields"])
+    return made | ({"logicalType": _NOTHING} if nothing else {})
+
+
+def _takes_bytes(schema: Any) -> bool:
+    """Whether a value of a part of a schema surely takes a byte; one of a type by its name may take none."""
+    name = schema.get("type") if isinstance(schema, dict) else schema
+    if name == "fixed":
+        return bool(schema.get("size"))
+    if name in ("record", "error"):
+        return any(_takes_bytes(field.get("type")) for field in schema["fields"])
+    return isinstance(schema, list) or name == "enum" or (name in _NAMELESS and name != "null")
+
+
+def _one_more(value: Any, _: Any, __: Any) -> Any:
+    """A value that took no bytes; fastavro calls this for each.
+
+    Raises:
+        ValueError: there are more of them than a message of its size may have.
+    """
+    _left.count -= 1
+    if _left.count < 0:
+        raise ValueError("more values without bytes than a message of this size has")
+    return value
+
+
+def _nests(
+    schema: Any, named: Mapping[str, Any], above: frozenset[str], seen: set[str], *, always: bool = False
+) -> bool:
     """Whether a type that a schema names holds itself.
 
     Args:
@@ -338,17 +408,19 @@ def _nests(schema: Any, named: Mapping[str, Any], above: frozenset[str], seen: s
         named: the types by their names.
         above: the names of those that it stands in.
         seen: the names of those that were looked at; it gets more.
+        always: whether each of its values does, as no union, list or map stands between.
     """
     if isinstance(schema, str):
         known = schema in named and schema not in seen
-        return schema in above or (known and _nests(named[schema], named, above, seen))
-    parts = schema
+        return schema in above or (known and _nests(named[schema], named, above, seen, always=always))
+    parts = [] if always else schema
     if isinstance(schema, Mapping):
         if "name" in schema:
             seen.add(schema["name"])
             above |= {schema["name"]}
-        parts = [*(field["type"] for field in schema.get("fields", ())), schema.get("items"), schema.get("values")]
-    return any(_nests(part, named, above, seen) for part in parts if part is not None)
+        parts = [field["type"] for field in schema.get("fields", ())]
+        parts += [] if always else [schema.get("items"), schema.get("values")]
+    return any(_nests(part, named, above, seen, always=always) for part in parts if part is not None)
 
 
 def checked(registry: Registry | None, local: str | None) -> None:

@@ -18,6 +18,7 @@ import binascii
 import functools
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple
@@ -28,6 +29,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.messages.decimals import of_scales, unscaled
+from gpu_ops.messages.times import instants, read_times
 from gpu_ops.values import cast_plain
 
 Place = tuple[str, ...]
@@ -43,6 +46,9 @@ UUID: Final = "uuid"
 SCALED: Final = "scaled"
 """An object of a scale and the unscaled bytes of a decimal, whose scale is each value's own."""
 
+IN_UTC: Final = "in utc"
+"""Texts of instants, for a type without a zone: as numbers since 1970 they are the times in UTC then."""
+
 _DEBEZIUM: Final = "io.debezium.time."
 _CONNECT: Final = "org.apache.kafka.connect.data."
 _INSTANTS: Final = {
@@ -53,7 +59,8 @@ _INSTANTS: Final = {
 }  # fmt: skip
 
 _DATES: Final = ("date", f"{_DEBEZIUM}Date", f"{_CONNECT}Date")
-_DECIMALS: Final = ("decimal", f"{_CONNECT}Decimal")
+CONNECT_DECIMAL: Final = f"{_CONNECT}Decimal"
+_DECIMALS: Final = ("decimal", CONNECT_DECIMAL)
 _VARIABLE: Final = "io.debezium.data.VariableScaleDecimal"
 _NUMBERS: Final = (
     "time-millis", "time-micros", f"{_CONNECT}Time", f"{_DEBEZIUM}Time", f"{_DEBEZIUM}MicroTime",
@@ -85,8 +92,6 @@ with that scale where it is not the declared one; and what is the default, ISO 8
 NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 """How the floating-point numbers are written that JSON has none for: as texts."""
 
-_DECIMAL_BYTES: Final = 16
-_DIGITS: Final = 38
 Ways = Callable[[Place], str]
 """How a value in some place is written."""
 
@@ -112,20 +117,27 @@ class Written(NamedTuple):
     Attributes:
         kind: Avro's name of its type, or ``struct``.
         name: what it means: the logical or semantic type, or nothing.
-        scale: of a decimal.
+        scale: of a decimal; None if the schema has none that is a number.
         fields: of a struct, the schemas of each.
         item: the schema of what a list or map holds.
     """
 
     kind: str
     name: str = ""
-    scale: int = 0
+    scale: int | None = None
     fields: Mapping[str, Any] = {}
     item: Any = None
 
 
 Look = Callable[[Any], Sequence[Written]]
 """What a schema says; several things where it is a union, of which null is left out."""
+
+
+def scale_of(value: object) -> int | None:
+    """The scale that a schema gives, as a number or as Java's ``Integer.parseInt`` reads a text; None if it is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,10}", value) else None
 
 
 class MisfitError(ValueError):
@@ -196,7 +208,7 @@ def _way(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) ->
     if name in _DATES:
         return "days" if t.is_date(wanted) else _plain(one, wanted)
     if name in _DECIMALS:
-        return f"base64:{one.scale}" if t.is_decimal(wanted) else None
+        return f"base64:{one.scale}" if t.is_decimal(wanted) and one.scale is not None else None
     if name == _VARIABLE:
         return SCALED if t.is_decimal(wanted) else None
     if name == UUID and kind == "fixed":
@@ -206,7 +218,7 @@ def _way(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) ->
     if name in _BYTES:
         return _as_it_is(one, wanted, given, json=json) if _is_bytes(wanted) else None
     if name in _TEXTS_OF_TIMES and t.is_timestamp(wanted):
-        return "text"
+        return "text" if wanted.tz else IN_UTC
     if kind == "string" and name.startswith(_OF_TEXTS):
         return "text" if t.is_string(wanted) else None
     return _as_it_is(one, wanted, given, json=json)
@@ -339,14 +351,15 @@ def decoded(values: pa.Array, kind: pa.DataType, place: Place, how: How) -> pa.A
         parts = [decoded(below[x.name], x.type, (*place, x.name), how) for x in kind]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=values.is_null())
     if encoding == SCALED:
-        return _scaled(values, kind)
+        scales, data = values.flatten()
+        return of_scales(values.is_valid(), scales, _bytes_of(data), kind)
     if t.is_timestamp(kind) and t.is_integer(values.type):
-        return _instants(values, encoding, kind)
+        return instants(values, encoding, kind)
     if t.is_date(kind) and t.is_integer(values.type):
         return values.cast(pa.date32()).cast(kind)
     if t.is_decimal(kind) and (t.is_string(values.type) or t.is_binary(values.type)) and encoding.startswith("base64"):
         _, _, scale = encoding.partition(":")
-        return unscaled(_bytes_of(values), int(scale) if scale else kind.scale).cast(kind)
+        return unscaled(_bytes_of(values), int(scale) if scale else kind.scale, kind)
     if encoding == UUID:
         return _uuids(values)
     if _is_bytes(kind) and t.is_string(values.type):
@@ -359,30 +372,11 @@ def decoded(values: pa.Array, kind: pa.DataType, place: Place, how: How) -> pa.A
             raise pa.ArrowInvalid(f"a text where a number is expected: {texts[0]}")
     if t.is_decimal(values.type):
         values.validate(full=True)  # Arrow's reader lets some through that have a digit too many
+    if encoding == IN_UTC:
+        return read_times(values, pa.timestamp(kind.unit, "UTC"), "UTC").cast(pa.timestamp(kind.unit))
+    if t.is_string(values.type) and (t.is_timestamp(kind) or t.is_date(kind)):
+        return read_times(values, kind, how.zone)
     return values if values.type == kind else cast_plain(values, kind, how.zone)
-
-
-def _instants(values: pa.Array, unit: str, kind: pa.DataType) -> pa.Array:
-    """Times of numbers since 1970; of nanoseconds the microsecond that they are in, before 1970, too."""
-    if unit == "ns" and kind.unit == "us":
-        floor = np.floor_divide(pc.fill_null(values, 0).to_numpy(), 1000)
-        values, unit = pa.array(floor, mask=values.is_null().to_numpy(zero_copy_only=False)), "us"
-    return values.cast(pa.timestamp(unit, kind.tz)).cast(kind)
-
-
-def _scaled(values: pa.StructArray, kind: pa.DataType) -> pa.Array:
-    """Decimals of n scales and unscaled bytes; of each scale together."""
-    scales, data = values.flatten()
-    if pc.any(pc.and_(values.is_valid(), pc.or_(scales.is_null(), data.is_null()))).as_py():
-        raise pa.ArrowInvalid("a decimal without its scale or its bytes")
-    found, places = [pa.nulls(1, kind)], np.zeros(len(values), np.int64)
-    for scale in pc.unique(scales.drop_null()).to_pylist():
-        mine = np.flatnonzero(pc.fill_null(pc.equal(scales, scale), fill_value=False).to_numpy(zero_copy_only=False))
-        if not 0 <= scale <= _DIGITS:
-            raise pa.ArrowInvalid(f"a decimal with the scale {scale}")
-        places[mine] = sum(map(len, found)) + np.arange(mine.size)
-        found.append(unscaled(_bytes_of(data.take(pa.array(mine))), scale).cast(kind))
-    return pa.concat_arrays(found).take(pa.array(places))
 
 
 def _uuids(values: pa.BinaryArray) -> pa.StringArray:
@@ -430,28 +424,6 @@ def to_base64(values: pa.BinaryArray) -> pa.StringArray:
 def _each(values: pa.Array, change: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
     """Values changed one by one, null for null: as quick as all at once where they are short, else quicker."""
     return pa.array([None if value is None else change(value) for value in values.to_pylist()], kind)
-
-
-def unscaled(values: pa.BinaryArray, scale: int) -> pa.Array:
-    """Decimals of n numbers in big-endian two's complement, as Java's ``BigInteger`` has them.
-
-    Raises:
-        ArrowInvalid: one of no bytes, or of more than 38 digits.
-    """
-    full = pc.fill_null(values, b"\0")
-    lengths = pc.binary_length(full).to_numpy()
-    if ((lengths < 1) | (lengths > _DECIMAL_BYTES)).any():
-        raise pa.ArrowInvalid("a decimal of no bytes, or of more than 16")
-    negative = pc.greater_equal(full, b"\x80").to_numpy(zero_copy_only=False)
-    signs = pa.array([sign * count for sign in (b"\0", b"\xff") for count in range(_DECIMAL_BYTES)], pa.binary())
-    signs = signs.take(pa.array(_DECIMAL_BYTES * (1 + negative) - lengths))
-    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(full)], pc.binary_join_element_wise(signs, full, b"")), b"")
-    made = np.frombuffer(whole[0].as_buffer(), np.uint8).reshape(-1, _DECIMAL_BYTES)[:, ::-1]
-    mask = pa.array(values.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
-    buffers = [mask, pa.py_buffer(np.ascontiguousarray(made))]
-    decimals = pa.Array.from_buffers(pa.decimal128(_DIGITS, scale), len(values), buffers)
-    decimals.validate(full=True)
-    return decimals
 
 
 def text_of(placeholder: str) -> str:

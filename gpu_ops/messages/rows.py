@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.messages import avro
+from gpu_ops.messages.connect import Group, balanced, groups, is_wrapper, look, rows_of
 from gpu_ops.messages.encodings import (
     ENCODINGS,
     PLACEHOLDER,
@@ -33,7 +34,7 @@ from gpu_ops.messages.encodings import (
     unavailable,
     written,
 )  # fmt: skip
-from gpu_ops.messages.json_texts import Group, balanced, groups, is_wrapper, look, objects, read_texts, rows_of
+from gpu_ops.messages.json_texts import bare_floats, objects, read_texts
 from gpu_ops.values import Mask
 
 MessageFormatName = Literal["json", "debezium-json", "avro", "debezium-avro"]
@@ -281,7 +282,9 @@ class MessageFormat:
                 return
             if number.group(2) == "string to number" and _add(group, parse, parsed, bad, more) is None:
                 return
-        if size > 1:
+        if number is not None and size == 1 and not group.bare:
+            self._read(group._replace(bare=True), parse, parsed, bad)
+        elif size > 1:
             for part in (group.part(0, size // 2), group.part(size // 2, size)):
                 self._read(part, parse, parsed, bad, numbers)
         elif group.whole is not None and not is_wrapper(group.whole[0].as_py()):
@@ -473,6 +476,10 @@ def _blocks(
 def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.Array], Positions]:
     """Members of messages, or themselves where the name is empty, and their positions; null payloads are left out."""
     fields = list(wanted[""]) if "" in wanted else [pa.field(name, kind) for name, kind in wanted.items()]
+    if group.bare:
+        kind = pa.struct(fields)
+        kind = kind if group.whole is None else pa.struct([("payload", pa.list_(kind))])
+        group = group._replace(values=pa.array([bare_floats(group.values[0].as_py(), kind)], pa.binary()))
     if group.avro is not None:
         found = avro.read(group.values, group.avro, pa.struct(fields))
     elif group.whole is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -237,6 +238,75 @@ def test_a_message_that_nests_deeply_ends_no_process(depth: int) -> None:
     form = MessageFormat("avro", pa.schema([("id", pa.int64())]), avro_schema=json.dumps(row))
     found = form.read(pa.array([b"\x02" * depth + b"\x00\x0a"]))
     assert found.rows.to_pylist() == [{"id": 5}] if depth < 1000 else "RecursionError" in found.bad[0].problem
+
+
+def long(number: int) -> bytes:
+    """A number as Avro has it."""
+    rest, out = (number << 1) ^ (number >> 63), b""
+    while rest > 127:
+        out, rest = out + bytes([rest & 127 | 128]), rest >> 7
+    return out + bytes([rest])
+
+
+EMPTY = {"type": "record", "name": "Empty", "fields": []}
+NOTHING = {
+    "null": "null",
+    "a null with a logical type": {"type": "null", "logicalType": "date"},
+    "bytes of length 0": {"type": "fixed", "name": "F", "size": 0},
+    "an empty record": EMPTY,
+    "a record of nulls": {"type": "record", "name": "N", "fields": [{"name": "x", "type": "null"}]},
+    "a record of one by its name": {"type": "record", "name": "N", "fields": [
+        {"name": "x", "type": EMPTY}, {"name": "y", "type": "Empty"}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("items", NOTHING)
+def test_arrays_of_values_that_take_no_bytes_end_soon(items: str) -> None:
+    """Nine bytes say that there are 2 ** 36 of them (the family of CVE-2023-37475); a thousand are taken."""
+    array = {"type": "array", "items": NOTHING[items]}
+    within = {"type": "record", "name": "W", "fields": [{"name": "a", "type": array}]}
+    arrays = {
+        "itself": (array, b"%s"),
+        "union": (["null", array], b"\x02%s"),
+        "array": ({"type": "array", "items": array}, b"\x02%s\x00"),
+        "map": ({"type": "map", "values": array}, b"\x02\x02k%s\x00"),
+        "record in an array": ({"type": "array", "items": within}, b"\x02%s\x00"),
+    }
+    huge = (
+        long(1 << 36) + b"\0",
+        long(-(1 << 36)) + long(3) + b"\0",
+        long(900) * 9 + b"\0",
+        long(1 << 62) + b"\0",
+    )
+    for kind, message in arrays.values():
+        row = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, {"name": "x", "type": kind}]}
+        form = MessageFormat("avro", pa.schema([("id", pa.int64())]), avro_schema=json.dumps(row))
+        begin = time.process_time()
+        found = form.read(pa.array([b"\x02" + message % count for count in (*huge, long(300) + b"\0")], pa.binary()))
+        assert [one.at for one in found.bad] == [0, 1, 2, 3]
+        assert all("more values without bytes than a message of this size has" in one.problem for one in found.bad)
+        assert found.rows.to_pylist() == [{"id": 1}]
+        assert time.process_time() - begin < 5
+
+
+@pytest.mark.parametrize(
+    "kind", ["string", "bytes", {"type": "array", "items": "int"}, {"type": "map", "values": "null"}]
+)
+@pytest.mark.parametrize("length", [1 << 40, (1 << 63) - 1, -1, -(1 << 40), -(1 << 63), 100])
+def test_lengths_beyond_the_message_are_bad(kind: Any, length: int) -> None:
+    row = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, {"name": "x", "type": kind}]}
+    form = MessageFormat("avro", pa.schema([("id", pa.int64())]), avro_schema=json.dumps(row))
+    found = form.read(pa.array([b"\x02" + long(length) + b"abc"], pa.binary()))
+    assert found.bad[0].problem.startswith("is no Avro of its schema")
+
+
+def test_a_record_that_always_holds_itself_ends_no_process() -> None:
+    """It takes no bytes, and has no end."""
+    inner = {"type": "record", "name": "B", "fields": [{"name": "a", "type": "A"}]}
+    for name, field in (("A", "A"), ("A", inner)):
+        schema = {"type": "record", "name": name, "fields": [{"name": "x", "type": field}]}
+        with pytest.raises(DescriptionError, match="a record in it that always holds itself has no end"):
+            MessageFormat("avro", pa.schema([("x", pa.struct([("y", pa.int64())]))]), avro_schema=json.dumps(schema))
 
 
 def test_schemas_that_hold_each_other() -> None:

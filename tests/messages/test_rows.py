@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.messages import rows as of_messages
-from gpu_ops.messages.encodings import from_base64, unscaled
+from gpu_ops.messages.encodings import from_base64
 from gpu_ops.messages.rows import MessageFormat, Rows
 
 pytestmark = pytest.mark.thorough
@@ -334,18 +334,6 @@ def test_base64(data: list[bytes | None], start: int) -> None:
 def test_no_base64(wrong: str) -> None:
     with pytest.raises(pa.ArrowInvalid, match="no base64"):
         from_base64(pa.array(["YQ==", None, wrong, "", "YWJj"]))
-
-
-@given(st.lists(st.none() | st.integers(-(10**38) + 1, 10**38 - 1) | st.integers(-300, 300)))
-def test_unscaled_decimals(numbers: list[int | None]) -> None:
-    def written(number: int) -> bytes:
-        return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
-
-    data = pa.array([None if one is None else written(one) for one in numbers], pa.binary())
-    assert unscaled(data, 0).to_pylist() == [None if one is None else Decimal(one) for one in numbers]
-    assert unscaled(data, 3).cast(pa.string()).to_pylist() == [
-        None if one is None else f"{'-' if one < 0 else ''}{abs(one) // 1000}.{abs(one) % 1000:03}" for one in numbers
-    ]
 
 
 @pytest.mark.parametrize(

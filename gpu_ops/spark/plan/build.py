@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -20,16 +19,16 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
-from pyspark.sql.streaming import DataStreamWriter
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
-from gpu_ops.errors import DescriptionError, GpuJoinError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import JoinPlan
+from gpu_ops.spark.driver.starts import check_starts
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
 from gpu_ops.spark.plan.changes import Changes, Reading, holds_sources, observed_once, observing, source_of
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
@@ -57,8 +56,6 @@ _CO_GROUP: Final = "gpu_ops.coGroup"
 """Metadata of the first column that a co-group gives; its value is the co-group's name."""
 
 NAME = "gpu_ops_heartbeat"
-_STARTING: Final = ("start", "toTable")
-_guard = threading.Lock()
 INPUT: Final = "__input"
 """The number of the input that a row is of."""
 
@@ -105,7 +102,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         output.add(hidden, spark_type(METRICS_TYPE))
     changes = union.repartition(plan.partitions, "route").mapInArrow(task, plan.carried_by(output))
     directory.check_at_start(plan, state)
-    check_starts(Directory.check_started)
+    check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))
 
@@ -274,39 +271,17 @@ def heartbeats(session: SparkSession, period_ms: int, schema: st.StructType) -> 
     return beats.where(f.lit(False)).select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in schema.fields))
 
 
-def check_starts(check: Callable[[Any], None]) -> None:
-    """Has every query looked at when it is started; again is as good as once.
+def _without_output_modes(writer: Any, error: AnalysisException) -> None:
+    """Says of an output mode that a changelog does not have what there is instead.
 
-    Args:
-        check: takes the query, and raises where it cannot go on; it is stopped then, and ``start`` raises that.
+    Raises:
+        DescriptionError: it is that.
     """
-    with _guard:
-        for name in _STARTING:
-            start = getattr(DataStreamWriter, name)
-            if not hasattr(start, "__wrapped__"):
-                setattr(DataStreamWriter, name, _checked(start, check))
-
-
-def _checked(start: Callable[..., Any], check: Callable[[Any], None]) -> Callable[..., Any]:
-    @functools.wraps(start)
-    def started(writer: Any, *args: Any, **options: Any) -> Any:
-        try:
-            query = start(writer, *args, **options)
-        except AnalysisException as error:
-            if "output mode" in str(error).lower() and is_changelog(writer._df):
-                raise DescriptionError(
-                    "a changelog is written in outputMode('append'), the default: its row kinds say what changes. For "
-                    "the table as it is now keep it up to date in foreachBatch, see gpu_ops.sinks"
-                ) from error
-            raise
-        try:
-            check(query)
-        except GpuJoinError:
-            query.stop()
-            raise
-        return query
-
-    return started
+    if "output mode" in str(error).lower() and is_changelog(writer._df):
+        raise DescriptionError(
+            "a changelog is written in outputMode('append'), the default: its row kinds say what changes. For "
+            "the table as it is now keep it up to date in foreachBatch, see gpu_ops.sinks"
+        ) from error
 
 
 class UnionColumn(NamedTuple):

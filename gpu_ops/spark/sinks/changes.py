@@ -26,15 +26,16 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.messages.json_texts import writes
 from gpu_ops.spark.datatypes import arrow_schema, ignores_case, named_column, spark_type, spelling
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import data_frame, message_in, refuse_connect
 from gpu_ops.spark.plan.changes import made_by_tasks
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
-from gpu_ops.spark.tasks.messages import MessageWriter
+from gpu_ops.spark.tasks.messages import JsonTexts, MessageWriter
+from gpu_ops.spark.tasks.rows import OfRows
 
 COUNT: Final = "gpu_ops_count"
 """In a view without a key: how often the row is there."""
 
-_SECONDS: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
 View = Callable[[DataFrame, int], None]
 
 
@@ -97,10 +98,14 @@ class Changes:
         return spelled
 
 
-def net(batch: DataFrame) -> DataFrame:
+def net(batch: DataFrame, *, exact: bool = False) -> DataFrame:
     """The rows that a micro-batch adds or removes, each once, and `COUNT`: how often, negative if removed.
 
     Rows whose row kind is none of ``+I``, ``-U``, ``+U``, ``-D`` (``bad`` and ``late`` ones) are left out.
+
+    Args:
+        batch: a changelog.
+        exact: whether 0.0 and -0.0, which Spark groups as one, and as 0.0, are two.
 
     Raises:
         DescriptionError: no changelog, or columns that cannot be grouped.
@@ -117,14 +122,35 @@ def net(batch: DataFrame) -> DataFrame:
             raise DescriptionError(f"a view has one column of a name; the changelog has {alike!r} and {name!r}")
     kind = f.col(ROW_KIND_COLUMN)
     sign = f.when(kind.isin("+I", "+U"), 1).when(kind.isin("-U", "-D"), -1)
+    floats = {x: n for n, x in enumerate(names) if exact and _has_floats(batch.schema[x].dataType)}
+    signs = [_signs(named_column(x), batch.schema[x].dataType).alias(f"{COUNT}_sign_{n}") for x, n in floats.items()]
+    firsts = [f.first(named_column(x)).alias(f"{COUNT}_first_{n}") for x, n in floats.items()]
     try:
-        counted = batch.where(sign.isNotNull()).groupBy(*map(named_column, names)).agg(f.sum(sign).alias(COUNT))
-        return counted.where(f.col(COUNT) != 0)
+        grouped = batch.where(sign.isNotNull()).groupBy(*map(named_column, names), *signs)
+        counted = grouped.agg(f.sum(sign).alias(COUNT), *firsts).where(f.col(COUNT) != 0)
+        values = [f.col(f"{COUNT}_first_{floats[x]}").alias(x) if x in floats else named_column(x) for x in names]
+        return counted.select(*values, COUNT) if floats else counted
     except AnalysisException as error:
         raise DescriptionError(
             "the columns of a view are grouped, and Spark cannot group "
             f"{_ungrouped(batch, names) or 'these'}: {message_in(str(error))}"
         ) from error
+
+
+def _has_floats(kind: st.DataType) -> bool:
+    if isinstance(kind, st.StructType):
+        return any(_has_floats(field.dataType) for field in kind)
+    if isinstance(kind, st.ArrayType):
+        return _has_floats(kind.elementType)
+    if isinstance(kind, st.MapType):
+        return _has_floats(kind.keyType) or _has_floats(kind.valueType)
+    return isinstance(kind, st.FractionalType) and not isinstance(kind, st.DecimalType)
+
+
+def _signs(value: Column, kind: st.DataType) -> Column:
+    """What tells -0.0 from 0.0 in values that are equal."""
+    text = value.cast("string")
+    return text if isinstance(kind, st.StructType | st.ArrayType | st.MapType) else f.when(value == 0, text)
 
 
 def _ungrouped(batch: DataFrame, names: Sequence[str]) -> str | None:
@@ -196,13 +222,16 @@ def started(
     return (writer.trigger(**trigger) if trigger else writer).start()
 
 
-def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, needs_key: str = "") -> View:
+def view(
+    write: Callable[[Changes], None], key: str | Sequence[str] | None, *, needs_key: str = "", exact: bool = False
+) -> View:
     """A function for ``foreachBatch`` that computes the net change of each micro-batch and writes it.
 
     Args:
         write: writes it.
         key: columns that identify a row of the changelog; None for those that are known of it.
         needs_key: why the view needs a key; empty if it does not.
+        exact: whether 0.0 and -0.0 are different rows to it.
     """
 
     def apply(batch: DataFrame, batch_id: int) -> None:
@@ -210,7 +239,7 @@ def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, n
         columns = key_of(batch, key)
         if columns is None and needs_key:
             raise DescriptionError(f"{needs_key}; none is known of this changelog: declare key=")
-        rows = net(batch)
+        rows = net(batch, exact=exact)
         mark = batch.schema[ROW_KIND_COLUMN].metadata.get(CHANGELOG, "changelog")
         schema = st.StructType([x for x in batch.schema if x.name != ROW_KIND_COLUMN])
         changed = (without_key(rows) if columns is None else by_key(rows, columns)).persist()
@@ -225,12 +254,6 @@ def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, n
             changed.unpersist()
 
     return apply
-
-
-def json(value: Column) -> Column:
-    """A struct as JSON text, nulls among its fields and microseconds written; Spark's own format has milliseconds."""
-    times = {"timestampFormat": f"{_SECONDS}XXX", "timestampNTZFormat": _SECONDS}
-    return f.to_json(value, {"ignoreNullFields": "false", **times})
 
 
 class MemoryView:
@@ -309,14 +332,24 @@ def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers:
         DescriptionError: no such column, or one of a type that JSON has no text of: an interval.
     """
     names = _spelled(data_frame(changes, "what json_messages() takes"), key, "no column")
-    schema = arrow_schema(changes.schema, "changes")
-    for field in schema:
-        if not writes(field.type):
-            kind = changes.schema[field.name].dataType.simpleString()
-            raise DescriptionError(f"column {field.name!r} is {kind}, which has no JSON text: cast it")
+    schema = _written_schema(changes.schema)
     headers = headers and (changes.isStreaming or query_of(changes) != "none")
     writer = MessageWriter(schema, names, headers)
     return made_by_tasks(changes, writer, "gpu_join_messages", spark_type(pa.struct(list(writer.made))))
+
+
+def _written_schema(schema: st.StructType) -> pa.Schema:
+    """The types of columns that become JSON texts.
+
+    Raises:
+        DescriptionError: one that has none.
+    """
+    written = arrow_schema(schema, "changes")
+    for field, own in zip(written, schema, strict=True):
+        if not writes(field.type):
+            kind = own.dataType.simpleString()
+            raise DescriptionError(f"column {field.name!r} is {kind}, which has no JSON text: cast it")
+    return written
 
 
 def kafka_upsert(
@@ -335,10 +368,10 @@ def kafka_upsert(
     """
 
     def write(changes: Changes) -> None:
-        rows = changes.rows.select(_key(changes).alias("key"), json(f.col("after")).alias("value"))
-        _send(rows, servers, topic, options)
+        rows = changes.rows.select(_key(changes).alias("key"), f.col("after").alias("value"))
+        _send(_json(rows, changes.schema), servers, topic, options)
 
-    return view(write, key, needs_key="an upsert topic needs a key")
+    return view(write, key, needs_key="an upsert topic needs a key", exact=True)
 
 
 def kafka_debezium(
@@ -365,14 +398,33 @@ def kafka_debezium(
         sequence = f.format_string(f'["{changes.batch_id}","%d"]', f.col("number"))
         source = f.struct(f.lit("gpu_ops").alias("connector"), sequence.alias("sequence"))
         envelope = f.struct("before", "after", "op", source.alias("source"))
-        _send(rows.select("key", json(envelope).alias("value")), servers, topic, options)
+        _send(_json(rows.select("key", envelope.alias("value")), changes.schema), servers, topic, options)
 
-    return view(write, key)
+    return view(write, key, exact=True)
 
 
 def _key(changes: Changes) -> Column:
+    """The key of a message: of rows that Spark holds for one the same, be they of 0.0 or -0.0."""
     row = f.coalesce("after", "before")
-    return json(f.struct(*(row[name].alias(name) for name in changes.key or changes.schema.names)))
+    columns = []
+    for name in changes.key or changes.schema.names:
+        column, kind = row[name], changes.schema[name].dataType
+        if changes.key and isinstance(kind, st.FloatType | st.DoubleType):
+            column = f.when(column == 0, f.lit(0.0).cast(kind)).otherwise(column)
+        columns.append(column.alias(name))
+    return f.struct(*columns)
+
+
+def _json(rows: DataFrame, columns: st.StructType) -> DataFrame:
+    """Rows of structs as JSON texts; null for null.
+
+    Raises:
+        DescriptionError: one of the columns in them has no JSON text.
+    """
+    _written_schema(columns)
+    writer = JsonTexts(arrow_schema(rows.schema, "changes"))
+    make_importable(rows.sparkSession)
+    return rows.mapInArrow(OfRows("gpu_join_json", writer), spark_type(pa.struct(list(writer.made))))
 
 
 def _send(rows: DataFrame, servers: str, topic: str, options: Mapping[str, str] | None) -> None:

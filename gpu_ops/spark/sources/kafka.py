@@ -19,10 +19,12 @@ from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
 from gpu_ops.spark.driver.executors import make_importable
+from gpu_ops.spark.driver.starts import check_starts
 from gpu_ops.spark.failures import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.settings import metrics_reported
 from gpu_ops.spark.sources import ARROW
+from gpu_ops.spark.sources.topics import MARK, check_topics
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, ReadMessages
 from gpu_ops.values import arrow_zone
@@ -106,6 +108,8 @@ def read_kafka(
     if (topic is None) == all(option not in given for option in _TOPICS):
         raise DescriptionError("read_kafka() takes a topic, or options with subscribePattern or assign")
     stream = spark.readStream.format("kafka").options(**given).option("kafka.bootstrap.servers", servers)
+    stream = stream.option(MARK, "true")
+    check_starts(check_topics)
     try:
         messages = (stream if topic is None else stream.option("subscribe", topic)).load()
     except AnalysisException as error:

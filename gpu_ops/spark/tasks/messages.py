@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND
 from gpu_ops.errors import BadInputError
-from gpu_ops.messages.json_texts import bare_texts, json_objects
+from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values
 from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
 from gpu_ops.spark.tasks.packing import Pack, Packer, Part
@@ -144,6 +144,29 @@ def _sample(batch: pa.RecordBatch, bad: Bad) -> str | None:
 def _text(batch: pa.RecordBatch, bad: Bad) -> str:
     value = batch[VALUE][bad.at]
     return value.as_buffer().to_pybytes().decode(errors="replace") if value.is_valid else ""
+
+
+class JsonTexts(NamedTuple):
+    """How columns become JSON texts: null for null.
+
+    Attributes:
+        schema: of the rows.
+    """
+
+    schema: pa.Schema
+
+    @property
+    def made(self) -> pa.Schema:
+        """Of the texts, a column each."""
+        return pa.schema([(name, pa.string()) for name in self.schema.names])
+
+    def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The texts of rows, in their order."""
+        for batch in rows:
+            for at in range(0, batch.num_rows, _ROWS):
+                columns = batch.slice(at, _ROWS).columns
+                texts = [pc.if_else(column.is_valid(), json_values(column), None) for column in columns]
+                yield pa.RecordBatch.from_arrays(texts, schema=self.made)
 
 
 class MessageWriter(NamedTuple):

@@ -1,0 +1,63 @@
+"""Streaming queries are looked at when they start: ``DataStreamWriter.start`` and ``toTable`` call checks of ours."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql.streaming import DataStreamWriter
+
+from gpu_ops.errors import GpuJoinError
+
+_STARTING: Final = ("start", "toTable")
+_guard = threading.Lock()
+
+Check = Callable[[Any], None]
+"""Takes a query that has just been started, and raises an error of ours where it cannot go on."""
+
+Refusal = Callable[[Any, AnalysisException], None]
+"""Takes a writer that Spark does not start, and raises a better error where there is one."""
+
+_checks: list[Check] = []
+_refusals: list[Refusal] = []
+
+
+def check_starts(check: Check, refusal: Refusal | None = None) -> None:
+    """Has every query looked at when it is started; again is as good as once.
+
+    Args:
+        check: what it raises ``start`` raises, and the query is stopped.
+        refusal: what is asked where Spark itself refuses to start a query.
+    """
+    with _guard:
+        if check not in _checks:
+            _checks.append(check)
+        if refusal is not None and refusal not in _refusals:
+            _refusals.append(refusal)
+        for name in _STARTING:
+            start = getattr(DataStreamWriter, name)
+            if not hasattr(start, "__wrapped__"):
+                setattr(DataStreamWriter, name, _checked(start))
+
+
+def _checked(start: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(start)
+    def started(writer: Any, *args: Any, **options: Any) -> Any:
+        try:
+            query = start(writer, *args, **options)
+        except AnalysisException as error:
+            for refusal in _refusals:
+                refusal(writer, error)
+            raise
+        try:
+            for check in _checks:
+                check(query)
+        except GpuJoinError:
+            query.stop()
+            raise
+        return query
+
+    return started

@@ -1,0 +1,152 @@
+"""Topics of Kafka under a query: one that was deleted and made anew is noticed when the query is started again.
+
+A checkpoint of Spark's reader has the offsets of a topic's partitions by the topic's name. Where the topic is another
+one, with as many messages, the reader goes on in its middle. So the ids of the topics, which Kafka 2.8 and newer have,
+are kept in the checkpoint as well, in a file of ours beside Spark's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from py4j.java_gateway import JavaClass
+
+from gpu_ops.errors import StateError
+from gpu_ops.spark.driver.queries import children_of
+
+MARK: Final = "gpu_ops.topics"
+"""An option of Spark's reader, which it does not know: that the source is one of `gpu_ops.read_kafka`."""
+
+_FILE: Final = "gpu_ops_topics.json"
+_WITHIN_MS: Final = 10_000
+_NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
+"""That of a topic of an older Kafka."""
+
+_log = logging.getLogger(__name__)
+
+Ids = Mapping[str, set[str]]
+"""By a topic's name, its id; several where a query reads from several Kafkas."""
+
+
+def check_topics(query: Any) -> None:
+    """Refuses a query that goes on with another topic of the same name than its checkpoint has offsets of.
+
+    Topics whose ids cannot be had, as nobody may describe them or Kafka does not answer, are not looked at.
+
+    Args:
+        query: that was started.
+
+    Raises:
+        StateError: which topic.
+    """
+    try:
+        running = query._jsq.streamingQuery()
+        sources = [dict(options) for options in _sources(running.analyzedPlan())]
+        if not sources:
+            return
+        file = _Stored(running)
+        now, known = _ids(running, sources), file.read()
+    except Exception as error:  # whatever py4j makes of another version's classes, or a client of Kafka of its settings
+        _log.warning("whether topics of query %s were made anew cannot be told: %s", query.id, error)
+        return
+    anew = sorted(topic for topic, ids in now.items() if topic in known and not ids <= known[topic])
+    if anew and any(options.get("failondataloss", "true").lower() != "false" for options in sources):
+        raise StateError(
+            f"topic {anew[0]!r} was deleted and made anew since the query's last run, and its checkpoint has offsets "
+            "of the one before: the first messages would not be read. Begin the query anew, with another checkpoint and "
+            "state folder; with options={'failOnDataLoss': 'false'} it goes on at these offsets"
+        )
+    if any(known.get(topic) != ids for topic, ids in now.items()):
+        file.write({**known, **now})
+
+
+def _sources(node: Any) -> Iterator[Any]:
+    """The options of the sources of ours in a plan, their names in lower case."""
+    if str(node.nodeName()) == "StreamingRelationV2":
+        options = {str(name).lower(): str(value) for name, value in dict(node.extraOptions()).items()}
+        if MARK in options:
+            yield options
+    for child in children_of(node):
+        yield from _sources(child)
+
+
+def _ids(running: Any, sources: list[dict[str, str]]) -> Ids:
+    found = defaultdict[str, set[str]](set)
+    for options in sources:
+        properties = _java(running, "java.util.Properties")()
+        for name in ("default.api.timeout.ms", "request.timeout.ms"):
+            properties.put(name, str(_WITHIN_MS))
+        for name, value in options.items():
+            if name.startswith("kafka."):
+                properties.put(name.removeprefix("kafka."), value)
+        admin = _java(running, "org.apache.kafka.clients.admin.Admin").create(properties)
+        try:
+            names = _java(running, "java.util.ArrayList")()
+            for topic in _topics(running, admin, options):
+                names.add(topic)
+            for topic, future in dict(admin.describeTopics(names).topicNameValues()).items():
+                try:
+                    number = str(future.get().topicId())
+                except Exception as error:  # it is not there, or may not be described
+                    _log.warning("topic %s is not described: %s", topic, error)
+                    continue
+                if number != _NO_ID:
+                    found[str(topic)].add(number)
+        finally:
+            admin.close()
+    return found
+
+
+def _topics(running: Any, admin: Any, options: Mapping[str, str]) -> list[str]:
+    """The names of the topics that a source reads."""
+    if "subscribe" in options:
+        return [name.strip() for name in options["subscribe"].split(",") if name.strip()]
+    if "assign" in options:
+        return list(json.loads(options["assign"]))
+    pattern = options["subscribepattern"]
+    fits = _java(running, "java.util.regex.Pattern").matches
+    return [str(name) for name in admin.listTopics().names().get() if fits(pattern, name)]
+
+
+class _Stored:
+    """The ids that a query's checkpoint has.
+
+    Args:
+        running: the query, as the JVM has it.
+    """
+
+    def __init__(self, running: Any) -> None:
+        self._running = running
+        self._path = _java(running, "org.apache.hadoop.fs.Path")(running.resolvedCheckpointRoot(), _FILE)
+        self._files = self._path.getFileSystem(running.sparkSession().sparkContext().hadoopConfiguration())
+
+    def read(self) -> Ids:
+        """None where there is no file, or one that a driver was killed over."""
+        if not self._files.exists(self._path):
+            return {}
+        stream = self._files.open(self._path)
+        try:
+            text = _java(self._running, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8")
+            return {str(topic): set(map(str, ids)) for topic, ids in json.loads(text).items()}
+        except ValueError:
+            return {}
+        finally:
+            stream.close()
+
+    def write(self, ids: Ids) -> None:
+        """In place of those before."""
+        text = json.dumps({topic: sorted(numbers) for topic, numbers in sorted(ids.items())})
+        stream = self._files.create(self._path, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+
+def _java(running: Any, name: str) -> Any:
+    """A class of the JVM by its whole name."""
+    return JavaClass(name, running._gateway_client)
