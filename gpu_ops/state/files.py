@@ -359,6 +359,43 @@ class Files:
             _sync_folder(folder)
         return found
 
+    @contextlib.contextmanager
+    def locked(self, path: str, *, alone: bool) -> Iterator[bool]:
+        """Holds a lock on a folder; gives whether it is held. It is never waited for: its holder may be stopped.
+
+        Args:
+            path: the folder.
+            alone: while nobody else holds one; never on a file system that has no such locks. Otherwise beside others
+                of that kind, and always on such a file system.
+        """
+        if not self.local:
+            yield not alone
+            return
+        handle = None
+        try:
+            handle, held = self._lock(path, alone=alone)
+            yield held
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    @_asks("lock", "locking")
+    def _lock(self, path: str, *, alone: bool) -> tuple[int | None, bool]:
+        """A folder that is open, if it is there, and whether it is locked."""
+        folder = os.path.join(self.root, path)
+        if not alone:
+            _make_folders(folder, 0o700)
+        elif not os.path.isdir(folder):
+            return None, False
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return handle, False
+        except OSError:
+            return handle, not alone
+        return handle, True
+
     def begin_to_write(self, sources: Iterable[str]) -> None:
         """Have the system begin to write files that `link` is to be given, so that it waits for less."""
         for source in sources:

@@ -87,7 +87,8 @@ class Directory:
             if "SPARK_LOCAL_DIRS" not in os.environ:
                 local = settings.disk_folder or conf.get("spark.local.dir")
                 settings = dataclasses.replace(settings, disk_folder=local)
-            self.servers = EmbeddedServers(int(context.defaultParallelism), settings.server_arguments())
+            arguments = {kind: [*x, "--blocks", str(folder)] for kind, x in settings.server_arguments().items()}
+            self.servers = EmbeddedServers(int(context.defaultParallelism), arguments)
         token, tls = self.servers.token, settings.tls
         actions: dict[str, Action] = {
             "locate": answering(LocateRequest, lambda request: self.locate(request)),  # noqa: PLW0108 - tests replace it

@@ -31,6 +31,8 @@ DEFAULT_PATIENCE_S: Final = 60.0
 
 _LONGEST: Final = 3000  # gRPC carries an error twice, in headers of 8 KiB at most
 _END_S: Final = 5.0
+_TOLD: Final = 32
+"""Calls without the token that each have a line in the log; then each that doubles their number has."""
 _DESCRIPTORS: Final = 1 << 17  # more than another machine has ports to connect from
 
 Action = Callable[[dict[str, Any], Callable[[], bool]], object]
@@ -226,7 +228,7 @@ def _raise_descriptor_limit() -> None:
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call without the application's token; of n such calls the log has log2(n) lines."""
+    """Refuses every call without the application's token; of n such calls the log has about log2(n) lines."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
@@ -239,7 +241,7 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
                 return
         why = "a wrong" if given else "no"
         number = next(self._refused)
-        if number & (number - 1) == 0:
+        if number <= _TOLD or number & (number - 1) == 0:
             _log.warning("refused a call of %s: it came with %s token (%d such calls so far)", info.method, why, number)
         raise flight.FlightUnauthenticatedError(f"this server was called with {why} token")
 
