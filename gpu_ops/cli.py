@@ -41,9 +41,9 @@ def main() -> None:
     What starts Spark runs in a child, see `gpu_ops.jobs.supervision`.
     """
     arguments = sys.argv[1:]
-    if not supervision.supervised() and arguments[:1] in (["demo"], ["run"]) and "--help" not in arguments:
-        raise SystemExit(supervision.run(arguments))
     try:
+        if not supervision.supervised() and arguments[:1] in (["demo"], ["run"]) and "--help" not in arguments:
+            raise SystemExit(supervision.run(arguments))
         app()
     except GpuJoinError as error:
         _fail(str(error))

@@ -11,7 +11,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -46,7 +46,7 @@ def check_fields(described: Any, prefix: str = "") -> None:
         if isinstance(value, list):
             value = tuple(value)
             object.__setattr__(described, name, value)
-        if not _is(value, hint):
+        if not fits(value, hint):
             shown = repr(value)
             shown = shown if len(shown) < 100 else shown[:100] + "..."
             wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
@@ -151,25 +151,35 @@ def whole_number(name: str, value: object) -> int:
     return number
 
 
-def _is(value: object, hint: Any) -> bool:
-    """Whether a value is of a type; text can be written as UTF-8, a number is less than `MAX_MS` either way."""
+def fits(value: object, hint: Any, least: int = 1 - MAX_MS, most: int = MAX_MS - 1) -> bool:
+    """Whether a value is of a type; text can be written as UTF-8.
+
+    Args:
+        value: any.
+        hint: the type.
+        least: of whole numbers in it.
+        most: likewise.
+    """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_is(value, part) for part in parts)
+        return any(fits(value, part, least, most) for part in parts)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False
         if len(parts) == 2 and parts[1] is ...:
-            return all(_is(v, parts[0]) for v in value)
-        return len(value) == len(parts) and all(map(_is, value, parts))
+            return all(fits(v, parts[0], least, most) for v in value)
+        kinds = zip(value, parts, strict=False)
+        return len(value) == len(parts) and all(fits(v, part, least, most) for v, part in kinds)
     if hint is str or origin is typing.Literal:
         return isinstance(value, str) and _SURROGATE.search(value) is None
     if origin is Mapping:
         return isinstance(value, Mapping)
+    if origin is Sequence:
+        return isinstance(value, list | tuple) and all(fits(v, parts[0], least, most) for v in value)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_MS
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     if not isinstance(value, hint):
         return False
     if (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")) and not hasattr(hint, "checked"):
-        return all(_is(getattr(value, name), kind) for name, kind in hints_of(hint).items())
+        return all(fits(getattr(value, name), kind, least, most) for name, kind in hints_of(hint).items())
     return True

@@ -8,7 +8,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
@@ -25,7 +26,7 @@ from gpu_ops.jobs.sql_file import Text
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
-from gpu_ops.spark.failures import package
+from gpu_ops.spark.failures import message_in, package
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.settings import metrics_reported
 from gpu_ops.spark.sinks.changes import View, json_messages, kafka_debezium, kafka_upsert, started
@@ -109,8 +110,8 @@ def errors_of_spark(spark: SparkSession, file: Text, connector: str, at: int) ->
     """Errors of Spark's, with their position in the job; where a jar is missing, which one."""
     try:
         yield
-    except AnalysisException as error:
-        problem = str(error).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
+    except (PySparkException, Py4JJavaError) as error:
+        problem = message_in(str(error)).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
         needed = package(connector, spark.version)
         if needed is not None and "find" in problem and "data source" in problem:
             problem = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -97,11 +97,14 @@ def data_frame(given: object, which: str) -> DataFrame:
     Raises:
         DescriptionError: it is none.
         NotBuiltError: it is one of Spark Connect.
+        StateError: its session is gone.
     """
     if not hasattr(given, "sparkSession"):
         raise DescriptionError(f"{which} is a DataFrame of Spark's or a stream(...), not {_what(given)}")
     refuse_connect(given)
-    return cast("DataFrame", given)
+    df = cast("DataFrame", given)
+    refuse_gone(df.sparkSession.sparkContext)
+    return df
 
 
 def refuse_connect(given: object) -> None:
@@ -114,6 +117,27 @@ def refuse_connect(given: object) -> None:
         raise NotBuiltError(
             "Spark Connect sessions are not built yet: a join needs the driver's own process. Use a classic session, "
             "SparkSession.builder.master(...) without .remote() and SPARK_REMOTE"
+        )
+
+
+def refuse_gone(context: Any) -> None:
+    """Refuses what is asked of a Spark application that has ended: each of its objects then fails in a way of its own.
+
+    Args:
+        context: its SparkContext, or None where there never was one.
+
+    Raises:
+        StateError: it has ended.
+    """
+    if context is None:
+        raise StateError("there is no Spark session: make one first, gpu_ops.spark.session() or SparkSession.builder")
+    try:
+        gone = "it was stopped" if context._jsc is None or context._jsc.sc().isStopped() else None
+    except Exception as error:  # whatever py4j makes of a connection that nobody answers
+        gone = f"its JVM does not answer: {str(error) or repr(error)}"
+    if gone is not None:
+        raise StateError(
+            f"the Spark session is gone ({gone}): start another one, and its queries from their checkpoints"
         )
 
 

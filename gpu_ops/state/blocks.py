@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
 import shutil
+import stat
 import uuid
 import zlib
 from collections.abc import Iterable, Sequence
@@ -27,11 +30,20 @@ from gpu_ops.state.files import private
 _log = logging.getLogger(__name__)
 
 
+_RUN, _BATCH, _NAME = r"[A-Za-z0-9-]{1,200}", r"[0-9]{1,19}", r"[\w-]{1,200}"
+"""What a run's folder is called, that of a micro-batch in it, and a file there."""
+
+_SHOWN: Final = 300
+
 LEAST_BYTES: Final = 1 << 16
 """Of a message in a file: to make one takes as long as Spark takes for that many."""
 
 _BEFORE: Final = 2
 """Columns of the wire before the lanes: side and order."""
+
+
+_MOST_INPUTS: Final = np.iinfo(np.int8).max
+"""As the side of a row is an int8."""
 
 
 class Block(NamedTuple):
@@ -77,6 +89,26 @@ class Blocks(NamedTuple):
             shutil.rmtree(Path(self.folder, run_id), ignore_errors=True)
 
 
+def checked(path: str, folder: str | None, *, file: bool) -> Path:
+    """A path that came with a request, which is of this application: all that a server makes, reads or removes.
+
+    Args:
+        path: of a micro-batch's folder, or of a file in one.
+        folder: the application's, or None where its processes share none.
+        file: whether it is of a file.
+
+    Raises:
+        DescriptionError: it lies elsewhere, or a link on the way to it would lead there.
+    """
+    shown = repr(path if len(path) <= _SHOWN else f"{path[:_SHOWN]} ...")
+    below = f"{_RUN}/{_BATCH}/{_NAME}" if file else f"{_RUN}/{_BATCH}"
+    if folder is None or re.fullmatch(f"{re.escape(folder)}/{below}", path, re.ASCII) is None:
+        raise DescriptionError(f"{shown} is no path below {folder or 'a folder'} that this server has of its callers")
+    if os.path.realpath(path) != os.path.realpath(folder) + path.removeprefix(folder):
+        raise DescriptionError(f"{shown} leads elsewhere, by a link")
+    return Path(path)
+
+
 class BlockFiles:
     """The files of one task of a micro-batch: one for each partition, made when something is put into it.
 
@@ -120,7 +152,7 @@ def made(folder: Path) -> None:
     for one in (*reversed(folder.parents[:2]), folder):
         one.mkdir(mode=0o700, exist_ok=True)
     for other in folder.parent.iterdir():
-        if int(other.name) < int(folder.name):
+        if other.name.isdecimal() and int(other.name) < int(folder.name):
             shutil.rmtree(other, ignore_errors=True)
 
 
@@ -153,22 +185,43 @@ def taken(path: str) -> pa.RecordBatchReader:
 
 
 def mapped(path: str) -> pa.Buffer:
-    """A file mapped into memory."""
+    """A file mapped into memory.
+
+    Raises:
+        OSError, ArrowException: it is none, or cannot be read.
+    """
+    if not stat.S_ISREG(os.lstat(path).st_mode):  # a pipe would be waited for
+        raise OSError("it is no file")
     with pa.memory_map(path) as file:
         return file.read_buffer()
 
 
 class Mapped:
-    """Files mapped into memory, each once."""
+    """Files mapped into memory, each once.
 
-    def __init__(self) -> None:
-        self._files: dict[str, pa.Buffer] = {}
+    Args:
+        folder: the application's, as of `checked`.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder, self._files = folder, dict[str, pa.Buffer]()
 
     def message(self, block: Block) -> pa.Buffer:
-        """What was put there."""
+        """What was put there, to the bit.
+
+        Raises:
+            DescriptionError: it lies elsewhere.
+            OSError, ArrowException: it is not there, or is something else.
+        """
         if block.file not in self._files:
-            self._files[block.file] = mapped(block.file)
-        return self._files[block.file].slice(block.start, block.size)
+            self._files[block.file] = mapped(str(checked(block.file, self._folder, file=True)))
+        content = self._files[block.file]
+        if block.start + block.size > content.size:
+            raise pa.ArrowInvalid(f"it ends at {content.size}, before {block.start + block.size}")
+        message = content.slice(block.start, block.size)
+        if zlib.crc32(message) != block.crc:
+            raise pa.ArrowInvalid("its checksum does not fit")
+        return message
 
 
 class Part(NamedTuple):
@@ -195,9 +248,10 @@ class Part(NamedTuple):
         """
         try:
             number, lanes, order, block = data
-            part = cls(int(number), tuple(map(int, lanes)), int(order), Block(*block))
-            numbers = (*part[:1], *part.lanes, part.order, *part.block[1:])
-            fine = isinstance(part.block.file, str) and all(isinstance(x, int) and x >= 0 for x in numbers)
+            part = cls(number, tuple(lanes), order, Block(*block))
+            numbers = (part.number, *part.lanes, part.order, *part.block[1:])
+            fine = isinstance(part.block.file, str) and all(type(x) is int and 0 <= x < 1 << 63 for x in numbers)
+            fine = fine and part.number <= _MOST_INPUTS
         except (TypeError, ValueError):
             fine = False
         if not fine:

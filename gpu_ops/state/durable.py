@@ -18,7 +18,10 @@ belongs to. Whoever reads a file, or its facts alone, checks them, so a file fro
 
 Rows that came in a file of this machine stay in it (`gpu_ops.state.blocks`): the record gives it a second name in its
 folder, and has the places of its messages among its facts, with a CRC-32 of each. They are durable before the record
-is there that names them. One that no record names is a leftover, and goes when the records of its time do.
+is there that names them. One that no record names is a leftover of a repetition, and goes when the record is there or
+the partition is loaded; so is a piece newer than any snapshot, of one that was not written to its end. Two servers may
+both hold a partition for a while, so whoever writes what names other files holds a lock on the folder beside others,
+and whoever removes leftovers holds it alone; each does without where it would have to wait.
 
 Log records and pieces lie uncompressed on local disks, where LZ4 costs more time than it saves, and compressed
 elsewhere; snapshots are always compressed.
@@ -31,6 +34,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import os
 import re
 import struct
@@ -41,11 +45,13 @@ from typing import IO, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.errors import StateError
+from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.state.blocks import Part, together, without
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
 from gpu_ops.state.manifest import Manifest
 from gpu_ops.state.pieces import Content, Flush, FromSnapshot, StoredTable, Written, write
+
+_log = logging.getLogger(__name__)
 
 _TRAILER: Final = struct.Struct("<8sQI")
 _MAGIC: Final = b"GPUJOIN1"
@@ -154,6 +160,8 @@ class _Kind(NamedTuple):
 _PARTS: Final = "parts"
 _BLOCK: Final = re.compile(r"(\d{20})\.[\w-]+\.block")
 """The name of a file that a record keeps."""
+_OF_PIECE: Final = re.compile(r"(\d{20})\.[0-9a-f]+\.piece")
+"""The name of a piece."""
 
 _RECORD: Final = _Kind("arrow", "batch_id", "record of batch")
 _SNAPSHOT: Final = _Kind("snapshot", "version", "snapshot of version")
@@ -196,6 +204,7 @@ class PartitionLog:
         self._manifest, self._partition = manifest, partition
         self._folder = f"p/{partition}"
         self._record_compression = None if files.local else "lz4"
+        self._blocks, self._leftovers = collections.defaultdict[int, set[str]](set), False
 
     @property
     def name(self) -> str:
@@ -219,6 +228,11 @@ class PartitionLog:
         names = self._files.sizes(self._folder)
         if clean:
             self._files.delete(f"{self._folder}/{name}" for name in names if name.endswith(TEMPORARY))
+            gone = self.clean()
+            names = {name: size for name, size in names.items() if name not in gone}
+            self._blocks.clear()
+            for name, batch_id in _blocks(names).items():
+                self._blocks[batch_id].add(name)
         suffix, records = f".{_PIECE.suffix}", _RECORD.of(names)
         pieces = {name.removesuffix(suffix): size for name, size in names.items() if name.endswith(suffix)}
         for name, batch_id in _blocks(names).items():
@@ -237,15 +251,71 @@ class PartitionLog:
         """
         facts = {"batch_id": str(batch_id), "clock_ms": str(record.clock_ms), "wire": record.wire}
         facts |= record.times.to_facts() | _backlog(record.backlog) | self._manifest.facts(self._partition)
-        path, parts = _RECORD.path(self._folder, batch_id), self._keep(batch_id, record.parts)
-        rest = record.table
-        if parts:
-            rest, facts = without(rest, parts), facts | {_PARTS: json.dumps(parts)}
-        _write(self._files, path, [(rest, facts)], self._record_compression)
+        path = _RECORD.path(self._folder, batch_id)
+        try:
+            with self.writing() if record.parts else contextlib.nullcontext(False) as held:
+                parts, rest = self._keep(batch_id, record.parts if held else ()), record.table
+                if parts:
+                    rest, facts = without(rest, parts), facts | {_PARTS: json.dumps(parts)}
+                _write(self._files, path, [(rest, facts)], self._record_compression)
+        except BaseException:
+            if record.parts:
+                self.try_to_clean()
+            raise
+        before, self._blocks[batch_id] = self._blocks[batch_id], {part.block.file for part in parts}
+        if self._leftovers or before - self._blocks[batch_id]:
+            self.try_to_clean()
         stamp = self._files.stamp(path)
         if stamp is None:
             raise StateError(f"{self._files.name(path)} was written and is gone")
         return stamp, stamp[0] + sum(part.block.size for part in parts)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[bool]:
+        """While this lasts nobody removes leftovers; gives whether that is so, and a file may be named by another."""
+        with self._files.locked(self._folder, alone=False) as held:
+            yield held
+
+    def try_to_clean(self) -> None:
+        """As `clean`, where files that stay do no more than take room."""
+        try:
+            self.clean()
+        except StateError as error:
+            _log.warning("files that nothing names stay: %s", error)
+
+    def clean(self) -> set[str]:
+        """Deletes blocks that no record names, and pieces newer than any snapshot; none while another server writes.
+
+        Returns:
+            The names of the files that are gone.
+
+        Raises:
+            StateError: the folder cannot be listed, or one cannot be deleted.
+        """
+        self._leftovers = True
+        with self._files.locked(self._folder, alone=True) as held:
+            if not held:
+                return set()
+            names = self._files.sizes(self._folder)
+            newest, of_batch = max(_SNAPSHOT.of(names), default=0), collections.defaultdict[int, set[str]](set)
+            for name, batch_id in _blocks(names).items():
+                of_batch[batch_id].add(name)
+            gone = {name for name in names if (piece := _OF_PIECE.fullmatch(name)) and int(piece[1]) > newest}
+            for batch_id, blocks in of_batch.items():
+                gone |= blocks - self._named(batch_id, blocks)
+            self._files.delete(f"{self._folder}/{name}" for name in sorted(gone))
+        self._leftovers = False
+        return gone
+
+    def _named(self, batch_id: int, blocks: set[str]) -> set[str]:
+        """The blocks that the record of a micro-batch names; all there are where it cannot be read."""
+        try:
+            facts = self._facts(_RECORD, batch_id)
+            if facts is None:
+                return blocks if self.record_stamp(batch_id) is not None else set()
+            return {Part.of(part).block.file for part in json.loads(facts.get(_PARTS, "[]"))}
+        except (StateError, DescriptionError, ValueError, TypeError):
+            return blocks
 
     def begin_to_write(self, parts: Sequence[Part]) -> None:
         """Have the system begin to write the files of a micro-batch whose record is to come."""
@@ -456,6 +526,8 @@ class PartitionLog:
     def prune(self, version: int, stored: Stored, unneeded: Collection[str] = ()) -> None:
         """Deletes what a snapshot of a version does not leave of what there is, and some pieces."""
         left = stored.since(version, unneeded)
+        for batch_id in [batch_id for batch_id in list(self._blocks) if batch_id < version]:
+            self._blocks.pop(batch_id, None)
         gone = stored.records.keys() - left.records.keys()
         self._files.delete(_RECORD.path(self._folder, b) for b in gone)
         if gone and self._manifest.keeps_files and self._files.local:

@@ -4,7 +4,7 @@ What a thread asks the file system for can be seen by others (`Activity`): no lo
 
 A temporary folder belongs to a process, and is removed with it, or by the next one that makes one. A folder's owner
 holds a lock on a file in it. `atexit` does not run in a process that a signal ends, so whoever makes a folder removes
-those beside it whose lock is free.
+those beside it whose lock is free, if folder and lock are its user's own: anybody may write to where they are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import functools
 import io
 import os
 import shutil
+import stat
 import tempfile
 import time
 import uuid
@@ -358,6 +359,43 @@ class Files:
             _sync_folder(folder)
         return found
 
+    @contextlib.contextmanager
+    def locked(self, path: str, *, alone: bool) -> Iterator[bool]:
+        """Holds a lock on a folder; gives whether it is held. It is never waited for: its holder may be stopped.
+
+        Args:
+            path: the folder.
+            alone: while nobody else holds one; never on a file system that has no such locks. Otherwise beside others
+                of that kind, and always on such a file system.
+        """
+        if not self.local:
+            yield not alone
+            return
+        handle = None
+        try:
+            handle, held = self._lock(path, alone=alone)
+            yield held
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    @_asks("lock", "locking")
+    def _lock(self, path: str, *, alone: bool) -> tuple[int | None, bool]:
+        """A folder that is open, if it is there, and whether it is locked."""
+        folder = os.path.join(self.root, path)
+        if not alone:
+            _make_folders(folder, 0o700)
+        elif not os.path.isdir(folder):
+            return None, False
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return handle, False
+        except OSError:
+            return handle, not alone
+        return handle, True
+
     def begin_to_write(self, sources: Iterable[str]) -> None:
         """Have the system begin to write files that `link` is to be given, so that it waits for less."""
         for source in sources:
@@ -418,22 +456,47 @@ def _sync_folder(folder: str) -> None:
 
 PREFIX: Final = "gpu-join-"
 
+_HIDDEN: Final = f".{PREFIX}"
+"""Begins the name of a folder that has no owner yet."""
 _LOCK: Final = ".owner"
-_locks: Final[dict[Path, IO[bytes]]] = {}
+_UNFINISHED_S: Final = 3600.0
+"""How old a folder under such a name is that nobody will finish."""
+_CAUTIOUS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""How a name is opened that anybody may have made: a link is refused, and a pipe is not waited for."""
+_locks: Final[dict[Path, tuple[int, ...]]] = {}
 
 
 def temporary_folder(parent: Path | None = None) -> Path:
     """A new folder below the system's temporary one; `remove_temporary` or the end of this process removes it.
 
+    It gets its name when its lock is held: under that name no folder is ever without an owner.
+
     Args:
-        parent: below this folder instead.
+        parent: below this folder instead, which is made where it is gone.
+
+    Raises:
+        StateError: there is no room for it, or no right to make it.
     """
-    parent = parent or Path(tempfile.gettempdir())
-    remove_abandoned(parent)
-    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    lock = (made / _LOCK).open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    _locks[made] = lock
+    try:
+        parent = parent or Path(tempfile.gettempdir())
+        _make_folders(str(parent.absolute()), 0o700)
+        remove_abandoned(parent)
+        hidden = Path(tempfile.mkdtemp(prefix=_HIDDEN, dir=parent))
+        # that of the folder is for systemd-tmpfiles, which cleans none that is locked
+        locks = os.open(hidden / _LOCK, os.O_CREAT | os.O_EXCL | _CAUTIOUS, 0o600), os.open(hidden, _CAUTIOUS)
+        made = parent / f"{PREFIX}{uuid.uuid4().hex[:12]}"
+        try:
+            fcntl.flock(locks[0], fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # a file system that has no locks on folders
+                fcntl.flock(locks[1], fcntl.LOCK_EX)
+            hidden.rename(made)
+        except BaseException:
+            _close_all(locks)
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise StateError(f"no temporary folder can be made{f' in {parent}' if parent else ''}: {error}") from error
+    _locks[made] = locks
     atexit.register(_at_exit, made, os.getpid())
     return made
 
@@ -445,16 +508,58 @@ def _at_exit(made: Path, owner: int) -> None:
 
 def remove_temporary(made: Path) -> None:
     """Removes a folder that `temporary_folder` made."""
-    lock = _locks.pop(made, None)
-    if lock is not None:
-        shutil.rmtree(made, ignore_errors=True)
-        lock.close()
+    locks = _locks.pop(made, ())
+    if locks:
+        _remove_owned(made)
+        _close_all(locks)
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes the folders of `temporary_folder` whose processes were killed."""
-    for left in parent.glob(f"{PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError), left.open("rb") as lock:  # somebody else's, or gone meanwhile
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock.fileno()).st_uid == os.getuid():
-                shutil.rmtree(left.parent, ignore_errors=True)
+    """Removes the folders of `temporary_folder` whose processes were killed; what is not surely such a one stays."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            if name.startswith((PREFIX, _HIDDEN)):
+                with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
+                    _remove_if_abandoned(parent / name)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    handle = os.open(folder, _CAUTIOUS | os.O_DIRECTORY)
+    try:
+        about = os.fstat(handle)
+        if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
+            return
+        if folder.name.startswith(_HIDDEN) and time.time() - about.st_mtime < _UNFINISHED_S:
+            return
+        if folder.name.startswith(_HIDDEN) and _LOCK not in os.listdir(handle):
+            folder.rmdir()
+            return
+        lock = os.open(_LOCK, _CAUTIOUS, dir_fd=handle)
+        try:
+            owned = os.fstat(lock)
+            if stat.S_ISREG(owned.st_mode) and owned.st_uid == os.getuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_owned(folder)
+        finally:
+            os.close(lock)
+    finally:
+        os.close(handle)
+
+
+def _remove_owned(folder: Path) -> None:
+    """Removes a folder, its lock last: whoever goes on after a process that is killed meanwhile knows it by that."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            path = folder / name
+            if name == _LOCK:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _close_all(handles: Iterable[int]) -> None:
+    for handle in handles:
+        os.close(handle)

@@ -6,10 +6,12 @@ import contextlib
 import errno
 import json
 import os
+import random
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,13 @@ import gpu_ops
 from gpu_ops.errors import StateError
 from gpu_ops.spark.driver import pools
 from gpu_ops.spark.driver.pools import Death
-from gpu_ops.spark.driver.process import EmbeddedServers
+from gpu_ops.spark.driver.process import EmbeddedServers, Launcher, tail_of
 from gpu_ops.spark.driver.registry import JoinState
 from gpu_ops.spark.server.server import StateServer
 from gpu_ops.spark.wire.command import LocateRequest, ReportRequest
 from gpu_ops.spark.wire.connection import Address, translate
 from gpu_ops.spark.wire.exchange import Exchange, ask
+from gpu_ops.state import files
 from spark.support import Sink, Source, slow_join, start
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -167,6 +170,119 @@ def test_a_server_that_the_kernel_killed_says_so() -> None:
         servers.close()
 
 
+@contextlib.contextmanager
+def killing(launcher: Launcher, times: int, after: Callable[[], float], sent: int = signal.SIGKILL) -> Iterator[None]:
+    """Servers are killed while they start, so many of them, each so many seconds after its process has begun."""
+    over = threading.Event()
+
+    def kill() -> None:
+        killed = set[int]()
+        while len(killed) < times and not over.is_set():
+            for popen in list(launcher._starting):
+                if popen.pid not in killed:
+                    killed.add(popen.pid)
+                    time.sleep(after())
+                    popen.send_signal(sent)
+            time.sleep(0.002)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killer.join()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+def test_a_server_that_is_killed_while_it_starts_is_started_again(sent: int) -> None:
+    """The query ended with that, at once."""
+    launcher = Launcher("t" * 32)
+    try:
+        with killing(launcher, 2, lambda: 0.0, sent):
+            server = launcher.start("cpu", "cpu-0")
+        assert server.address.call("ping")["pid"] == server.pid
+        server.stop()
+    finally:
+        launcher.close()
+
+
+def test_a_server_that_is_killed_each_time_it_starts_says_so() -> None:
+    launcher = Launcher("t" * 32)
+    try:
+        wanted = r"(?s)server cpu-0 did not start .*exit code -9, 3 times.*ended by signal 9.*memory\.host"
+        with killing(launcher, 9, lambda: 0.0), pytest.raises(StateError, match=wanted):
+            launcher.start("cpu", "cpu-0")
+    finally:
+        launcher.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(3))
+def test_servers_are_killed_at_any_moment_of_their_start(seed: int) -> None:
+    """Two of them: whoever asked has a server; where it was up by then, the next one who asks has another."""
+    choice, servers = random.Random(seed), EmbeddedServers(1)
+    try:
+        pool, failed = servers.pool("cpu"), None
+        for _ in range(4):
+            with killing(servers._launcher, 2, lambda: choice.random() * 0.5):
+                location = pool.location(0, failed=failed)
+            for _ in range(3):
+                with contextlib.suppress(flight.FlightError):
+                    Address(location, servers.token).call("ping")
+                    break
+                location = pool.location(0, failed=location)
+            else:
+                pytest.fail(f"no server answers, seed {seed}")
+            os.kill(pool.running[0].pid, signal.SIGKILL)
+            failed = location
+    finally:
+        servers.close()
+
+
+def test_a_server_starts_where_the_folder_of_its_log_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cleaner of temporary files had removed it, and no server was started any more."""
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    launcher = Launcher("t" * 32)
+    try:
+        shutil.rmtree(tmp_path / "temporary")
+        server = launcher.start("cpu", "cpu-0")
+        assert "listening" in launcher.tail("cpu-0")
+        os.kill(server.pid, signal.SIGKILL)
+        while server.running:
+            time.sleep(0.01)
+        assert "listening" in str(server.death)
+        shutil.rmtree(launcher.logs)
+        assert "signal 9" in str(server.death)  # without its log
+        server.stop()
+    finally:
+        launcher.close()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(1 << 40)
+        file.write("the end, in ä text".encode())
+    assert tail_of(log).endswith("the end, in ä text")
+
+
+def test_where_no_process_can_be_made_the_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    launcher = Launcher("t" * 32)
+    monkeypatch.setattr("gpu_ops.spark.driver.process.subprocess.Popen", refused)
+    with pytest.raises(StateError, match=r"server cpu-0 cannot be started: .*temporarily unavailable"):
+        launcher.start("cpu", "cpu-0")
+    launcher.close()
+    with pytest.raises(StateError, match="has ended"):
+        launcher.start("cpu", "cpu-0")
+
+
 def test_a_partition_whose_servers_are_killed_again_and_again_is_given_up() -> None:
     known = JoinState("q", "r", None, None)
 
@@ -228,7 +344,7 @@ def test_a_query_whose_servers_are_killed_three_times_ends_with_that(
     query = start(joined, Sink(), tmp_path / "checkpoint")
     killed, location = list[int](), pools.Pool.location
 
-    def killing(self: pools.Pool, index: int, *, failed: str | None = None) -> str:
+    def killed_at_once(self: pools.Pool, index: int, *, failed: str | None = None) -> str:
         found = location(self, index, failed=failed)
         server = self._slots[index]
         assert server is not None
@@ -238,7 +354,7 @@ def test_a_query_whose_servers_are_killed_three_times_ends_with_that(
 
     try:
         query.processAllAvailable()
-        monkeypatch.setattr(pools.Pool, "location", killing)
+        monkeypatch.setattr(pools.Pool, "location", killed_at_once)
         left.add({"k": 2, "a": "x"})
         with pytest.raises(Exception, match=r"(?s)its state server was killed 3 times.*signal 9.*memory\.host"):
             query.processAllAvailable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,3 +111,50 @@ def test_a_failed_query_is_one_traceback_and_its_reason_last(tmp_path: Path) -> 
     assert all(line.startswith(("NOTE: ", "WARNING: Using incubator modules")) for line in before.splitlines()), before
     assert after.startswith("Traceback (most recent call last):\n")
     assert after.splitlines()[-1].startswith("gpu-join: input 'left', column 'op': unknown row kind; known are")
+
+
+GONE = """
+import os, signal, sys, time
+import gpu_ops
+from gpu_ops.spark import session
+from gpu_ops.spark.tasks.functions import applied_schema
+
+spark = session(master="local[1]", config={"spark.ui.enabled": "false"})
+a = gpu_ops.read_files(spark, sys.argv[1], "parquet", "k long, v long")
+if sys.argv[2] == "killed":
+    [jvm] = [int(x) for x in open(f"/proc/self/task/{os.getpid()}/children").read().split()]
+    os.kill(jvm, signal.SIGKILL)
+    os.waitpid(jvm, 0)
+else:
+    spark.stop()
+for ask in (
+    lambda: applied_schema("k long"),
+    lambda: gpu_ops.read_files(spark, sys.argv[1], "parquet", "k long, v long"),
+    lambda: gpu_ops.read_kafka(spark, "nowhere:1", "topic", format="json", schema="k long"),
+    lambda: gpu_ops.join(a, a, on="k"),
+    lambda: gpu_ops.sql("SELECT a.k FROM a", a=a),
+    lambda: gpu_ops.explain(a),
+    lambda: gpu_ops.finish(spark, state="nothing"),
+    lambda: gpu_ops.write_files(a, "out", checkpoint="checkpoint"),
+):
+    try:
+        ask()
+        print("nothing")
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_session_that_is_gone_is_said_to_be(tmp_path: Path, how: str) -> None:
+    """It was "schema='k long' is no schema", and Py4J's errors of all kinds."""
+    done = subprocess.run(
+        [sys.executable, "-c", GONE, str(tmp_path), how], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 8
+    if how == "stopped":
+        assert lines[0].startswith("StateError there is no Spark session")
+    why = "its JVM does not answer: .*refused" if how == "killed" else "it was stopped"
+    for line in lines[how == "stopped" :]:
+        assert re.match(rf"StateError the Spark session is gone \({why}\)", line), line

@@ -162,10 +162,24 @@ def test_a_state_folder_belongs_to_one_join(left: Source, right: Source, tmp_pat
     for spelling in (f"file:{state}", f"file:////{state}", f"{tmp_path}/x/../state", tmp_path / "link" / "state"):
         with pytest.raises(gpu_ops.StateError, match="in use by join"):
             gpu_ops.join(one, stream(right.df, name="again"), on="k", state=spelling, suffixes=("", "_2"))
-    # two of them in one query, which only shows when it runs
+    # two of them in one query: no micro-batch has begun
     other = gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), state=tmp_path / "link" / "state")
-    with pytest.raises(Exception, match="in use by another join of query"):
+    with pytest.raises(gpu_ops.StateError, match="in use by another join of query"):
         drain(one.unionAll(other), Sink(), tmp_path / "checkpoint")
+    assert not (tmp_path / "state").exists()
+    # two queries that start before either has a row: the first goes on
+    first = start(one, Sink(), tmp_path / "checkpoint_1")
+    try:
+        for again in (one, other):
+            with pytest.raises(gpu_ops.StateError, match=f"in use by another join of query {first.id}"):
+                start(again, Sink(), tmp_path / "checkpoint_2")
+        first.processAllAvailable()
+    finally:
+        first.stop()
+    # nor is the folder of a query that is over taken for one in use; it belongs to that query
+    with pytest.raises(gpu_ops.StateError, match=f"belongs to query {first.id}"):
+        start(other, Sink(), tmp_path / "checkpoint_3")
+    drain(one, Sink(), tmp_path / "checkpoint_1")
     # and while a query runs
     state = str(tmp_path / "state2")
     running = gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), state=state)

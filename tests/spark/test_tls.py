@@ -91,3 +91,19 @@ def test_settings(tls: Tls, tmp_path: Path) -> None:
     tls.check()
     with pytest.raises(DescriptionError, match=r"missing\.pem"):
         tls._replace(certificate=str(tmp_path / "missing.pem")).check()
+
+
+def test_strangers_do_not_fill_the_log(tls: Tls) -> None:
+    """gRPC itself has a line for each handshake that fails."""
+    launcher = Launcher(TOKEN, tls=tls)
+    process = launcher.start("cpu", "tls")
+    try:
+        for said in (b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\x16\x03\x01\x40\x00"):
+            for _ in range(20):
+                with socket.create_connection(("127.0.0.1", int(process.location.rpartition(":")[2]))) as connection:
+                    connection.sendall(said)
+        assert process.address.call("ping")["pid"] == process.pid
+        assert launcher.tail("tls").count("\n") <= 2, launcher.tail("tls")
+    finally:
+        process.stop()
+        launcher.close()

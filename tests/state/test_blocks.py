@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -15,14 +17,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.server import server as server_module
 from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange
-from gpu_ops.state import blocks
+from gpu_ops.state import blocks, durable
 from gpu_ops.state import files as files_module
 from gpu_ops.state.blocks import BlockFiles, Mapped, Part
 from gpu_ops.state.durable import PartitionLog, Record
@@ -101,7 +103,7 @@ def test_a_row_is_copied_once_into_its_file_and_once_out_of_it(tmp_path: Path, m
     monkeypatch.setattr(blocks, "mapped", lambda path: mapped.setdefault(path, own(path)))
     parts = left(tmp_path / "run" / "0", BATCHES[0])
     state = str(tmp_path / "s")
-    served = server_module.StateServer(TOKEN)
+    served = server_module.StateServer(TOKEN, blocks=str(tmp_path))
     try:
         address = Address(f"grpc://127.0.0.1:{served.port}", TOKEN)
         command = {**json.loads(make_command(0, state).to_json()), "counted": True}
@@ -210,7 +212,7 @@ def test_files_go_with_their_records(tmp_path: Path) -> None:
         own.write_record(batch, record(tmp_path, batch))
     own.write_record(1, record(tmp_path, 1))  # of a repetition that Spark has packed anew
     own.write_snapshot(3, {"left": BATCHES[0]}, 1)
-    assert len(kept(tmp_path)) == 5
+    assert len(kept(tmp_path)) == 4
     own.prune(3, own.stored())
     (last,) = kept(tmp_path)
     assert last.name.startswith(f"{3:020d}.")
@@ -229,7 +231,231 @@ def test_a_partition_goes_on_from_files(tmp_path: Path) -> None:
             assert answer.changelog.equals(ANSWERS[batch])
         for other in (tmp_path / f"run{attempt}" / str(batch) for attempt in range(2)):
             other.rename(tmp_path / f"{other.parent.name}-{batch}")
-    assert len(kept(tmp_path)) == 2 * len(BATCHES)
+    assert len(kept(tmp_path)) == len(BATCHES)
+
+
+def size_of(root: Path) -> int:
+    return sum(path.stat().st_size for path in (root / "s").rglob("*") if path.is_file())
+
+
+def test_a_micro_batch_that_is_repeated_leaves_its_rows_once(tmp_path: Path) -> None:
+    """Twelve repetitions were twelve times the rows, until there was a snapshot."""
+    partition, sizes = PartitionState(make_command(0, str(tmp_path / "s"))), []
+    for attempt in range(12):
+        parts = tuple(x for x in left(tmp_path / f"run{attempt}" / "0", BATCHES[0]) if isinstance(x, Part))
+        assert partition.apply(0, BATCHES[0], WIRE, parts=parts).changelog.equals(ANSWERS[0])
+        sizes.append(size_of(tmp_path))
+    assert max(sizes) <= 1.01 * sizes[0]
+    assert len(kept(tmp_path)) == 1
+    assert partition.apply(1, BATCHES[1], WIRE).changelog.equals(ANSWERS[1])
+    partition.close()
+    assert log(tmp_path).read_record(0).table.equals(BATCHES[0])
+
+
+@pytest.mark.parametrize("dies", ["with its record", "before its record"])
+def test_a_crash_loop_leaves_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
+    """A server that ends in each attempt never makes a snapshot."""
+
+    def gone(*_: object) -> None:
+        raise ConnectionResetError("gone")
+
+    sizes = []
+    for attempt in range(6):
+        partition = PartitionState(make_command(0, str(tmp_path / "s")))
+        parts = tuple(x for x in left(tmp_path / f"run{attempt}" / "0", BATCHES[0]) if isinstance(x, Part))
+        if dies == "before its record" and attempt < 5:
+            monkeypatch.setattr(PartitionLog, "try_to_clean", lambda *_: None)  # it is no more
+            monkeypatch.setattr(durable, "_write", gone)
+            with pytest.raises(ConnectionResetError, match="gone"):
+                partition.apply(0, BATCHES[0], WIRE, parts=parts)
+            monkeypatch.undo()
+        else:
+            partition.apply(0, BATCHES[0], WIRE, parts=parts)
+        sizes.append(size_of(tmp_path))
+    assert len(kept(tmp_path)) == 1
+    assert max(sizes) <= 2 * sizes[-1]
+    assert log(tmp_path).read_record(0).table.equals(BATCHES[0])
+
+
+def test_a_record_that_cannot_be_written_leaves_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = log(tmp_path)
+    own.write_record(0, record(tmp_path))
+    before = kept(tmp_path)
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for attempt in range(3):
+        monkeypatch.setattr(files_module.os, "replace", no_space)
+        for batch in (0, 1):
+            with pytest.raises(StateError, match="No space left"):
+                own.write_record(batch, record(tmp_path / str(attempt), batch))
+        monkeypatch.undo()
+        assert kept(tmp_path) == before
+    assert own.read_record(0).table.equals(BATCHES[0])
+
+
+def test_a_server_that_writes_loses_no_rows_to_one_that_removes_leftovers(tmp_path: Path) -> None:
+    """Two servers have a partition, one of them stopped while it writes a record or removes leftovers."""
+    slow, other = log(tmp_path), log(tmp_path)
+    with slow.writing() as held:
+        assert held
+        (named,) = {part.block.file for part in slow._keep(0, record(tmp_path).parts)}
+        assert other.stored().records == {}  # the other one loads the partition
+        other.write_record(0, record(tmp_path / "again"))
+        other.write_record(0, record(tmp_path / "and again"))
+        assert named in {path.name for path in kept(tmp_path)}
+        assert len(kept(tmp_path)) == 3
+    other.write_record(1, record(tmp_path, 1))
+    assert len(kept(tmp_path)) == 2, "the next record makes up for it"
+    with slow._files.locked(slow._folder, alone=True) as alone:
+        assert alone
+        other.write_record(2, record(tmp_path, 2))
+    assert len(kept(tmp_path)) == 2, "its rows are in the record itself"
+    assert other.read_record(2).table.equals(BATCHES[2])
+
+
+def test_what_is_damaged_is_no_leftover(tmp_path: Path) -> None:
+    """The files of a record that cannot be read stay for whoever restores it."""
+    log(tmp_path).write_record(0, record(tmp_path))
+    (head,) = (tmp_path / "s" / "p" / "0").glob("*.arrow")
+    content = head.read_bytes()
+    for damaged_content in (
+        content[:-1],
+        content[:100],
+        bytes([content[200] ^ 1]).join([content[:200], content[201:]]),
+    ):
+        head.write_bytes(damaged_content)
+        log(tmp_path).stored()
+        assert len(kept(tmp_path)) == 1
+    head.write_bytes(content)
+    assert log(tmp_path).read_record(0).table.equals(BATCHES[0])
+
+
+def random_life(root: Path, seed: int) -> None:
+    """Repetitions, failures and restarts of two servers of a partition: all is read, and nothing is left over."""
+    choice = random.Random(seed)
+    state, attempts = str(root / "s"), itertools.count()
+    servers = [PartitionState(make_command(0, state)) for _ in range(2)]
+    sync = os.fsync
+
+    def sometimes(handle: int) -> None:
+        if choice.random() < 0.05:
+            raise OSError(28, "No space left on device")
+        sync(handle)
+
+    for batch, rows in enumerate(BATCHES):
+        done = False
+        while not done or choice.random() < 0.5:
+            at = choice.randrange(2)
+            if choice.random() < 0.2:
+                servers[at] = PartitionState(make_command(0, state))  # the other one was killed
+            kept_at = root / f"run{next(attempts)}" / str(batch)
+            parts = tuple(x for x in left(kept_at, rows, inline=(choice.randrange(5),)) if isinstance(x, Part))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(files_module.os, "fsync", sometimes)
+                try:
+                    answer = servers[at].apply(batch, rows, WIRE, parts=parts if choice.random() < 0.8 else ())
+                except StateError as error:
+                    if "No space" not in str(error):
+                        raise
+                    continue
+            assert answer.changelog.equals(ANSWERS[batch]), (seed, batch)
+            done = True
+    last = log(root)
+    stored = last.stored()
+    for batch in stored.records:
+        assert last.read_record(batch).table.equals(BATCHES[batch]), (seed, batch)
+    named = set.union(set(), *(last._named(batch, set()) for batch in stored.records))
+    assert {path.name for path in kept(root)} == named, seed
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(4, 24))])
+def test_random_lives_of_a_partition_leave_nothing_over(tmp_path: Path, seed: int) -> None:
+    random_life(tmp_path, seed)
+
+
+@pytest.mark.slow
+def test_many_random_lives_of_a_partition(tmp_path: Path) -> None:
+    first = int(os.environ.get("GPU_JOIN_SEED", "1000"))
+    for seed in range(first, first + int(os.environ.get("GPU_JOIN_TRACES", "200"))):
+        random_life(tmp_path / str(seed), seed)
+        shutil.rmtree(tmp_path / str(seed))
+
+
+def test_a_damaged_message_never_comes_into_the_log(server: Server, tmp_path: Path) -> None:
+    """Its checksum was looked at when the log was read, weeks later."""
+    folder = tmp_path / "run" / "0"
+    parts = left(folder, BATCHES[0])
+    (file,) = folder.iterdir()
+    content = bytearray(file.read_bytes())
+    for at in (len(content) // 2, len(content) - 9):  # within values, which any bytes can be
+        content[at] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(StateError, match=r"rows of this micro-batch lie in .* its checksum does not fit"):
+            exchanged(server, make_command(0, str(tmp_path / "s")), parts)
+        content[at] ^= 1
+    assert kept(tmp_path) == []
+    file.write_bytes(content)
+    assert exchanged(server, make_command(0, str(tmp_path / "s")), parts).equals(ANSWERS[0])
+
+
+def strange_paths(root: Path) -> dict[str, str]:
+    """Where a request could have a server make, remove or read what is not its application's."""
+    (root / "link").symlink_to(root.parent)
+    (root / "linked").mkdir()
+    (root / "linked" / "7").symlink_to(root / "elsewhere")
+    return {
+        "elsewhere": "/tmp/run/7", "up": f"{root}/run/../7", "up, as a run": f"{root}/../7", "relative": "run/7",
+        "itself": str(root), "a run": f"{root}/run", "deeper": f"{root}/run/7/8/9", "no number": f"{root}/run/x",
+        "a name that begins so": f"{root}x/run/7", "twice": f"{root}//run/7", "a slash more": f"{root}/run/7/",
+        "a link": f"{root}/link/7", "a linked number": f"{root}/linked/7", "empty": "", "NUL": f"{root}/run/7\0",
+        "a line": f"{root}/run/7\n", "long": f"{root}/{'x' * 5000}/7", "digits of others": f"{root}/run/\u0667",
+    }  # fmt: skip
+
+
+def test_an_answer_is_left_in_the_application_s_own_folder_or_refused(tmp_path: Path) -> None:
+    """Any folder could be named: what has a lesser number beside it was removed."""
+    root = tmp_path / "shared"
+    (root / "run" / "3").mkdir(parents=True)
+    (root / "elsewhere").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with Server(tmp_path / "log", "--blocks", str(root)) as running, Server(tmp_path / "log2") as alone:
+        for name, path in strange_paths(root).items():
+            with pytest.raises(DescriptionError, match=r"is no path below|leads elsewhere"):
+                exchanged(running, make_command(0, str(tmp_path / "s"), answers=path), BATCHES[0].to_batches())
+            assert not (tmp_path / "s").exists(), name
+        own = str(root / "run" / "7")
+        with pytest.raises(DescriptionError, match="is no path below a folder that this server has of its callers"):
+            exchanged(alone, make_command(0, str(tmp_path / "s"), answers=own), BATCHES[0].to_batches())
+        assert {*before} - {*tmp_path.rglob("*")} == set(), "removed"
+        command = make_command(0, str(tmp_path / "s"), answers=own)
+        assert exchanged(running, command, BATCHES[0].to_batches()).equals(ANSWERS[0])
+
+
+def test_rows_are_read_in_the_application_s_own_folder_or_refused(tmp_path: Path) -> None:
+    root = tmp_path / "shared"
+    parts = left(root / "run" / "0", BATCHES[0])
+    (file,) = (root / "run" / "0").iterdir()
+    (root / "run" / "0" / "linked").symlink_to(file)
+    shutil.copy(file, tmp_path / "copy")
+    os.mkfifo(root / "run" / "0" / "pipe")
+    with Server(tmp_path / "log", "--blocks", str(root)) as running:
+        strange = [*strange_paths(root).values(), str(tmp_path / "copy"), f"{root}/run/0/../0/{file.name}"]
+        strange += [f"{root}/run/0/linked", f"{root}/run/0/pipe", f"{root}/run/0/none"]
+        for path in strange:
+            moved = [x._replace(block=x.block._replace(file=path)) for x in parts if isinstance(x, Part)]
+            with pytest.raises(GpuJoinError, match=r"is no path below|leads elsewhere|is no file|No such file"):
+                exchanged(running, make_command(0, str(tmp_path / "s")), moved)
+        assert not kept(tmp_path)
+        assert exchanged(running, make_command(0, str(tmp_path / "s")), parts).equals(ANSWERS[0])
+
+
+def test_strange_names_beside_those_of_micro_batches_are_no_error(tmp_path: Path) -> None:
+    for name in ("lost+found", ".nfs0001", "x", "-1"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    assert left(tmp_path / "run" / "3", BATCHES[0])
+    assert (tmp_path / "run" / "lost+found").exists()
 
 
 def test_files_are_on_their_way_to_the_disk_while_their_rows_are_joined(
@@ -260,7 +486,7 @@ def test_files_are_on_their_way_to_the_disk_while_their_rows_are_joined(
 
 @pytest.fixture
 def server(tmp_path: Path) -> Any:
-    with Server(tmp_path / "log") as running:
+    with Server(tmp_path / "log", "--blocks", str(tmp_path)) as running:
         yield running
 
 
@@ -324,7 +550,8 @@ def test_an_answer_that_is_gone_is_asked_for_again(
 
 def test_a_killed_server_s_rows_are_there_for_the_next(tmp_path: Path) -> None:
     state = str(tmp_path / "s")
-    with Server(tmp_path / "a") as first, Server(tmp_path / "b") as second:
+    shared = "--blocks", str(tmp_path)
+    with Server(tmp_path / "a", *shared) as first, Server(tmp_path / "b", *shared) as second:
         for batch, rows in enumerate(BATCHES):
             folder = tmp_path / "run" / str(batch)
             command, parts = make_command(batch, state, answers=str(folder)), left(folder, rows, inline=(2,))
@@ -412,7 +639,7 @@ def test_no_place() -> None:
 def test_a_message_is_mapped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, own = list[str](), blocks.mapped
     monkeypatch.setattr(blocks, "mapped", lambda path: (opened.append(path), own(path))[1])
-    mapped = Mapped()
+    mapped = Mapped(str(tmp_path))
     for part in left(tmp_path / "run" / "0", BATCHES[0]):
         assert isinstance(part, Part)
         part.rows(mapped.message(part.block), WIRE_SCHEMA)

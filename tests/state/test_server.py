@@ -563,6 +563,17 @@ def test_it_listens_on_loopback_only(server: Server) -> None:
     assert listening
 
 
+def test_calls_without_the_token_do_not_fill_the_log(server: Server) -> None:
+    """Each added a line, for as long as anybody called."""
+    server.mark()
+    for token in (None, "wrong"):
+        for number in range(500):
+            with pytest.raises(flight.FlightUnauthenticatedError):
+                server.action(("ping", "metrics", "no such")[number % 3], token=token)
+    assert 5 < server.said().count("\n") <= 40
+    assert "(512 such calls so far)" in server.said()
+
+
 @pytest.mark.parametrize("line", [b"", b'{"token": ""}\n'])
 def test_without_a_token_it_does_not_start(line: bytes) -> None:
     ended = subprocess.run(

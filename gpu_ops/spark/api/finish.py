@@ -30,7 +30,7 @@ from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.driver.queries import plans_of
-from gpu_ops.spark.failures import refuse_connect
+from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.tasks.engine import LeftOver
@@ -74,6 +74,7 @@ def finish(
         DescriptionError: a co-group's function is not known, or one is given for something else.
     """
     refuse_connect(spark)
+    refuse_gone(spark.sparkContext)
     return _left(spark, Files.at(state), apply, schema, finished=True)
 
 

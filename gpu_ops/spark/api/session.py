@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final
 from gpu_ops.errors import BackendError
 from gpu_ops.spark.driver.process import PACKAGE_ROOT
 from gpu_ops.spark.failures import refuse_connect, why
+from gpu_ops.spark.metrics.progress import Prometheus
+from gpu_ops.spark.settings import Settings
 from gpu_ops.state import files
 
 if TYPE_CHECKING:
@@ -217,9 +219,12 @@ def session(
 
     Raises:
         BackendError: no Java.
-        NotBuiltError: it is one of Spark Connect.
+        DescriptionError: a setting of ours that cannot be.
+        NotBuiltError: it is one of Spark Connect; metrics are to be served, and their package is not installed.
     """
     prepare_environment()
+    if Settings.of((config or {}).items()).prometheus is not None:
+        Prometheus.of()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is optional
 
     if not OLDEST <= _spark_version() <= NEWEST:

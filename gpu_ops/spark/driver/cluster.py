@@ -14,11 +14,11 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
 
 from gpu_ops.errors import StateError
-from gpu_ops.fields import decoded, encoded
+from gpu_ops.fields import decoded, encoded, fits, reading
 from gpu_ops.spark.driver.agent import (
     NONE_GIVEN,
     SILENT_S,
@@ -37,6 +37,8 @@ from gpu_ops.spark.settings import START_TIMEOUT, Settings
 from gpu_ops.spark.wire.connection import Action, Address
 
 _log = logging.getLogger(__name__)
+
+_Message = TypeVar("_Message", Offer, Waiting, Done)
 
 _LOOK_S: Final = 0.5
 _FOR_ANOTHER_S: Final = 30.0
@@ -205,9 +207,9 @@ class ClusterServers(Servers):
     def actions(self) -> dict[str, Action]:
         """What agents call the directory for."""
         return {
-            "offer": lambda request, _: {"agent": self.offer(decoded(Offer, request))},
-            "commands": lambda request, there: {"commands": encoded(self.commands(decoded(Waiting, request), there))},
-            "done": lambda request, _: self._agent(request["agent"]).done(decoded(Done, request)),
+            "offer": lambda request, _: {"agent": self.offer(_read(Offer, request))},
+            "commands": lambda request, there: {"commands": encoded(self.commands(_read(Waiting, request), there))},
+            "done": lambda request, _: self._done(_read(Done, request)),
         }
 
     def offer(self, offer: Offer) -> str:
@@ -215,7 +217,7 @@ class ClusterServers(Servers):
         agent = RemoteAgent(self._address(), offer)
         with self._changed:
             self._agents[agent.id] = agent
-            known = offer.group < len(self._groups) and not self._closed
+            known = 0 <= offer.group < len(self._groups) and not self._closed
             if known:
                 self._groups[offer.group].waiting.append(agent)
                 self._assign(self._groups[offer.group])
@@ -230,6 +232,9 @@ class ClusterServers(Servers):
         if not agent.alive:
             self._drop(agent)
         return found
+
+    def _done(self, done: Done) -> dict[str, Any]:
+        return self._agent(done.agent).done(done)
 
     def _agent(self, name: str) -> RemoteAgent:
         found = self._agents.get(name)
@@ -349,6 +354,19 @@ class ClusterServers(Servers):
                 self._failure, self._failures = failure, self._failures + 1
                 self._not_before = time.monotonic() + min(_LONGEST_PAUSE_S, 2.0**self._failures)
             self._changed.notify_all()
+
+
+def _read(kind: type[_Message], request: Mapping[str, Any]) -> _Message:
+    """What an agent says, from JSON.
+
+    Raises:
+        DescriptionError: it is none.
+    """
+    with reading(kind.__name__):
+        found = decoded(kind, request)
+        if not fits(found, kind):
+            raise TypeError(f"{found!r}")
+        return cast("_Message", found)
 
 
 def _gist(error: BaseException) -> str:

@@ -24,7 +24,7 @@ from gpu_ops.spark.driver.executors import Executors, on_cluster
 from gpu_ops.spark.driver.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.driver.process import START_S, EmbeddedServers
 from gpu_ops.spark.driver.queries import JoinPlan
-from gpu_ops.spark.driver.registry import JoinState, Registry, Started
+from gpu_ops.spark.driver.registry import ONE_JOIN, JoinState, Registry, Started
 from gpu_ops.spark.metrics.metrics import TASK_METRICS, Run, metric_names
 from gpu_ops.spark.metrics.progress import ProgressListener, serve
 from gpu_ops.spark.settings import Settings
@@ -87,7 +87,8 @@ class Directory:
             if "SPARK_LOCAL_DIRS" not in os.environ:
                 local = settings.disk_folder or conf.get("spark.local.dir")
                 settings = dataclasses.replace(settings, disk_folder=local)
-            self.servers = EmbeddedServers(int(context.defaultParallelism), settings.server_arguments())
+            arguments = {kind: [*x, "--blocks", str(folder)] for kind, x in settings.server_arguments().items()}
+            self.servers = EmbeddedServers(int(context.defaultParallelism), arguments)
         token, tls = self.servers.token, settings.tls
         actions: dict[str, Action] = {
             "locate": answering(LocateRequest, lambda request: self.locate(request)),  # noqa: PLW0108 - tests replace it
@@ -245,8 +246,7 @@ class Directory:
         user = self.registry.joins.get(other)
         if user is not None and user.run_id in (request.run_id, *self._active_runs()):
             raise StateError(
-                f"state folder {opened.state} is in use by another join of query {user.query_id}; "
-                "a state folder belongs to one join: give each its own"
+                f"state folder {opened.state} is in use by another join of query {user.query_id}; {ONE_JOIN}"
             )
         self._release(other)
         return self._claim(request, pool, index)

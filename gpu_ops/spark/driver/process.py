@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 START_S: Final = 90.0
 """How long a state server may take to listen."""
 
+_MOST_KILLED: Final = 3
+"""So often may a state server be killed while it starts: what killed it twice does so again."""
+
 _STOP_S: Final = 5.0
 _ENDING_S: Final = 0.5
 _TAIL: Final = 2000
@@ -131,24 +134,34 @@ class Launcher:
         Raises:
             StateError: it does not; with the end of its log.
         """
-        if self._closed:
-            raise StateError("the Spark application has ended, and its state servers with it")
-        began = time.monotonic()
         backend = "auto" if kind == "gpu" else "cpu"  # one per core; they would share the first card
         given = ["--backend", backend, *self._arguments.get(kind, ())]
-        popen = self._starter.submit(self._spawn, name, self._environment(kind, number), given).result()
-        try:
-            greeting = _handshake(popen, began + START_S)
-            port = int(greeting["port"])
-        except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
-            popen.kill()
-            why = f"{error}; exit code {popen.wait()}"
-            for pipe in filter(None, (popen.stdin, popen.stdout)):
-                with contextlib.suppress(OSError):
-                    pipe.close()
-            raise StateError(f"state server {name} did not start ({why}):\n{self.tail(name)}") from error
-        finally:
-            self._starting.discard(popen)
+        until, killed = time.monotonic() + START_S, 0
+        while True:
+            if self._closed:
+                raise StateError("the Spark application has ended, and its state servers with it")
+            began = time.monotonic()
+            try:
+                popen = self._starter.submit(self._spawn, name, self._environment(kind, number), given).result()
+            except (OSError, RuntimeError) as error:  # no room for a process or its log; it is closed meanwhile
+                raise StateError(f"state server {name} cannot be started: {error}") from error
+            try:
+                greeting = _handshake(popen, until)
+                port = int(greeting["port"])
+                break
+            except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
+                by_others, code = _ended(popen)
+                killed += by_others
+                if by_others and killed < _MOST_KILLED and time.monotonic() < until and not self._closed:
+                    _log.warning("state server %s was killed while it started (%d); it is started anew", name, code)
+                    continue
+                often = f", {killed} times" if killed > 1 else ""
+                why = f"{error}; exit code {code}{often}"
+                death = Death.of(name, popen.pid, code, self.tail(name)) if by_others else None
+                told = f"({why}):\n{self.tail(name)}" if death is None else f"({why}). {death}"
+                raise StateError(f"state server {name} did not start {told}") from error
+            finally:
+                self._starting.discard(popen)
         _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
         location = format_location(self._host, port, encrypted=self._tls is not None)
         server = Process(popen, Address(location, self._token, self._tls), self._log_of(name))
@@ -188,6 +201,9 @@ class Launcher:
     def _spawn(self, name: str, environment: Mapping[str, str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         shown = [] if self._tls is None else ["--tls-certificate", self._tls.certificate, self._tls.key]
         own = [sys.executable, "-m", _MODULE, "--name", name, "--host", self._host]
+        if not self.logs.is_dir():  # a cleaner of temporary files has removed it
+            files.remove_temporary(self.logs)
+            self.logs = files.temporary_folder()
         with self._log_of(name).open("ab") as stderr:
             popen = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
                 [*own, *shown, *arguments],
@@ -206,8 +222,13 @@ class Launcher:
 
 
 def tail_of(log: Path) -> str:
-    """The end of a log."""
-    return log.read_text(errors="replace")[-_TAIL:] if log.exists() else ""
+    """The end of a log, however long that is; empty where it is gone."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _write_token(stdin: IO[bytes] | None, token: str) -> None:
@@ -229,6 +250,19 @@ def _handshake(popen: subprocess.Popen[bytes], deadline: float) -> dict[str, Any
     if not line:
         raise EOFError("it ended before it listened")
     return dict(json.loads(line))
+
+
+def _ended(popen: subprocess.Popen[bytes]) -> tuple[bool, int]:
+    """Ends a process that has not come up; whether somebody else has killed it, and its exit code."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        popen.wait(_ENDING_S)  # its connections end a moment before it does
+    by_others = (popen.poll() or 0) < 0
+    popen.kill()
+    code = popen.wait()
+    for pipe in filter(None, (popen.stdin, popen.stdout)):
+        with contextlib.suppress(OSError):
+            pipe.close()
+    return by_others, code
 
 
 class EmbeddedServers(Servers):

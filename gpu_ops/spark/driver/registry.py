@@ -122,6 +122,8 @@ class JoinState:
         return list(self.counted.values()) if len(self.counted) == request.partitions else None
 
 
+ONE_JOIN: Final = "a state folder belongs to one join: give each its own"
+
 _NO_PLAN: Final = (None, None, False)
 
 
@@ -227,12 +229,37 @@ class Registry:
         Raises:
             StateError: which, and why.
         """
+        query_id, run_id, users = str(query.id), str(query.runId), dict[str, JoinPlan]()
         for plan, number, _ in numbered_plans(query):
             started = self.started.get(plan.plan_id)
-            if started is not None:
-                query_id = str(query.id)
-                check_stored(Files.at(started.state), plan.manifest(query_id, number), lambda: next_batch(query))
-                started.query_id, started.run_id = query_id, str(query.runId)
+            if started is None:
+                continue
+            other = users.setdefault(started.state.identity, plan)
+            if other is not plan:
+                names = [" and ".join(f"'{x.name}'" for x in one.join.inputs) for one in (other, plan)]
+                raise StateError(
+                    f"state folder {started.state} is in use by another join of query {query_id}: that of {names[0]}, "
+                    f"and this one is of {names[1]}; {ONE_JOIN}"
+                )
+            self._take_folder(started, query_id, run_id)
+            check_stored(Files.at(started.state), plan.manifest(query_id, number), lambda: next_batch(query))
+
+    def _take_folder(self, started: Started, query_id: str, run_id: str) -> None:
+        """Notes which run has a state folder.
+
+        Raises:
+            StateError: another one that is not over has it.
+        """
+        active = {str(query.runId): str(query.id) for query in self._queries()}
+        with self.lock:
+            users: list[JoinState | Started] = [x for x in self.joins.values() if x.claimed]
+            for user in (*users, *self.started.values()):
+                same = user.state is not None and user.state.identity == started.state.identity
+                if same and user.run_id != run_id and user.run_id in active:
+                    raise StateError(
+                        f"state folder {started.state} is in use by another join of query {user.query_id}; {ONE_JOIN}"
+                    )
+            started.query_id, started.run_id = query_id, run_id
 
     def open(self, request: LocateRequest) -> JoinState:
         """A join as the plan of its query's run has it.

@@ -337,6 +337,7 @@ class Snapshots:
             # The log alone is enough to go on.
             _log.warning("%s: no snapshot of version %d: %s", self._who, snapshot.version, error)
             self._not_before = snapshot.version + MIN_RECORDS
+            self._log.try_to_clean()  # of the pieces that it has written, as a disk may be full
         finally:
             snapshot.give_up()
 
@@ -389,11 +390,14 @@ class _Snapshot:
 
     def write(self) -> None:
         """Writes new pieces, then the snapshot that names them; keeps no more of it in memory than their names."""
-        for name, (_, _, most) in self._flushed.items():
-            self._written[name], sizes = self._log.write_pieces(self.version, name, self._flushes.pop(name), most)
-            self.sizes |= sizes
-        held, tables = self._held, self._whole | self._written
-        self.size = self._log.write_snapshot(self.version, tables, held.clock_ms, held.times, backlog=held.backlog)
+        with self._log.writing() as held_still:
+            if not held_still:
+                raise StateError(f"leftovers are being removed from {self._log.name}")
+            for name, (_, _, most) in self._flushed.items():
+                self._written[name], sizes = self._log.write_pieces(self.version, name, self._flushes.pop(name), most)
+                self.sizes |= sizes
+            held, tables = self._held, self._whole | self._written
+            self.size = self._log.write_snapshot(self.version, tables, held.clock_ms, held.times, backlog=held.backlog)
         self._whole.clear()
         nothing = pa.table({})
         self._written = {name: written._replace(numbers=nothing) for name, written in self._written.items()}

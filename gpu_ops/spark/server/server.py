@@ -37,7 +37,7 @@ from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.spark.wire.connection import Action, FlightServer
 from gpu_ops.state import files
-from gpu_ops.state.blocks import Mapped, Part, leave
+from gpu_ops.state.blocks import Mapped, Part, checked, leave
 from gpu_ops.state.files import READING, Activity
 from gpu_ops.values import check_array
 
@@ -73,6 +73,7 @@ class StateServer(FlightServer):
         probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
         certificate: files with the certificate chain and its key; without them connections are plain.
         name: what errors call it.
+        blocks: the folder in which its callers leave rows and take answers, if they are on this machine.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class StateServer(FlightServer):
         probe: Probe = "auto",
         certificate: tuple[str, str] | None = None,
         name: str = "",
+        blocks: str | None = None,
     ) -> None:
+        self._blocks = blocks
         self._backend, self._budget, self._probe, self._name = backend, budget, probe, name
         self._lock = threading.Lock()
         self._partitions: dict[tuple[str, str, int], PartitionState] = {}
@@ -117,11 +120,12 @@ class StateServer(FlightServer):
             command = ApplyCommand.parse(descriptor.command or b"")
             if command.backend == "auto" and self._backend != "auto":
                 command = ApplyCommand(**{**vars(command), "backend": self._backend})
+            answers = None if command.answers is None else checked(command.answers, self._blocks, file=False)
             partition = self._partition(command)
             own = Activity()
             with self._asked_after(command.call, own), self._out_of_memory(partition, command.batch_id):
                 try:
-                    arrived = _receive(reader, command, partition, own)
+                    arrived = _receive(reader, command, partition, own, Mapped(self._blocks))
                 except MemoryError:
                     raise
                 except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # names may be no UTF-8
@@ -142,7 +146,7 @@ class StateServer(FlightServer):
             del arrived
             with self._asked_after(command.call, own):
                 own.begin("sending the answer")
-                _send(writer, answer, command)
+                _send(writer, answer, answers, command.least_bytes)
 
     # --- partitions --------------------------------------------------------------------------
 
@@ -271,7 +275,11 @@ class _Arrived(NamedTuple):
 
 
 def _receive(
-    reader: flight.MetadataRecordBatchReader, command: ApplyCommand, partition: PartitionState, activity: Activity
+    reader: flight.MetadataRecordBatchReader,
+    command: ApplyCommand,
+    partition: PartitionState,
+    activity: Activity,
+    mapped: Mapped,
 ) -> _Arrived:
     """The rows of a micro-batch, as they come or from the files that they lie in.
 
@@ -280,7 +288,7 @@ def _receive(
     activity.begin(READING)
     schema = reader.schema
     command.wire.check(partition.join, schema)
-    batches, parts, promised, size, rows, mapped = list[pa.RecordBatch](), list[Part](), None, 0, 0, Mapped()
+    batches, parts, promised, size, rows = list[pa.RecordBatch](), list[Part](), None, 0, 0
     for chunk in reader:
         activity.move()
         batch = chunk.data
@@ -338,19 +346,27 @@ def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
             raise BadInputError(names, name, f"came damaged: {error}") from None
 
 
+_BESIDE: Final = 'a message beside the rows is {"rows": n} or {"part": ...}'
+
+
 def _content(content: bytes) -> int | Part:
     try:
         data = json.loads(content)
-        return Part.of(data["part"]) if "part" in data else int(data["rows"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DescriptionError('a message beside the rows is {"rows": n} or {"part": ...}') from error
+        if "part" in data:
+            return Part.of(data["part"])
+        rows = data["rows"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DescriptionError(_BESIDE) from error
+    if type(rows) is not int:
+        raise DescriptionError(_BESIDE)
+    return rows
 
 
-def _send(writer: flight.MetadataRecordBatchWriter, answer: Applied, command: ApplyCommand) -> None:
+def _send(writer: flight.MetadataRecordBatchWriter, answer: Applied, answers: Path | None, least_bytes: int) -> None:
     writer.begin(answer.changelog.schema)
     left = None
-    if command.answers is not None and answer.changelog.get_total_buffer_size() >= command.least_bytes:
-        left = leave(Path(command.answers), answer.changelog, ROWS_PER_MESSAGE)
+    if answers is not None and answer.changelog.get_total_buffer_size() >= least_bytes:
+        left = leave(answers, answer.changelog, ROWS_PER_MESSAGE)
     if left is None and answer.changelog.num_rows:
         writer.write_table(answer.changelog, max_chunksize=ROWS_PER_MESSAGE)
     facts = {
@@ -375,6 +391,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--disk-limit", help="of all state; an amount, 0 for none")
     parser.add_argument("--disk-folder", help="where on local disk; several are separated by commas")
     parser.add_argument("--gpu-probe", choices=get_args(Probe), default="auto", help="how matching rows are found")
+    parser.add_argument("--blocks", metavar="FOLDER", help="in which callers leave rows and take answers")
     parser.add_argument("--tls-certificate", nargs=2, metavar=("CHAIN", "KEY"), help="files in PEM")
     options = parser.parse_args(arguments)
     logging.basicConfig(
@@ -397,6 +414,7 @@ def main(arguments: list[str] | None = None) -> int:
     server = StateServer(
         token, backend=options.backend, host=options.host, port=options.port, budget=budget,
         probe=options.gpu_probe, certificate=options.tls_certificate, name=options.name,
+        blocks=options.blocks,
     )  # fmt: skip
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as greeting:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more of it, whatever a library writes

@@ -18,7 +18,7 @@ from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.driver.executors import make_importable
-from gpu_ops.spark.failures import refuse_connect
+from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.sources import ARROW
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.packing import FileRows, ReadFiles
@@ -67,6 +67,7 @@ def read_files(
         NotBuiltError: Spark Connect, or a Delta table and a Spark older than 4.2.
     """
     refuse_connect(spark)
+    refuse_gone(spark.sparkContext)
     make_importable(spark)
     declared = applied_schema(schema, "schema")
     given = {name: _text(value) for name, value in options.items()}

@@ -20,7 +20,7 @@ from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.starts import check_starts
-from gpu_ops.spark.failures import data_frame, refuse_connect
+from gpu_ops.spark.failures import data_frame, refuse_connect, refuse_gone
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.settings import metrics_reported
 from gpu_ops.spark.sources import ARROW
@@ -104,6 +104,7 @@ def read_kafka(
         DescriptionError: no such format, option or column, or a column that messages do not have.
     """
     refuse_connect(spark)
+    refuse_gone(spark.sparkContext)
     given = dict(options or {})
     if (topic is None) == all(option not in given for option in _TOPICS):
         raise DescriptionError("read_kafka() takes a topic, or options with subscribePattern or assign")

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import SparkContext
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import INSERT, LATE_ROW_KIND, ROW_KIND_COLUMN, SHORT_STRINGS
 from gpu_ops.descriptions.join import CoGroup
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_type
+from gpu_ops.spark.failures import refuse_gone
 from gpu_ops.spark.tasks.arrow import ArrowTask
 
 
@@ -218,12 +220,14 @@ def applied_schema(schema: st.StructType | str, option: str = "process_schema") 
 
     Raises:
         DescriptionError: it is none.
+        StateError: there is no Spark session to ask.
     """
     if isinstance(schema, st.StructType):
         return schema
     try:
         parsed = st._parse_datatype_string(schema)
     except Exception as error:  # pyspark's error classes differ between versions
+        refuse_gone(SparkContext._active_spark_context)
         raise DescriptionError(f"{option}={schema!r} is no schema: {error}") from error
     if not isinstance(parsed, st.StructType):
         raise DescriptionError(f"{option}={schema!r} is no schema; write for example 'id bigint, gap double'")

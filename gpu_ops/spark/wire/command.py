@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -16,6 +15,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.fields import fits, hints_of
 from gpu_ops.spark.wire.connection import Action, as_json
 from gpu_ops.state.address import StateAddress
 
@@ -219,31 +219,29 @@ class ApplyCommand:
             raise DescriptionError(f"not a command of this version of gpu-join: {error!r}") from error
         if op != "apply":
             raise DescriptionError(f"no operation {op!r}; there is apply")
-        if command.partition >= command.partitions:
-            raise DescriptionError(f"no partition {command.partition} of {command.partitions}")
+        for name, value in command.options.items():
+            if name not in _OPTIONS or not fits(value, _OPTIONS[name], 0):
+                raise DescriptionError(f"no option {name}={value!r}; there are {', '.join(_OPTIONS)}")
         return command
 
 
 def _check_types(request: DataclassInstance) -> None:
-    """Refuses what came as JSON of other types than its attributes have."""
-    for name, annotation in _annotations(type(request)).items():
+    """Refuses what came as JSON of other types than its attributes have, and numbers that cannot be."""
+    for name, hint in hints_of(type(request)).items():
         value = getattr(request, name)
-        if type(value) not in _TYPES.get(annotation, (type(value),)):
+        least = 0 if name in _NOT_NEGATIVE else -1 << 63
+        if not fits(value, hint, least, (1 << 63) - 1):
             raise TypeError(f"{name}={value!r}")
-        if name in ("batch_id", "partition", "partitions") and value < 0:
-            raise ValueError(f"{name}={value!r}")
+    if getattr(request, "partition", 0) >= getattr(request, "partitions", 1):
+        raise ValueError(f"no partition {request.partition} of {request.partitions}")  # type: ignore[attr-defined]
 
 
-@functools.cache
-def _annotations(kind: type[DataclassInstance]) -> dict[str, str]:
-    return {field.name: str(field.type) for field in dataclasses.fields(kind)}
+_NOT_NEGATIVE: Final = ("batch_id", "partition", "partitions", "least_bytes", "join_number")
 
-
-_TYPES: Final = {
-    "str": (str,), "int": (int,), "bool": (bool,), "Mapping[str, Any]": (dict,),
-    "str | None": (str, type(None)), "int | None": (int, type(None)),
+_OPTIONS: Final[Mapping[str, Any]] = {
+    "snapshot_every": int | None, "memory_limit": int | None, "tiny": bool, "backlog": bool
 }  # fmt: skip
-"""What an attribute of a request may be when it comes as JSON, by its annotation; no bool is taken for an int."""
+"""The options of an `ApplyCommand`, and what each can be."""
 
 
 def parse_join(description: str) -> Description:
@@ -392,10 +390,11 @@ class ReportReply:
     all: Sequence[Sequence[int | None]] | None = None
 
 
-_NESTED: Final[Mapping[str, Callable[[Any], object]]] = {
-    "BatchContext": lambda data: read(BatchContext, data),
-    "EventTimes | None": lambda data: None if data is None else EventTimes.of(data["latest"], data["rows"]),
+_NESTED: Final[Mapping[type, Mapping[str, Callable[[Any], object]]]] = {
+    LocateReply: {"context": lambda data: read(BatchContext, data)},
+    ReportRequest: {"times": lambda data: None if data is None else EventTimes.of(data["latest"], data["rows"])},
 }
+"""What is an object within another."""
 
 
 def read(kind: type[_Read], data: Mapping[str, Any]) -> _Read:
@@ -405,8 +404,7 @@ def read(kind: type[_Read], data: Mapping[str, Any]) -> _Read:
         DescriptionError: it is none.
     """
     try:
-        types = _annotations(kind)
-        nested = {name: _NESTED[types[name]] for name in data if types[name] in _NESTED}
+        nested = {name: make for name, make in _NESTED.get(kind, {}).items() if name in data}
         made = kind(**{**data, **{name: make(data[name]) for name, make in nested.items()}})
         _check_types(made)
     except (KeyError, TypeError, ValueError) as error:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import itertools
 import json
 import logging
+import os
 import resource
 import ssl
 import threading
@@ -29,6 +31,8 @@ DEFAULT_PATIENCE_S: Final = 60.0
 
 _LONGEST: Final = 3000  # gRPC carries an error twice, in headers of 8 KiB at most
 _END_S: Final = 5.0
+_TOLD: Final = 32
+"""Calls without the token that each have a line in the log; then each that doubles their number has."""
 _DESCRIPTORS: Final = 1 << 17  # more than another machine has ports to connect from
 
 Action = Callable[[dict[str, Any], Callable[[], bool]], object]
@@ -170,6 +174,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._actions = dict(actions)
         _raise_descriptor_limit()
         shown = None if certificate is None else [tuple(Path(file).read_bytes() for file in certificate)]
+        if shown is not None:  # gRPC has a line for each handshake that fails, whoever has called
+            os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         super().__init__(
             format_location(host, port, encrypted=shown is not None),
             middleware={"token": _TokenCheck(token)},
@@ -222,10 +228,11 @@ def _raise_descriptor_limit() -> None:
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call without the application's token."""
+    """Refuses every call without the application's token; of n such calls the log has about log2(n) lines."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
+        self._refused = itertools.count(1)
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str | bytes]]) -> None:
         given = [v for name, values in headers.items() if name.lower() == "authorization" for v in values]
@@ -233,7 +240,9 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             if hmac.compare_digest(value if isinstance(value, bytes) else value.encode(), self._expected):
                 return
         why = "a wrong" if given else "no"
-        _log.warning("refused a call of %s: it came with %s token", info.method, why)
+        number = next(self._refused)
+        if number <= _TOLD or number & (number - 1) == 0:
+            _log.warning("refused a call of %s: it came with %s token (%d such calls so far)", info.method, why, number)
         raise flight.FlightUnauthenticatedError(f"this server was called with {why} token")
 
 
