@@ -30,6 +30,9 @@ SOURCE_OPTIONS: Final = (
 )  # fmt: skip
 """What Spark's own file source is told."""
 
+_LEAST_SPREAD: Final = 16
+"""Tasks that files are spread over, where there may be fewer cores yet than there will be."""
+
 _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 
 
@@ -81,8 +84,9 @@ def read_files(
     most = given.get("maxFilesPerTrigger", "1")
     if format == "delta" and not (most.isdecimal() and int(most)):
         raise DescriptionError(f"maxFilesPerTrigger={most!r} is no number above 0")
-    if "timeZone" in of_format:
-        given.setdefault("timeZone", _zone(spark, format))
+    for name, value in _of_session(spark, format).items():
+        if name in of_format:
+            given.setdefault(name, value)
     read = FileFormat(
         format,
         arrow_schema(declared, path),
@@ -90,7 +94,20 @@ def read_files(
     )
     files = _found(spark, path, format, given).withMetadata("path", {ARROW: path})
     rows = FileRows(read, path, Taken.all(read.schema), read.schema)
+    if format != "delta":
+        files = files.repartition(_spread(spark), "path")
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
+
+
+def _spread(spark: SparkSession) -> int:
+    r"""How many tasks read files for Spark.
+
+    For each file with one of ``[]{}?*\`` in its name Spark reads all files of the micro-batch once more. Those of one
+    path have to meet in a task, so that it is read once. A join that Arrow reads for needs no such shuffle: its
+    messages say which file they are of.
+    """
+    least = min(_LEAST_SPREAD, int(str(spark.conf.get("spark.sql.shuffle.partitions"))))
+    return max(least, int(spark.sparkContext.defaultParallelism))
 
 
 def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
@@ -108,12 +125,18 @@ def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]
     return stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))
 
 
-def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002
-    """The zone of times that name none: the session's; in ORC, as Spark writes it, its JVM's."""
-    if format == "orc":
-        assert spark._jvm is not None
-        return str(spark._jvm.java.util.TimeZone.getDefault().getID())
-    return str(spark.conf.get("spark.sql.session.timeZone"))
+def _of_session(spark: SparkSession, format: str) -> dict[str, str]:  # noqa: A002
+    """Options that are the session's unless they are set: so Spark reads its own files."""
+    assert spark._jvm is not None
+    conf, parquet = spark.conf, "spark.sql.parquet"
+    # the JVM's zone is that of times without one in ORC, as Spark writes it, and of Spark 2's in Parquet
+    zone = spark._jvm.java.util.TimeZone.getDefault().getID() if format in ("orc", "parquet") else None
+    return {
+        "timeZone": str(zone or conf.get("spark.sql.session.timeZone")),
+        "caseSensitive": str(conf.get("spark.sql.caseSensitive")).lower(),
+        "datetimeRebaseMode": str(conf.get(f"{parquet}.datetimeRebaseModeInRead")),
+        "int96RebaseMode": str(conf.get(f"{parquet}.int96RebaseModeInRead")),
+    }
 
 
 def _text(value: object) -> str:
