@@ -3,7 +3,7 @@
 Arrow reads. Spark's are the names of the options, and that an empty field of a CSV file is null and a time without a
 zone one in the session's.
 
-The change feed of a Delta table is read a commit at a time, by the package ``deltalake``.
+The change feed of a Delta table is read a commit at a time (`gpu_ops.files.delta_feed`).
 """
 
 from __future__ import annotations
@@ -22,69 +22,11 @@ import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.json as pjson
 
-from gpu_ops.errors import BadInputError, DescriptionError, NotBuiltError
+from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.files.csv_files import CsvFile, WrongError, refuse_compressed, shown
-from gpu_ops.values import arrow_zone, as_text, cast, fits, is_bytes, keeps, rebuilt
-
-LOG: Final = "_delta_log"
-_MAPPED: Final = (
-    "the table has column mapping, which the package deltalake does not read: read it with spark.readStream"
-)
-_CHANGE: Final = "_change_type"
-
-
-def changes_of(commit: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """What a commit changed: its rows, and ``_change_type``, ``_commit_version`` and ``_commit_timestamp``.
-
-    Rows that it takes come before those that it brings. Either are sorted by all columns: deltalake gives them in any
-    order, and a micro-batch that is repeated has to have its rows in the same one.
-
-    Args:
-        commit: a file of the table's log; Hadoop's spelling of a path will do.
-        columns: the ones that are wanted.
-
-    Raises:
-        ValueError: it cannot be read, or it lacks a column.
-        NotBuiltError: the package is not installed.
-    """
-    try:
-        import deltalake  # noqa: PLC0415 - not installed by default
-    except ImportError as error:
-        raise NotBuiltError("a Delta table's change feed needs deltalake: pip install 'gpu-join[delta]'") from error
-    named = re.fullmatch(rf"(.*)/{LOG}/(\d+)\.json", commit, re.DOTALL)
-    if named is None:
-        raise ValueError(f"it is no commit of a Delta table's log, {LOG}/*.json")
-    table, version = re.sub("^file:/*", "/", named.group(1)), int(named.group(2))
-    try:
-        opened = deltalake.DeltaTable(table)
-        mapping = opened.metadata().configuration.get("delta.columnMapping.mode", "none")
-        if mapping != "none":
-            raise ValueError(f"{_MAPPED} (delta.columnMapping.mode is {mapping!r})")
-        feed = opened.load_cdf(starting_version=version, ending_version=version)
-        views = pa.table(feed)
-    except deltalake.exceptions.DeltaError as error:
-        if "column mapping" in str(error).lower():
-            raise ValueError(f"{_MAPPED}: {error}") from error
-        feedless = "change data" in str(error).lower()
-        hint = " (delta.enableChangeDataFeed has to be set, and startingVersion after that)" if feedless else ""
-        raise ValueError(f"{error}{hint}") from error
-    changes = views.cast(pa.schema([field.with_type(rebuilt(field.type, _plain)) for field in views.schema]))
-    missing = [name for name in columns if name not in changes.schema.names]
-    if missing:
-        raise ValueError(f"{missing[0]!r} is not among its columns {', '.join(changes.schema.names)}")
-    taken = pc.is_in(changes[_CHANGE], pa.array(["delete", "update_preimage"]))
-    for mask in (taken, pc.invert(taken)):
-        part = changes.filter(mask)
-        keys = [
-            (x.name, "ascending") for x in part.schema if not (pa.types.is_nested(x.type) or pa.types.is_null(x.type))
-        ]
-        yield from (part.sort_by(keys) if keys else part).select(list(columns)).to_batches()
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """A type for a view, which deltalake gives and Arrow cannot filter."""
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
-
+from gpu_ops.files.delta_feed import Changes
+from gpu_ops.files.file_systems import file_system_of
+from gpu_ops.values import arrow_zone, as_text, cast, fits, is_bytes, keeps
 
 FormatName = Literal["csv", "json", "parquet", "orc", "arrow", "delta"]
 FORMATS: Final[tuple[str, ...]] = get_args(FormatName)
@@ -95,7 +37,7 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "parquet": ("missingColumns",),
     "orc": ("timeZone", "missingColumns"),
     "arrow": ("missingColumns",),
-    "delta": ("startingVersion", "failOnDataLoss"),
+    "delta": ("startingVersion", "failOnDataLoss", "timeZone"),
 }
 """Options of each format, by Spark's names where Spark has them."""
 
@@ -183,7 +125,7 @@ class FileFormat:
         try:
             file_system, path = file_system_of(uri, input_name)
             if self.name == "delta":
-                batches = self._delta(uri, file_system.open_input_stream(path).read())
+                batches = self._delta(uri, columns, input_name)
             elif self.name == "csv":
                 batches = self._csv(file_system, path, columns)
             elif self.name == "json":
@@ -208,12 +150,17 @@ class FileFormat:
                 for batch in _parsed(block, wanted):
                     yield self._typed(batch, self.schema.names)
 
-    def _delta(self, commit: str, actions: bytes) -> Iterator[pa.RecordBatch]:
-        if b'"deletionVector":{' in actions and b'"cdc":' not in actions:
-            raise WrongError("the commit has deletion vectors and no change data: read the table with spark.readStream")
-        for batch in changes_of(commit, self.schema.names):
-            self._check_kinds(batch.schema)
-            yield self._typed(batch, self.schema.names)
+    def _delta(self, commit: str, columns: Sequence[str], input_name: str) -> Iterator[pa.RecordBatch]:
+        def read_parquet(uri: str, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+            data = FileFormat("parquet", wanted, (("missingColumns", "null"),))
+            return data.read(uri, wanted.names, input_name)
+
+        zone = arrow_zone(self._option("timeZone", "UTC"))
+        changes = Changes(commit, self.schema, zone, read_parquet, input_name)
+        self._check_kinds(changes.schema)
+        names = [x.name for x in self.schema if x.name in columns or not self._keeps(changes.schema, x)]
+        for batch in changes.batches(names):
+            yield self._typed(batch, names)
 
     def _dataset(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         fragment = _binary_format(self.name).make_fragment(path, file_system)
@@ -398,36 +345,6 @@ def read_objects(block: bytes | pa.Buffer, schema: pa.Schema) -> pa.Table:
         pjson.ReadOptions(use_threads=False, block_size=len(block) + 1),
         pjson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _file_system(root: str) -> tuple[pafs.FileSystem, str]:
-    file_system, base = pafs.FileSystem.from_uri(root)
-    return file_system, base.rstrip("/")
-
-
-def file_system_of(uri: str, input_name: str) -> tuple[pafs.FileSystem, str]:
-    """Where a file lies, and its path there.
-
-    Args:
-        uri: as Hadoop writes it, that is without escapes: ``file:/a b``, ``s3a://bucket/a``, ``hdfs://host/a``.
-        input_name: for the error.
-
-    Raises:
-        BadInputError: a file system that Arrow does not know.
-    """
-    parts = re.fullmatch(r"([a-z][a-z0-9+.-]*):(?://([^/]*))?(/.*)", uri, re.DOTALL)
-    if parts is None or parts.group(1) == "file":
-        return pafs.LocalFileSystem(), uri if parts is None else re.sub("^/+", "/", parts.group(3))
-    scheme, host, path = parts.groups()
-    scheme = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
-    try:
-        file_system, base = _file_system(f"{scheme}://{host or ''}/")
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInputError(
-            input_name, None, f"cannot open {uri}: {error}. Read it with spark.readStream instead"
-        ) from error
-    return file_system, base + path
 
 
 def _binary_format(name: str) -> pads.FileFormat:
