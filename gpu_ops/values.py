@@ -4,9 +4,7 @@ Arrow does not look at the bytes of its text, and Spark's ``cast(value AS STRING
 UTF-8: what comes as text may be any bytes. Columns come in pieces, and leave in pieces; between, a backend has them in
 one, and where the text of a column is more than 2 GiB, Arrow's ordinary offsets of 32 bits do not reach.
 
-**Columns of files** become the types they are declared with, and nothing is lost or guessed at on the way (`cast`).
-Arrow's own cast would read a number as text or as true, and a time as its day; here a type becomes another of its kind.
-Times of CSV, JSON and ORC files are written as text, or without the zone that they are of.
+Times of CSV, JSON and ORC files are written as text, or without the zone that they are of (`cast_plain`).
 """
 
 from __future__ import annotations
@@ -408,53 +406,8 @@ def _instants(texts: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
     return pc.coalesce(found, pc.if_else(has_zone, texts, nothing).cast(kind))
 
 
-def fits(there: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a file's type is of the kind that was declared.
-
-    Lists, maps and structs are by what they hold; a struct may lack fields, which are null then. A time without a zone
-    may become an instant, but no instant a time without a zone.
-    """
-    t = pa.types
-    if there == wanted or t.is_null(there):
-        return True
-    if t.is_dictionary(there):
-        return fits(there.value_type, wanted)
-    if t.is_struct(wanted):
-        fields = {field.name: field.type for field in wanted}
-        return bool(t.is_struct(there)) and all(fits(x.type, fields[x.name]) for x in there if x.name in fields)
-    if t.is_map(wanted):
-        return bool(t.is_map(there)) and all(map(fits, (there.key_type, there.item_type), _map_types(wanted)))
-    if t.is_list(wanted):
-        lists = t.is_list(there) or t.is_large_list(there) or t.is_fixed_size_list(there)
-        return bool(lists) and fits(there.value_type, wanted.value_type)
-    if t.is_floating(wanted):
-        return bool(t.is_floating(there)) and there.bit_width <= wanted.bit_width
-    if t.is_string(wanted) or t.is_binary(wanted):
-        return bool(is_bytes(there) or t.is_string(there) or t.is_large_string(there) or t.is_string_view(there))
-    if t.is_timestamp(wanted):
-        # so Spark has a time without a zone in ORC
-        counted = t.is_int64(there) and wanted.tz is None
-        return bool(counted or (t.is_timestamp(there) and (there.tz is None or wanted.tz is not None)))
-    kinds = (t.is_integer, t.is_decimal, t.is_date, t.is_time)
-    # and so Spark has an interval in ORC and Parquet
-    lasting = t.is_duration(wanted) and (t.is_duration(there) or t.is_int64(there))
-    return bool(lasting or any(kind(there) and kind(wanted) for kind in kinds))
-
-
-def keeps(there: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a type that `fits` another surely has no value that the other has no place for."""
-    t = pa.types
-    if rebuilt(there, lambda x: x, bare=True) == rebuilt(wanted, lambda x: x, bare=True):
-        return True
-    if t.is_signed_integer(there) and t.is_signed_integer(wanted):
-        return bool(there.bit_width <= wanted.bit_width)
-    if t.is_timestamp(there) and t.is_timestamp(wanted):
-        return bool(there.unit == wanted.unit)
-    return bool(t.is_floating(there) and t.is_floating(wanted))
-
-
-def cast(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
-    """Values of a type that `fits`, or texts of times (`as_text`), as the type itself.
+def cast_plain(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
+    """Values that hold no others, or texts of times (`as_text`), in a type of the same kind.
 
     Args:
         values: n of them.
@@ -468,51 +421,12 @@ def cast(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
         ArrowInvalid: a value that the type cannot hold, or a text that is none of its values.
     """
     t = pa.types
-    if values.type == kind:
-        return values
-    if t.is_dictionary(values.type):
-        return cast(values.dictionary_decode(), kind, zone)
-    if t.is_null(values.type):
-        return pa.nulls(len(values), kind)
-    if t.is_nested(kind):
-        return _nested(values, kind, zone)
-    return cast_plain(values, kind, zone)
-
-
-def cast_plain(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
-    """Values that hold no others; arguments and errors as those of `cast`."""
-    t = pa.types
     if t.is_timestamp(kind):
         if t.is_string(values.type):
             return parsed(values, kind, zone)
         if t.is_timestamp(values.type) and values.type.tz is None and kind.tz is not None and zone != "UTC":
             return in_zone(values.cast(pa.timestamp(kind.unit)), kind, zone)
     return values.cast(kind)
-
-
-def _nested(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
-    if values.offset:
-        values = values.take(pa.array(np.arange(len(values))))  # its parts would not begin where it does
-    if pa.types.is_struct(kind):
-        children = []
-        for field in kind:
-            index = values.type.get_field_index(field.name)
-            there = pa.nulls(len(values), field.type) if index < 0 else values.field(index)
-            children.append(cast(there, field.type, zone))
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
-    if pa.types.is_map(kind):
-        keys, items = (
-            cast(part, x, zone) for part, x in zip((values.keys, values.items), _map_types(kind), strict=True)
-        )
-        return pa.MapArray.from_arrays(values.offsets, keys, items, type=kind, mask=values.is_null())
-    if not pa.types.is_list(values.type):
-        values = values.cast(pa.list_(values.type.value_type))
-    items = cast(values.values, kind.value_type, zone)
-    return pa.ListArray.from_arrays(values.offsets, items, type=kind, mask=values.is_null())
-
-
-def _map_types(kind: pa.MapType) -> tuple[pa.DataType, pa.DataType]:
-    return kind.key_type, kind.item_type
 
 
 def is_bytes(kind: pa.DataType) -> bool:

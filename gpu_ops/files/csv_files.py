@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
+from gpu_ops.files.columns import Names, WrongError
 from gpu_ops.values import as_text
 
 Numbers = npt.NDArray[Any]
@@ -29,14 +30,6 @@ _SHOWN: Final = 100
 _HINT: Final = "a quote within quotes is doubled; for files that Spark wrote say escape='\\'"
 _WRONG: Final = 2
 """What a run of quotes leaves that may not be where it is."""
-
-
-class WrongError(ValueError):
-    """What is wrong with a file, with column and sample where they are known."""
-
-    def __init__(self, problem: str, column: str | None = None, sample: str | None = None) -> None:
-        super().__init__(problem)
-        self.column, self.sample = column, sample
 
 
 def shown(line: bytes) -> str:
@@ -277,8 +270,8 @@ class CsvFile:
                 assert head is not None
                 if not head.group(1):
                     continue
-                names = pcsv.read_csv(pa.py_buffer(head.group(1) + b"\n"), parse_options=self._parse()).column_names
-                self._check_names(names)
+                header = pcsv.read_csv(pa.py_buffer(head.group(1) + b"\n"), parse_options=self._parse())
+                names = self._as_declared(header.column_names)
                 block, rows = memoryview(block)[head.end() :], 1  # noqa: PLW2901
             try:
                 table = self._read(block, names, quoted=quoted)
@@ -355,10 +348,12 @@ class CsvFile:
             newlines_in_values=self._options.get("multiLine") == "true",
         )
 
-    def _check_names(self, names: list[str]) -> None:
-        missing = [name for name in self._schema.names if name not in names]
-        if missing and self._options.get("missingColumns") != "null":
-            raise WrongError(f"it is not among its columns {', '.join(names)}", missing[0])
+    def _as_declared(self, header: list[str]) -> list[str]:
+        """The names of a header, those of the schema as it spells them."""
+        names = Names(header, case_sensitive=self._options.get("caseSensitive") == "true")
+        places = names.places(self._schema.names, required=self._options.get("missingColumns") != "null")
+        spelled = {place: name for name, place in places.items()}
+        return [spelled.get(place, name) for place, name in enumerate(header)]
 
     def _nulls(self, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Text with the nulls that are in quotes: those that nullValue names, and what is no text and empty."""

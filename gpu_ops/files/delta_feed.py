@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpu_ops.errors import BadInputError
-from gpu_ops.files.csv_files import WrongError
+from gpu_ops.files.columns import WrongError
 from gpu_ops.files.deletion_vectors import Positions, deleted_rows
 from gpu_ops.files.delta_log import LOG, Action, Log
 from gpu_ops.files.delta_schema import PARTITION, FileNames, declared_columns, partition_value, physical_name

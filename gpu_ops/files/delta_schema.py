@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from gpu_ops.files.csv_files import WrongError
-from gpu_ops.values import cast, of_elements
+from gpu_ops.files.binary_files import arrow_leaf
+from gpu_ops.files.columns import Conversion, Part, WrongError, kind_of
+from gpu_ops.values import cast_plain, of_elements
 
 Field = Mapping[str, Any]
 
@@ -138,6 +139,12 @@ def arrow_type(kind: Any) -> pa.DataType:
     raise ValueError(f"the table has a column of type {kind!r}, which is not read here")
 
 
+def delta_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
+    """What a table's values become: what an Arrow file's do, but no time without a zone is taken for an instant."""
+    guessed = kind_of(part.type) == "local" and kind_of(kind) == "instant"
+    return None if guessed else arrow_leaf(part, kind)
+
+
 def physical_name(field: pa.Field) -> str:
     """What the log and data files call a column."""
     return str(field.metadata[_PHYSICAL.encode()].decode())
@@ -250,7 +257,7 @@ def partition_value(text: str | None, kind: pa.DataType, zone: str) -> pa.Scalar
         elif t.is_date(kind):
             value = dt.date.fromisoformat(text)
         elif t.is_timestamp(kind):
-            return cast(pa.array([text], pa.string()), kind, zone)[0]
+            return cast_plain(pa.array([text], pa.string()), kind, zone)[0]
         return pa.array([value], kind)[0]
     except (ValueError, KeyError, ArithmeticError) as error:
         raise WrongError(f"a partition's value is no {kind}", sample=text) from error

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.files.formats import read_objects
+from gpu_ops.files.json_files import read_objects
 from gpu_ops.messages.encodings import NOT_FINITE, Encodings, Written, to_base64
 from gpu_ops.values import Mask, wrong_text
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as hs
 
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.files import formats
+from gpu_ops.files import binary_files, formats
 from gpu_ops.files.formats import FORMATS, FileFormat
 
 UTC = pa.timestamp("us", "UTC")
@@ -157,7 +157,7 @@ def test_what_is_written_is_read(
     path = write(tmp_path_factory.mktemp("f") / "f", name, there)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "_BLOCK_BYTES", block)
-        patch.setattr(formats, "_ROWS", 5)
+        patch.setattr(binary_files, "ROWS", 5)
         same(read(path, name, there.schema), there)
 
 

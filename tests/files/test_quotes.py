@@ -21,7 +21,8 @@ from hypothesis import strategies as hs
 
 from gpu_ops.errors import BadInputError
 from gpu_ops.files import csv_files, formats
-from gpu_ops.files.csv_files import Quotes, WrongError
+from gpu_ops.files.columns import WrongError
+from gpu_ops.files.csv_files import Quotes
 from gpu_ops.files.formats import FileFormat
 
 pytestmark = pytest.mark.thorough

@@ -30,6 +30,9 @@ SOURCE_OPTIONS: Final = (
 )  # fmt: skip
 """What Spark's own file source is told."""
 
+_AS_LISTED: Final = ("__globPaths__", "false")
+"""Spark takes the names of the files that it has listed for patterns again, and reads others for them, unless told."""
+
 _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 
 
@@ -80,8 +83,9 @@ def read_files(
     most = given.get("maxFilesPerTrigger", "1")
     if format == "delta" and not (most.isdecimal() and int(most)):
         raise DescriptionError(f"maxFilesPerTrigger={most!r} is no number above 0")
-    if "timeZone" in of_format:
-        given.setdefault("timeZone", _zone(spark, format))
+    for name, value in _of_session(spark, format).items():
+        if name in of_format:
+            given.setdefault(name, value)
     read = FileFormat(
         format,
         arrow_schema(declared, path),
@@ -101,18 +105,24 @@ def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]
             raise NotBuiltError(f"the feed of a Delta table needs Spark 4.2, and this is {spark.version}") from None
         return commits(spark, path, given)
     # without its content a file is not opened
-    stream = spark.readStream.format("binaryFile").schema(_CONTENT)
+    stream = spark.readStream.format("binaryFile").schema(_CONTENT).option(*_AS_LISTED)
     for name in SOURCE_OPTIONS:
         stream = stream.option(name, given[name]) if name in given else stream
     return stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))
 
 
-def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002
-    """The zone of times that name none: the session's; in ORC, as Spark writes it, its JVM's."""
-    if format == "orc":
-        assert spark._jvm is not None
-        return str(spark._jvm.java.util.TimeZone.getDefault().getID())
-    return str(spark.conf.get("spark.sql.session.timeZone"))
+def _of_session(spark: SparkSession, format: str) -> dict[str, str]:  # noqa: A002
+    """Options that are the session's unless they are set: so Spark reads its own files."""
+    assert spark._jvm is not None
+    conf, parquet = spark.conf, "spark.sql.parquet"
+    # the JVM's zone is that of times without one in ORC, as Spark writes it, and of Spark 2's in Parquet
+    zone = spark._jvm.java.util.TimeZone.getDefault().getID() if format in ("orc", "parquet") else None
+    return {
+        "timeZone": str(zone or conf.get("spark.sql.session.timeZone")),
+        "caseSensitive": str(conf.get("spark.sql.caseSensitive")).lower(),
+        "datetimeRebaseMode": str(conf.get(f"{parquet}.datetimeRebaseModeInRead")),
+        "int96RebaseMode": str(conf.get(f"{parquet}.int96RebaseModeInRead")),
+    }
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,275 @@
+"""Rows of Parquet, ORC and Arrow files, with the types, names and calendar that Spark's readers go by.
+
+**Types.** Each format has its own table of which types fit a declared one (`parquet_leaf`, `orc_leaf`, `arrow_leaf`): a
+type of the same kind, if each value fits, and a wider one that Spark reads, too. Another kind is refused even where
+Spark takes the bytes for what they are not.
+
+**Calendar.** Parquet: `gpu_ops.files.calendars`. Arrow does not say which calendar an ORC file's days are of, so its
+dates before 1582-10-15 are refused, at any depth; and its timestamps before 1900, if its zone counted otherwise then,
+as Java and Arrow do not agree on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.fs as pafs
+import pyarrow.orc as porc
+
+from gpu_ops.files.calendars import GREGORIAN, STANDARD_TIME, Calendar
+from gpu_ops.files.columns import (
+    SAME,
+    Conversion,
+    Leaf,
+    Part,
+    Rules,
+    WrongError,
+    cast_to,
+    conversions,
+    kind_of,
+    part_of,
+    typed,
+)
+from gpu_ops.values import in_zone
+
+ROWS: Final = 1 << 17
+"""Read at once."""
+
+_MICROS: Final = pa.timestamp("us")
+_CATALYST: Final = b"spark.sql.catalyst.type"
+"""Where Spark says in an ORC file what a column of another type is of its own."""
+
+
+class Reading(NamedTuple):
+    """What a reader goes by, besides the schema.
+
+    Attributes:
+        case_sensitive: whether names that differ in case are different ones.
+        missing_is_null: whether columns and fields that a file lacks are null, and no error.
+        zone: of ORC's times without one, and of Parquet files in the Julian calendar that do not name theirs.
+        date_mode: the calendar of Parquet files that Spark did not write (`Calendar.mode`).
+        int96_mode: the same of their timestamps of 96 bits.
+    """
+
+    case_sensitive: bool = False
+    missing_is_null: bool = False
+    zone: str = "UTC"
+    date_mode: str = "CORRECTED"
+    int96_mode: str = "CORRECTED"
+
+
+def read_binary(  # noqa: PLR0917 - what, where, and how
+    name: str,
+    file_system: pafs.FileSystem,
+    path: str,
+    schema: pa.Schema,
+    columns: Sequence[str],
+    reading: Reading = Reading(),  # noqa: B008 - a tuple of constants
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, in its order.
+
+    Args:
+        name: ``"parquet"``, ``"orc"`` or ``"arrow"``.
+        file_system: where it lies.
+        path: the file there.
+        schema: the declared columns. All of them are looked at, so that what is read does not depend on what is needed.
+        columns: which of them are given, and in which order.
+        reading: see there.
+
+    Returns:
+        Batches of ``columns``, in the declared types.
+
+    Raises:
+        WrongError: a column that is missing, is there twice or is of another kind, or a value that has no place; names
+            the column.
+        ArrowException: what is no such file.
+        OSError: it cannot be read.
+    """
+    file_format = _FORMATS[name]()
+    fragment = file_format.make_fragment(path, file_system)
+    there: pa.Schema = fragment.physical_schema
+    parts, leaf = _described(name, fragment, there, reading)
+    found = conversions(parts, schema, Rules(leaf, reading.case_sensitive, reading.missing_is_null))
+    needed = set(columns)
+    # others are read only where one of their values may be wrong
+    chosen = {x: taken for x, taken in found.items() if taken is not None and (x in needed or not taken[1].total)}
+    changes = {column: change for column, (_, change) in chosen.items()}
+    for batch in _batches(name, fragment, [parts[place].name for place, _ in chosen.values()], file_system):
+        yield typed(batch, changes, columns, schema)
+
+
+def _batches(
+    name: str, fragment: pads.Fragment, names: list[str], file_system: pafs.FileSystem
+) -> Iterator[pa.RecordBatch]:
+    """Columns by their names, which are there once each, as they come."""
+    if name == "orc" and any("." in column for column in names):
+        # Arrow takes a dot in the name of an ORC column for a way into a struct, and gives nulls
+        with file_system.open_input_file(fragment.path) as file:
+            reader = porc.ORCFile(file)
+            for stripe in range(reader.nstripes):
+                rows = reader.read_stripe(stripe).select(names)
+                yield from (rows.slice(start, ROWS) for start in range(0, rows.num_rows, ROWS))
+        return
+    yield from fragment.to_batches(columns=names, batch_size=ROWS, use_threads=False)
+
+
+def _described(name: str, fragment: Any, there: pa.Schema, reading: Reading) -> tuple[list[Part], Leaf]:
+    """A file's columns, and what becomes of their parts."""
+    if name == "arrow":
+        return [part_of(field) for field in there], arrow_leaf
+    if name == "orc":
+        spark = lambda field: (field.metadata or {}).get(_CATALYST, b"").decode()  # noqa: E731
+        return [part_of(field, spark) for field in there], orc_leaf(reading.zone)
+    schema, metadata = fragment.metadata.schema, fragment.metadata.metadata or {}
+    physical = (schema.column(number).physical_type for number in range(len(schema)))
+    parts = [part_of(field, lambda _: next(physical)) for field in there]
+    modes = {False: reading.date_mode, True: reading.int96_mode}
+    calendar, of_int96 = (
+        Calendar.of_file(metadata, int96=int96, mode=mode, zone=reading.zone) for int96, mode in modes.items()
+    )
+    return parts, parquet_leaf(calendar, of_int96)
+
+
+_FITS: Final = {
+    "boolean": ("boolean",),
+    "integer": ("integer",),
+    "float": ("float",),
+    "decimal": ("decimal",),
+    "text": ("text", "binary"),
+    "binary": ("binary", "text", "fixed"),
+    "date": ("date",),
+    "instant": ("instant", "local"),
+    "local": ("local", "date"),
+    "duration": ("duration",),
+    "time": ("time",),
+}
+"""Of which kinds (`kind_of`) values are that can be of a declared one; what else fits depends on the types."""
+
+_DIGITS: Final = {8: 10, 16: 10, 32: 10, 64: 20}
+"""Digits before the point of a decimal that Spark reads integers of so many bits as."""
+
+
+def _plain_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
+    """What fits in all formats."""
+    there, wanted = kind_of(part.type), kind_of(kind)
+    if part.type == kind:
+        return SAME
+    if there == "integer" and wanted == "float":
+        exact = pa.types.is_signed_integer(part.type) and part.type.bit_width <= 32 and kind == pa.float64()
+        return cast_to(kind, total=True) if exact else None
+    if there == "integer" and wanted == "decimal":
+        wide = kind.precision - kind.scale >= _DIGITS[part.type.bit_width]
+        # from integers Arrow has only decimals without a scale
+        return cast_to(kind, before=pa.decimal128(_DIGITS[part.type.bit_width], 0), total=True) if wide else None
+    if there not in _FITS.get(wanted, ()):
+        return None
+    if wanted == "float":
+        return cast_to(kind, total=True) if part.type.bit_width <= kind.bit_width else None
+    return cast_to(kind, total=_is_total(part.type, kind))
+
+
+def _is_total(there: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether each value of a type has its place in another of the same kind."""
+    t = pa.types
+    if t.is_signed_integer(there) and t.is_signed_integer(kind):
+        return bool(there.bit_width <= kind.bit_width)
+    if t.is_timestamp(there) and t.is_timestamp(kind):
+        return bool(there.unit == kind.unit)
+    if t.is_decimal(there) and t.is_decimal(kind):
+        return bool(kind.scale >= there.scale and kind.precision - kind.scale >= there.precision - there.scale)
+    return kind_of(kind) == "binary" or kind_of(there) == kind_of(kind) == "text"
+
+
+def arrow_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
+    """What an Arrow file's values become: Arrow's own types, and no calendar but today's."""
+    return _plain_leaf(part, kind)
+
+
+def parquet_leaf(calendar: Calendar, of_int96: Calendar) -> Leaf:
+    """What values of a Parquet file become, by Spark's ``ParquetVectorUpdaterFactory``.
+
+    Args:
+        calendar: of its dates and timestamps.
+        of_int96: of its timestamps of 96 bits.
+    """
+
+    def leaf(part: Part, kind: pa.DataType) -> Conversion | None:
+        there, wanted = kind_of(part.type), kind_of(kind)
+        counted = of_int96 if part.about == "INT96" else calendar
+        if wanted == "instant" and there in ("instant", "local"):
+            # a time without a zone is one of UTC to Spark
+            exact = part.type.unit == "us" and counted.mode != "EXCEPTION"
+            if part.type == kind and counted.mode == "CORRECTED":
+                return SAME
+            return cast_to(kind, counted.instants, before=_MICROS if part.type.tz is None else kind, total=exact)
+        if there == "date" and wanted in ("date", "local") and calendar.mode != "CORRECTED":
+            return cast_to(kind, calendar.days, before=pa.date32(), total=calendar.mode == "LEGACY")
+        if wanted == "duration" and part.about == "INT64" and there == "integer":
+            return cast_to(kind, before=pa.duration("us"), total=True)  # so Spark has an interval
+        return _plain_leaf(part, kind)
+
+    return leaf
+
+
+def orc_leaf(zone: str) -> Leaf:
+    """What values of an ORC file become.
+
+    Args:
+        zone: of its times, which have none.
+    """
+    changed = _changed(zone)
+
+    def leaf(part: Part, kind: pa.DataType) -> Conversion | None:
+        there, wanted = kind_of(part.type), kind_of(kind)
+        if there == "date" and wanted == "date":
+            return cast_to(kind, _days_of_one_calendar, total=False)
+        if there == "local" and wanted == "instant":
+
+            def instants(values: pa.Array) -> pa.Array:
+                first = pc.min(values)
+                if changed and first.is_valid and first.cast(pa.int64()).as_py() < STANDARD_TIME:
+                    raise WrongError(f"a timestamp before 1900 in the zone {zone}", sample=str(first.cast(pa.string())))
+                return in_zone(values, kind, zone)
+
+            return cast_to(kind, instants, before=pa.timestamp(kind.unit), total=False)
+        if there == "local" and wanted == "local" and part.about == "timestamp":
+            return None  # an instant of Spark's
+        if there == "integer" and wanted in ("local", "duration"):
+            # so Spark has times without a zone, and intervals
+            said = "timestamp_ntz" if wanted == "local" else "interval"
+            return cast_to(kind, before=_counted(kind), total=True) if part.about.startswith(said) else None
+        return None if (there, wanted) == ("date", "local") else _plain_leaf(part, kind)
+
+    return leaf
+
+
+def _counted(kind: pa.DataType) -> pa.DataType:
+    return _MICROS if pa.types.is_timestamp(kind) else pa.duration("us")
+
+
+def _days_of_one_calendar(days: pa.Array) -> pa.Array:
+    """Refuses dates that a file of ORC may have by the Julian calendar; Arrow does not tell them apart."""
+    first = pc.min(days)
+    if first.is_valid and first.cast(pa.int32()).as_py() < GREGORIAN:
+        raise WrongError("a date before 1582-10-15", sample=str(first.cast(pa.string())))
+    return days
+
+
+def _changed(zone: str) -> bool:
+    """Whether clocks of a zone ran otherwise before 1900 than later."""
+    years = pa.array([-270, -70, 30], pa.int64())  # from 1970
+    instants = pc.multiply(years, 31_556_952_000_000).cast(pa.timestamp("us", zone))
+    offsets = pc.subtract(pc.local_timestamp(instants).cast(pa.int64()), instants.cast(pa.int64()))
+    return len(offsets.unique()) > 1
+
+
+_FORMATS: Final = {
+    # timestamps of 96 bits are nanoseconds to Arrow otherwise, which hold three centuries on either side of 1970
+    "parquet": lambda: pads.ParquetFileFormat(coerce_int96_timestamp_unit="us"),
+    "orc": pads.OrcFileFormat,
+    "arrow": pads.IpcFileFormat,
+}
