@@ -488,3 +488,35 @@ def test_the_feed_of_deltalakes_tables_folds_to_the_table(tmp_path: Path, seed: 
                 assert folded[tuple(row)] >= 0
         there = deltalake.DeltaTable(path, version=version).to_pyarrow_table().select(["id", "p", "v"])
         assert +folded == Counter(tuple(row.values()) for row in there.to_pylist())
+
+
+REPORTED = [("department", "R&D"), ("x%20x", "1"), ("x", "A/A"), ("x", "B B"), ("Exchange_Code", "ID$"), ("p", "x%3Ay"),
+            ("product", "product 1 (beta)"), ("G_CA", "[*]?{a}"), ("p", "a\\b"), ("p", "#1")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "value"), REPORTED)
+def test_partitions_of_public_reports(tmp_path: Path, column: str, value: str) -> None:
+    """delta-rs 433, 495, 1228, 1299, 1591, delta 2280, ClickHouse 111758: a file not found, or a null."""
+    rows = pa.table({"id": [1], column: [value]})
+    deltalake.write_deltalake(tmp_path, rows, partition_by=[column], configuration=FEED)
+    deltalake.DeltaTable(tmp_path).update(updates={"id": "2"})
+    read = FileFormat("delta", pa.schema([("id", INT), (column, TEXT)]))
+    commits = sorted((tmp_path / "_delta_log").glob("*.json"))
+    parts = [part for x in commits for part in read.read(f"file:{x}", ["id", column], "in")]
+    found = [tuple(row.values()) for part in parts for row in part.to_pylist()]
+    assert found == [(1, value), (1, value), (2, value)]
+
+
+def test_a_deletion_vector_of_more_than_64_kib(tmp_path: Path) -> None:
+    """Spark's own feed cannot be read then (delta 5662)."""
+    features = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}
+    table, count = Table(tmp_path, field("id", "long"), **features), 700_000
+    gone = random.Random(1).sample(range(count), count // 2)
+    table.commit(table.file("a", numbers(*range(count))))
+    vector = inline(*gone)
+    assert vector["sizeInBytes"] > 65536
+    table.commit(act("remove", "a", deletionVector=inline(*gone[:5])), act("add", "a", deletionVector=vector))
+    read = FileFormat("delta", PAIR).read(f"file:{table.log(1)}", PAIR.names, "feed")
+    made = pa.Table.from_batches(read)
+    assert made["id"].to_pylist() == sorted(gone[5:])
+    assert set(made["_change_type"].to_pylist()) == {"delete"}
