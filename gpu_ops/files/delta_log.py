@@ -119,6 +119,7 @@ class Log:
     def __init__(self, table: str, input_name: str) -> None:
         self._table = table
         self._files, self._path = file_system_of(f"{table}/{LOG}", input_name)
+        self._last: tuple[int, list[Action]] | None = None
 
     def versions(self) -> tuple[set[int], int]:
         """The versions whose commits are there, and the latest that any file speaks of; -1 for none.
@@ -138,7 +139,9 @@ class Log:
             OSError: there is no such commit.
             ValueError: it is no JSON.
         """
-        return _actions_of(self._read(_commit(version)))
+        if self._last is None or self._last[0] != version:
+            self._last = version, _actions_of(self._read(_commit(version)))
+        return self._last[1]
 
     def state(self, version: int) -> TableState:
         """What holds at a version.

@@ -179,7 +179,8 @@ class FileFormat:
         zone = arrow_zone(self._option("timeZone", "UTC"))
         changes = Changes(commit, self.schema, zone, read_parquet, input_name)
         found = conversions([part_of(field) for field in changes.schema], self.schema, Rules(delta_leaf))
-        chosen = {x: taken[1] for x, taken in found.items() if taken and (x in columns or not taken[1].total)}
+        wanted = set(columns or self.schema.names)  # where none is, the number of rows is
+        chosen = {x: taken[1] for x, taken in found.items() if taken and (x in wanted or not taken[1].total)}
         for batch in changes.batches(list(chosen)):
             yield typed(batch, chosen, columns, self.schema)
 

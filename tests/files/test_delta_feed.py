@@ -124,6 +124,8 @@ def test_what_a_commit_takes_comes_before_what_it_brings_in_the_order_of_log_and
     taken, brought = [("delete", 2), ("update_preimage", 4), ("delete", 6)], [(1, "insert"), (3, "update_postimage")]
     assert table.rows(2) == [*taken, *((kind, x) for x, kind in brought), ("insert", 5)]
     assert table.rows(2, PAIR.remove(0)) == [(2,), (4,), (6,), (1,), (3,), (5,)]
+    none = FileFormat("delta", PAIR).read(f"file:{table.log(2)}", [], "feed")
+    assert sum(batch.num_rows for batch in none) == 6
 
 
 def test_files_rewritten_without_a_change_of_rows_are_no_changes(tmp_path: Path) -> None:
