@@ -35,7 +35,7 @@ _UNORDERED_TIMES: Final = 100
 """Commits in which Delta looks for one whose file is newer than that of the next."""
 
 _HEADERS: Final = ("metaData", "protocol")
-_MOST_REMEMBERED: Final = 256
+_MOST_REMEMBERED: Final = 64
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,7 +97,7 @@ class FileFormat:
             before a quote or another escape; none by default, where Spark has the backslash), ``nullValue`` (besides
             the empty field, in quotes or not; without it ``""`` is an empty text), ``encoding``, ``multiLine`` (values
             may have line breaks), ``timeZone`` (of times that name none; those of Parquet and Arrow are UTC's, those
-            that Spark writes to ORC are its JVM's),
+            that Spark writes to ORC are its JVM's; of a Delta table's partitions),
             ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks; ``startingVersion``, the first
             commit of a Delta table that is read; ``failOnDataLoss``: whether commits that are gone are an error.
 

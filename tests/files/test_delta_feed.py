@@ -531,3 +531,31 @@ def test_a_deletion_vector_of_more_than_64_kib(tmp_path: Path) -> None:
     made = pa.Table.from_batches(read)
     assert made["id"].to_pylist() == sorted(gone[5:])
     assert set(made["_change_type"].to_pylist()) == {"delete"}
+
+
+def test_a_table_that_spark_wrote() -> None:
+    """Column mapping, row tracking, in-commit timestamps and INT96 by Spark 4.2 with delta-spark 4.4.
+
+    Eight rows are inserted, ``valid to`` a day less each and ``s.x`` a day more; 0 and 3 are deleted, by a deletion
+    vector; ``s`` of 5 becomes null; then ``RESTORE TO VERSION AS OF 1``, which has no change data.
+    """
+
+    def row(number: int, *, null: bool = False) -> tuple[Any, ...]:
+        valid_to = dt.datetime(9999, 12, 31, 5, tzinfo=dt.UTC) - dt.timedelta(number)  # midnight in New York
+        inner = {"x": dt.date(1, 1, 1) + dt.timedelta(number), "n": number}
+        return (number, "x:y" if number % 4 == 0 else "50% é", valid_to, None if null else inner)
+
+    inner = pa.struct([("x", pa.date32()), ("n", INT)])
+    schema = pa.schema([("_change_type", TEXT), ("id", INT), ("p", TEXT), ("valid to", UTC), ("s", inner)])
+    read = FileFormat("delta", schema)
+    feed = []
+    for version in range(5):
+        commit = f"file:{Path(__file__).parent}/delta_by_spark/_delta_log/{version:020}.json"
+        batches = read.read(commit, schema.names, "feed")
+        feed.append([tuple(row.values()) for batch in batches for row in batch.to_pylist()])
+    inserted, deleted = ([(kind, *row(x)) for x in some] for kind, some in (("insert", range(8)), ("delete", (3, 0))))
+    assert feed[0] == []
+    assert sorted(feed[1], key=repr) == sorted(inserted, key=repr)
+    assert feed[2] == deleted
+    assert feed[3] == [("update_preimage", *row(5)), ("update_postimage", *row(5, null=True))]
+    assert feed[4] == [("delete", *row(5, null=True)), *(("insert", *row(x)) for x in (3, 5, 0))]
