@@ -208,7 +208,7 @@ def parquet_leaf(calendar: Calendar, of_int96: Calendar) -> Leaf:
             return cast_to(kind, counted.instants, before=_MICROS if part.type.tz is None else kind, total=exact)
         if there == "date" and wanted in ("date", "local") and calendar.mode != "CORRECTED":
             return cast_to(kind, calendar.days, before=pa.date32(), total=calendar.mode == "LEGACY")
-        if wanted == "duration" and part.about == "INT64" and there == "integer":
+        if wanted == "duration" and part.about == "INT64" and part.type == pa.int64():
             return cast_to(kind, before=pa.duration("us"), total=True)  # so Spark has an interval
         return _plain_leaf(part, kind)
 
@@ -242,7 +242,9 @@ def orc_leaf(zone: str) -> Leaf:
             # so Spark has times without a zone, and intervals
             said = "timestamp_ntz" if wanted == "local" else "interval"
             return cast_to(kind, before=_counted(kind), total=True) if part.about.startswith(said) else None
-        return None if (there, wanted) == ("date", "local") else _plain_leaf(part, kind)
+        # Spark does not read dates as times, and has the digits of bytes for text
+        other = (there, wanted) in {("date", "local"), ("binary", "text"), ("text", "binary")}
+        return None if other else _plain_leaf(part, kind)
 
     return leaf
 

@@ -47,7 +47,7 @@ class Conversion(NamedTuple):
     """How values of a file's type become values of the declared one.
 
     Attributes:
-        apply: makes an array of another; raises ArrowInvalid or WrongError at a value that has no place.
+        apply: makes an array of another; raises ArrowException or WrongError at a value that has no place.
         total: whether no value can be one that has no place.
         same: whether it changes nothing.
     """
@@ -189,7 +189,7 @@ def typed(
     for number, (name, change) in enumerate(changes.items()):
         try:
             arrays[name] = change.apply(batch.column(number))
-        except (pa.ArrowInvalid, WrongError) as error:
+        except (pa.ArrowException, WrongError) as error:
             raise WrongError(str(error), name, getattr(error, "sample", None)) from error
     if not columns:
         return batch.select([])

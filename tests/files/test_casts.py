@@ -76,7 +76,11 @@ SAME_KIND: list[tuple[pa.Array, pa.DataType, list[Any]]] = [
 def test_types_of_the_same_kind(
     name: str, there: pa.Array, kind: pa.DataType, expected: list[Any], tmp_path: Path
 ) -> None:
-    assert read(tmp_path / "f", name, there, kind) == expected
+    if name == "orc" and {there.type, kind} == {pa.string(), pa.binary()}:
+        with pytest.raises(BadInputError, match="and not"):  # Spark has the digits of bytes for text
+            read(tmp_path / "f", name, there, kind)
+    else:
+        assert read(tmp_path / "f", name, there, kind) == expected
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,29 @@ def test_changes_are_in_the_order_of_their_files(spark: Any, tmp_path: Path) -> 
     assert last == 0
 
 
+def test_names_of_files_are_no_patterns(spark: Any, tmp_path: Path) -> None:
+    """For each name with one of these characters Spark reads all files of the micro-batch once more."""
+    names = ("ab", "ac", "a*", "a?", "a[b]", "a{b,c}", "a{", "a]", "a\\b", "a%2Ab", "a^b", "[!a]b")
+    folder = tmp_path / "f"
+    for number, name in enumerate(names):
+        write(folder, f"{name}.json", number, {"k": number, "a": name}, end="\n" * 3000)
+
+    def read(path: Path) -> Any:
+        return gpu_ops.read_files(spark, str(path), "json", "k long, a string", maxFilesPerTrigger=7)
+
+    for name, path, expected in (("each", folder, names), ("some", folder / "a[bc].json", names[:2])):
+        query = read(path).writeStream.format("memory").queryName(f"{name}_file").trigger(availableNow=True)
+        query.option("checkpointLocation", str(tmp_path / name)).start().awaitTermination()
+        found = sorted((row.k, row.a) for row in spark.table(f"{name}_file").collect())
+        assert found == list(enumerate(expected))
+    write(tmp_path / "r", "1.json", 1, *({"k": number, "b": 0.5} for number in range(len(names))))
+    right = gpu_ops.read_files(spark, str(tmp_path / "r"), "json", "k long, b double")
+    joined, sink = in_memory(gpu_ops.join, read(folder), right, "k"), Sink()
+    assert gpu_ops.explain(joined).count("read by Arrow") == 2
+    drain(joined, sink, tmp_path / "checkpoint")
+    assert sorted(sink.table) == [(number, name, 0.5) for number, name in enumerate(names)]
+
+
 def test_routes_are_where_spark_sends_them(spark: Any) -> None:
     from pyspark.sql import functions as f
 

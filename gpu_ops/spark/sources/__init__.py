@@ -26,10 +26,13 @@ class Source:
     Attributes:
         frame: the files or messages, as the function that reads them is given them.
         reader: that function.
+        listed: the files or messages as Spark gives them: some files twice, whose rows
+            `gpu_ops.spark.wire.arrivals.Arrivals` takes once.
     """
 
     frame: DataFrame
     reader: ReadFiles | ReadMessages
+    listed: DataFrame
 
     def __str__(self) -> str:
         return str(self.reader)
@@ -41,7 +44,7 @@ class Source:
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
         """The rows as they travel; see `gpu_ops.spark.plan.build`."""
-        return self.frame.mapInArrow(self.reader.packing(packer, taken), packed_type)
+        return self.listed.mapInArrow(self.reader.packing(packer, taken), packed_type)
 
 
 def source(node: Any, session: SparkSession) -> Source | None:
@@ -50,4 +53,8 @@ def source(node: Any, session: SparkSession) -> Source | None:
     if metadata_of(below, ARROW) is None:
         return None
     reader = function_of(node, session)
-    return Source(frame_of(session, below), reader) if isinstance(reader, ReadFiles | ReadMessages) else None
+    if not isinstance(reader, ReadFiles | ReadMessages):
+        return None
+    frame = frame_of(session, below)
+    spread = str(below.nodeName()) == "RepartitionByExpression"
+    return Source(frame, reader, frame_of(session, below.children().head()) if spread else frame)

@@ -30,8 +30,8 @@ SOURCE_OPTIONS: Final = (
 )  # fmt: skip
 """What Spark's own file source is told."""
 
-_AS_LISTED: Final = ("__globPaths__", "false")
-"""Spark takes the names of the files that it has listed for patterns again, and reads others for them, unless told."""
+_LEAST_SPREAD: Final = 16
+"""Tasks that files are spread over, where there may be fewer cores yet than there will be."""
 
 _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 
@@ -93,7 +93,20 @@ def read_files(
     )
     files = _found(spark, path, format, given).withMetadata("path", {ARROW: path})
     rows = FileRows(read, path, Taken.all(read.schema), read.schema)
+    if format != "delta":
+        files = files.repartition(_spread(spark), "path")
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
+
+
+def _spread(spark: SparkSession) -> int:
+    r"""How many tasks read files for Spark.
+
+    For each file with one of ``[]{}?*\`` in its name Spark reads all files of the micro-batch once more. Those of one
+    path have to meet in a task, so that it is read once. A join that Arrow reads for needs no such shuffle: its
+    messages say which file they are of.
+    """
+    least = min(_LEAST_SPREAD, int(str(spark.conf.get("spark.sql.shuffle.partitions"))))
+    return max(least, int(spark.sparkContext.defaultParallelism))
 
 
 def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
@@ -105,7 +118,7 @@ def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]
             raise NotBuiltError(f"the feed of a Delta table needs Spark 4.2, and this is {spark.version}") from None
         return commits(spark, path, given)
     # without its content a file is not opened
-    stream = spark.readStream.format("binaryFile").schema(_CONTENT).option(*_AS_LISTED)
+    stream = spark.readStream.format("binaryFile").schema(_CONTENT)
     for name in SOURCE_OPTIONS:
         stream = stream.option(name, given[name]) if name in given else stream
     return stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))

@@ -222,6 +222,6 @@ class ReadFiles(ArrowTask):
 
 
 def files_in_order(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int]]:
-    """Files as Spark lists them, by modification time (us), then path."""
-    found = [file for batch in batches for file in zip(*(c.to_pylist() for c in batch.columns), strict=True)]
+    """Files as Spark lists them, each once, by modification time (us), then path."""
+    found = {file for batch in batches for file in zip(*(c.to_pylist() for c in batch.columns), strict=True)}
     return sorted(found, key=lambda file: (file[1], file[0]))

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.state.blocks import Block, Part, on_wire
+from gpu_ops.state.blocks import INLINE, Block, Part, on_wire
 
 
 def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
@@ -81,9 +81,13 @@ class Arrivals:
 
         Side, order and lanes, or where they lie in a file.
         """
-        messages: list[tuple[Message, pa.Scalar]] = []
+        messages, read = list[tuple[Message, pa.Scalar]](), set[Message]()
         for batch in batches:
-            messages += zip(map(Message.of, batch["about"].to_pylist()), batch["rows"], strict=True)
+            for about, inline in zip(map(Message.of, batch["about"].to_pylist()), batch["rows"], strict=True):
+                same = about._replace(block=INLINE)
+                if not about.source or same not in read:  # Spark may have had a file read twice
+                    messages.append((about, inline))
+                    read.add(same)
         arrived, lanes = 0, [carried.places for carried in self._inputs]
         messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
         for (_, number, *_, block), inline in messages:
