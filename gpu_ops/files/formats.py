@@ -3,7 +3,7 @@
 Arrow reads. Spark's are the names of the options, and that an empty field of a CSV file is null and a time without a
 zone one in the session's.
 
-The change feed of a Delta table is read a commit at a time, by the package ``deltalake``.
+The change feed of a Delta table is read a commit at a time (`gpu_ops.files.delta_feed`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
-from gpu_ops.errors import BadInputError, DescriptionError, NotBuiltError
-from gpu_ops.files.binary_files import Reading, arrow_leaf, read_binary
+from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.files.binary_files import Reading, read_binary
 from gpu_ops.files.columns import (
     SAME,
     Conversion,
@@ -35,68 +34,11 @@ from gpu_ops.files.columns import (
     typed,
 )
 from gpu_ops.files.csv_files import CsvFile
+from gpu_ops.files.delta_feed import Changes
+from gpu_ops.files.delta_schema import delta_leaf
+from gpu_ops.files.file_systems import file_system_of
 from gpu_ops.files.json_files import json_batches
-from gpu_ops.values import arrow_zone, cast_plain, is_bytes, rebuilt
-
-LOG: Final = "_delta_log"
-_MAPPED: Final = (
-    "the table has column mapping, which the package deltalake does not read: read it with spark.readStream"
-)
-_CHANGE: Final = "_change_type"
-
-
-def changes_of(commit: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """What a commit changed: its rows, and ``_change_type``, ``_commit_version`` and ``_commit_timestamp``.
-
-    Rows that it takes come before those that it brings. Either are sorted by all columns: deltalake gives them in any
-    order, and a micro-batch that is repeated has to have its rows in the same one.
-
-    Args:
-        commit: a file of the table's log; Hadoop's spelling of a path will do.
-        columns: the ones that are wanted.
-
-    Raises:
-        ValueError: it cannot be read, or it lacks a column.
-        NotBuiltError: the package is not installed.
-    """
-    try:
-        import deltalake  # noqa: PLC0415 - not installed by default
-    except ImportError as error:
-        raise NotBuiltError("a Delta table's change feed needs deltalake: pip install 'gpu-join[delta]'") from error
-    named = re.fullmatch(rf"(.*)/{LOG}/(\d+)\.json", commit, re.DOTALL)
-    if named is None:
-        raise ValueError(f"it is no commit of a Delta table's log, {LOG}/*.json")
-    table, version = re.sub("^file:/*", "/", named.group(1)), int(named.group(2))
-    try:
-        opened = deltalake.DeltaTable(table)
-        mapping = opened.metadata().configuration.get("delta.columnMapping.mode", "none")
-        if mapping != "none":
-            raise ValueError(f"{_MAPPED} (delta.columnMapping.mode is {mapping!r})")
-        feed = opened.load_cdf(starting_version=version, ending_version=version)
-        views = pa.table(feed)
-    except deltalake.exceptions.DeltaError as error:
-        if "column mapping" in str(error).lower():
-            raise ValueError(f"{_MAPPED}: {error}") from error
-        feedless = "change data" in str(error).lower()
-        hint = " (delta.enableChangeDataFeed has to be set, and startingVersion after that)" if feedless else ""
-        raise ValueError(f"{error}{hint}") from error
-    changes = views.cast(pa.schema([field.with_type(rebuilt(field.type, _plain)) for field in views.schema]))
-    missing = [name for name in columns if name not in changes.schema.names]
-    if missing:
-        raise ValueError(f"{missing[0]!r} is not among its columns {', '.join(changes.schema.names)}")
-    taken = pc.is_in(changes[_CHANGE], pa.array(["delete", "update_preimage"]))
-    for mask in (taken, pc.invert(taken)):
-        part = changes.filter(mask)
-        keys = [
-            (x.name, "ascending") for x in part.schema if not (pa.types.is_nested(x.type) or pa.types.is_null(x.type))
-        ]
-        yield from (part.sort_by(keys) if keys else part).select(list(columns)).to_batches()
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """A type for a view, which deltalake gives and Arrow cannot filter."""
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
-
+from gpu_ops.values import arrow_zone, cast_plain, is_bytes
 
 FormatName = Literal["csv", "json", "parquet", "orc", "arrow", "delta"]
 FORMATS: Final[tuple[str, ...]] = get_args(FormatName)
@@ -118,7 +60,7 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "parquet": ("missingColumns", "caseSensitive", "timeZone", "datetimeRebaseMode", "int96RebaseMode"),
     "orc": ("missingColumns", "caseSensitive", "timeZone"),
     "arrow": ("missingColumns", "caseSensitive"),
-    "delta": ("startingVersion", "failOnDataLoss"),
+    "delta": ("startingVersion", "failOnDataLoss", "timeZone", "datetimeRebaseMode", "int96RebaseMode"),
 }
 """Options of each format, by Spark's names where Spark has them."""
 
@@ -155,7 +97,7 @@ class FileFormat:
             before a quote or another escape; none by default, where Spark has the backslash), ``nullValue`` (besides
             the empty field, in quotes or not; without it ``""`` is an empty text), ``encoding``, ``multiLine`` (values
             may have line breaks), ``timeZone`` (of times that name none; those of Parquet and Arrow are UTC's, those
-            that Spark writes to ORC are its JVM's),
+            that Spark writes to ORC are its JVM's; of a Delta table's partitions),
             ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks; ``startingVersion``, the first
             commit of a Delta table that is read; ``failOnDataLoss``: whether commits that are gone are an error.
 
@@ -204,7 +146,7 @@ class FileFormat:
         try:
             file_system, path = file_system_of(uri, input_name)
             if self.name == "delta":
-                yield from self._delta(uri, file_system.open_input_stream(path).read(), columns)
+                yield from self._delta(uri, columns, input_name)
             elif self.name in ("csv", "json"):
                 yield from self._text(file_system, path, columns)
             else:
@@ -228,13 +170,19 @@ class FileFormat:
         with file_system.open_input_stream(path) as stream:
             yield from json_batches(stream, self.schema, _BLOCK_BYTES)
 
-    def _delta(self, commit: str, actions: bytes, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        if b'"deletionVector":{' in actions and b'"cdc":' not in actions:
-            raise WrongError("the commit has deletion vectors and no change data: read the table with spark.readStream")
-        for batch in changes_of(commit, self.schema.names):
-            found = conversions([part_of(field) for field in batch.schema], self.schema, Rules(arrow_leaf))
-            changes = {name: taken[1] for name, taken in found.items() if taken is not None}
-            yield typed(batch, changes, columns, self.schema)
+    def _delta(self, commit: str, columns: Sequence[str], input_name: str) -> Iterator[pa.RecordBatch]:
+        of_files = (("missingColumns", "null"), *(x for x in self.options if x[0] in OPTIONS["parquet"]))
+
+        def read_parquet(uri: str, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+            return FileFormat("parquet", wanted, of_files).read(uri, wanted.names, input_name)
+
+        zone = arrow_zone(self._option("timeZone", "UTC"))
+        changes = Changes(commit, self.schema, zone, read_parquet, input_name)
+        found = conversions([part_of(field) for field in changes.schema], self.schema, Rules(delta_leaf))
+        wanted = set(columns or self.schema.names)  # where none is, the number of rows is
+        chosen = {x: taken[1] for x, taken in found.items() if taken and (x in wanted or not taken[1].total)}
+        for batch in changes.batches(list(chosen)):
+            yield typed(batch, chosen, columns, self.schema)
 
     def _reading(self) -> Reading:
         return Reading(
@@ -257,36 +205,6 @@ class FileFormat:
         if isinstance(error, WrongError):
             column, sample = error.column or column, error.sample or sample
         return BadInputError(input_name, column, f"cannot read {uri}: {text}", sample)
-
-
-@functools.lru_cache(maxsize=64)
-def _file_system(root: str) -> tuple[pafs.FileSystem, str]:
-    file_system, base = pafs.FileSystem.from_uri(root)
-    return file_system, base.rstrip("/")
-
-
-def file_system_of(uri: str, input_name: str) -> tuple[pafs.FileSystem, str]:
-    """Where a file lies, and its path there.
-
-    Args:
-        uri: as Hadoop writes it, that is without escapes: ``file:/a b``, ``s3a://bucket/a``, ``hdfs://host/a``.
-        input_name: for the error.
-
-    Raises:
-        BadInputError: a file system that Arrow does not know.
-    """
-    parts = re.fullmatch(r"([a-z][a-z0-9+.-]*):(?://([^/]*))?(/.*)", uri, re.DOTALL)
-    if parts is None or parts.group(1) == "file":
-        return pafs.LocalFileSystem(), uri if parts is None else re.sub("^/+", "/", parts.group(3))
-    scheme, host, path = parts.groups()
-    scheme = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
-    try:
-        file_system, base = _file_system(f"{scheme}://{host or ''}/")
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInputError(
-            input_name, None, f"cannot open {uri}: {error}. Read it with spark.readStream instead"
-        ) from error
-    return file_system, base + path
 
 
 def _text_leaf(zone: str) -> Leaf:

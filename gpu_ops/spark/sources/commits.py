@@ -1,28 +1,27 @@
 """The commits of a Delta table as a stream: Spark remembers the last version, and none is left out behind it.
 
-A data source in Python, of Spark 4.2 on. An offset is ``{"version": n}``, the last commit that was read.
+A data source in Python, of Spark 4.2 on. An offset is ``{"version": n, "table": id}``: the last commit that was read,
+and whose; those before the table's first commit, and of older checkpoints, have no id.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import pyarrow.fs as pafs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 from gpu_ops.errors import BadInputError
-from gpu_ops.files.formats import LOG, file_system_of
+from gpu_ops.files.delta_log import LOG, Log
 from gpu_ops.query.catalyst import java_class
 
 _COLUMNS: Final = st.StructType([st.StructField("path", st.StringType()), st.StructField("time", st.LongType())])
 
-Offset = dict[str, int]
+Offset = dict[str, Any]
 
 
 def commits(spark: SparkSession, table: str, options: Mapping[str, str]) -> DataFrame:
@@ -77,14 +76,22 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> Offset:
-        """Before the first commit."""
+        """Before the first commit.
+
+        Raises:
+            BadInputError: ``startingVersion`` is beyond the latest version.
+        """
+        latest = self._versions()[1]
+        if self._first > max(latest, 0):
+            problem = f"startingVersion={self._first} is beyond the latest version of the Delta table, {latest}"
+            raise BadInputError(self._table, None, problem)
         return {"version": self._first - 1}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The last commit of the next micro-batch.
 
         Raises:
-            BadInputError: a commit before it is not there any more.
+            BadInputError: a commit before it is not there any more, or another table is.
         """
         if "version" not in start:
             problem = (
@@ -92,6 +99,9 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             raise BadInputError(self._table, None, problem)
         there, latest = self._versions()
+        if latest < 0:
+            return start
+        table = self._same_table(latest, start)
         begin, end = start["version"] + 1, latest if self._target is None else self._target
         if latest < start["version"] and start["version"] >= self._first and not self._lost:
             raise self._gone(start["version"], f"its latest version is {latest} now: was it made anew?")
@@ -101,7 +111,7 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if missing is not None and not self._lost:
             later = min((version for version in there if version > missing), default=None)
             raise self._gone(missing, f"the earliest one after it is {later}" if later else "nothing is after it")
-        return {"version": max(end, start["version"])}
+        return {"version": max(end, start["version"]), "table": table}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxFilesPerTrigger``."""
@@ -112,8 +122,13 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._versions()[1]
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """One a commit."""
-        there = self._versions()[0]
+        """One a commit.
+
+        Raises:
+            BadInputError: another table is there.
+        """
+        there, latest = self._versions()
+        self._same_table(latest, start, end)
         versions = range(start["version"] + 1, end["version"] + 1)
         # what was removed after it was planned is an error of the task that reads it
         return [
@@ -126,14 +141,27 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _versions(self) -> tuple[set[int], int]:
         """Those whose commits are there, and the latest that anything says of; -1 for none."""
-        file_system, log = file_system_of(f"{self._table}/{LOG}", self._table)
         try:
-            names = [file.base_name for file in file_system.get_file_info(pafs.FileSelector(log))]
+            return Log(self._table, self._table).versions()
         except OSError as error:
             raise BadInputError(self._table, None, f"it is no Delta table: {error}") from error
-        found = {int(name[:-5]) for name in names if re.fullmatch(r"\d+\.json", name)}
-        checkpoints = [int(name.partition(".")[0]) for name in names if re.match(r"\d+\.checkpoint\.", name)]
-        return found, max([*found, *checkpoints], default=-1)
+
+    def _same_table(self, latest: int, *offsets: Offset) -> str:
+        """The table's id, which has to be that of the offsets."""
+        try:
+            table = Log(self._table, self._table).state(latest).table_id
+        except (OSError, ValueError) as error:
+            raise BadInputError(self._table, None, f"its log cannot be read: {error}") from error
+        other = next((x["table"] for x in offsets if x.get("table", table) != table), None)
+        if other is not None:
+            raise BadInputError(
+                self._table,
+                None,
+                f"the Delta table has another id now, {table}, and {other} when it was last read: it was dropped and "
+                "made anew, and rows that came from the first one are not taken back by the second. Begin anew, with "
+                "another checkpointLocation and state",
+            )
+        return table
 
     def _gone(self, version: int, how: str) -> BadInputError:
         return BadInputError(

@@ -53,8 +53,8 @@ def read_files(
         spark: the session.
         path: a folder, or a pattern.
         format: ``"csv"``, ``"json"`` (one object a line), ``"parquet"``, ``"orc"``, ``"arrow"``, or ``"delta"``: the
-            change feed of a Delta table, a commit is a file, and none may be gone (needs the package ``deltalake``
-            and Spark 4.2); its rows have ``_change_type``, the row kind, ``_commit_version`` and
+            change feed of a Delta table, a commit is a file, and none may be gone (needs Spark 4.2, and the package
+            ``pyroaring`` for deletion vectors); its rows have ``_change_type``, the row kind, ``_commit_version`` and
             ``_commit_timestamp`` besides.
         schema: of the rows: a schema or its DDL text.
         options: of Spark's file source (`SOURCE_OPTIONS`; with delta but ``maxFilesPerTrigger``) and of the format
