@@ -175,10 +175,10 @@ def _told(error: Py4JJavaError) -> tuple[str, str]:
     told: list[str] = []
     state = ""
     while java is not None:
-        message = str(java.getMessage())
+        message = str(java.getMessage() or java.getClass().getSimpleName())
         if message not in "".join(told):
             told.append(message)
         if gateway is not None and is_instance_of(gateway, java, "java.sql.SQLException"):
             state = state or str(java.getSQLState() or "")
         java = java.getCause()
-    return ": ".join(told), state
+    return ": ".join(x.rstrip(".") for x in told), state
