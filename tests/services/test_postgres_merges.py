@@ -31,10 +31,11 @@ def test_columns_that_a_view_lacks_stay_as_they_are(spark: Any, postgres: Postgr
     view = view_of(postgres, "t", key)
     view(changelog(spark, SCHEMA, *(("+I", n, "a") for n in (1, 2, 3))), 0)
     postgres.run("UPDATE t SET note = 'by hand' WHERE id < 3", "INSERT INTO child VALUES (1)", "DELETE FROM log")
+    made = dict(postgres.rows("SELECT id, made FROM t"))
     if key:
         view(changelog(spark, SCHEMA, ("-U", 1, "a"), ("+U", 1, "b"), ("-D", 2, "a"), ("+I", 4, "c")), 1)
         assert postgres.rows("SELECT id, item, note, made, double FROM t") == [
-            ("1", "b", "by hand", "1", "2"), ("3", "a", "new", "3", "6"), ("4", "c", "new", "4", "8")
+            ("1", "b", "by hand", made["1"], "2"), ("3", "a", "new", made["3"], "6"), ("4", "c", "new", "4", "8")
         ]  # fmt: skip
     else:
         view(changelog(spark, SCHEMA, ("+I", 1, "a"), ("-D", 2, "a"), ("+I", 4, "c")), 1)
@@ -100,9 +101,10 @@ def test_unique_values_that_rows_exchange(spark: Any, postgres: Postgres) -> Non
     view = view_of(postgres, "t")
     view(changelog(spark, SCHEMA, ("+I", 1, "a"), ("+I", 2, "b"), ("+I", 3, "c")), 0)
     postgres.run("UPDATE t SET note = 'of ' || id")
+    made = dict(postgres.rows("SELECT id, made FROM t"))
+    shown = [(x, item, f"of {x}", made[x], str(2 * int(x))) for x, item in (("1", "b"), ("2", "c"), ("3", "a"))]
     turned = [("-U", 1, "a"), ("+U", 1, "b"), ("-U", 2, "b"), ("+U", 2, "c"), ("-U", 3, "c"), ("+U", 3, "a")]
     view(changelog(spark, SCHEMA, *turned, ("+I", 4, "d")), 1)
-    shown = [("1", "b", "of 1", "1", "2"), ("2", "c", "of 2", "2", "4"), ("3", "a", "of 3", "3", "6")]
     assert postgres.rows("SELECT id, item, note, made, double FROM t WHERE id < 4") == shown
     postgres.run("CREATE TABLE child (id BIGINT REFERENCES t ON DELETE CASCADE)", "INSERT INTO child VALUES (1)")
     with pytest.raises(BadInputError, match=r'view t: .*duplicate key value violates unique constraint "t_item_key"'):
@@ -188,7 +190,9 @@ def test_null_keys_are_not_matched_row_by_row(
     plans = [
         "\n".join(row[0] for row in postgres.rows(f"EXPLAIN {sql}"))
         for sql in statements
-        if sql.startswith(("DELETE FROM t ", "UPDATE t ", "INSERT INTO t ")) and "1 = 0" not in sql
+        if sql.startswith(("DELETE FROM t ", "UPDATE t ", "INSERT INTO t "))
+        and "IN (-1)" not in sql
+        and "1 = 0" not in sql  # which are tried first
     ]
     assert plans
     assert not [x for x in plans if "Nested Loop" in x]

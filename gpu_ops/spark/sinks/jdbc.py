@@ -366,7 +366,8 @@ class _Database:
             self.execute(f"INSERT INTO {self._batches} ({query}, {batch}) VALUES ({values})")
         self._check_staged(attempts)
         try:
-            self._bring(self._merge(nulls, attempts), attempts)
+            if attempts:  # there may be no row
+                self._bring(self._merge(nulls, attempts), attempts)
             self._connection.commit()
         except DatabaseError as error:
             if error.state[:2] not in ("22", "23"):
@@ -398,7 +399,7 @@ class _Database:
         values = {x: self._casts[x].value if x in self._casts else staged[x] for x in names}
         shown = ", ".join(staged[x] if values[x] == staged[x] else f"{values[x]} AS {staged[x]}" for x in names)
         rows = f"SELECT {shown}, {count} FROM {self.staging} WHERE {self._counts(attempts)}"
-        if changes.key is None and any(x.needed or x.type.folds for x in self._casts.values()):
+        if changes.key is None and any(x.folds for x in self._casts.values()):
             # rows that differ may be equal in the view's types
             own = ", ".join(staged.values())
             rows = (
@@ -413,7 +414,7 @@ class _Database:
     def _bring(self, merge: Merge, attempts: Mapping[int, int]) -> None:
         self._check_values(attempts)
         key = self._changes.key
-        if key is not None and any(self._casts[x].needed or self._casts[x].type.folds for x in key if x in self._casts):
+        if key is not None and any(self._casts[x].folds for x in key if x in self._casts):
             samples = self._connection.rows(merge.twice(), most=1)
             if samples:
                 problem = f"two keys of the changelog are one in the types of view {self._table}"

@@ -111,10 +111,8 @@ class Merge:
         return f"SELECT {shown} FROM {self.rows} {STAGED} GROUP BY {', '.join(keys)} HAVING {having}"
 
     def lacking(self) -> str:
-        """The query of keys, as text, of rows that go or change and of which the view has none."""
-        keys = " || ', ' || ".join(
-            f"COALESCE(CAST({STAGED}.{self.staged[x]} AS VARCHAR(60)), 'NULL')" for x in self.key or ()
-        )
+        """The query of keys of rows that go or change and of which the view has none."""
+        keys = ", ".join(f"{STAGED}.{self.staged[x]}" for x in self.key or ())
         return f"SELECT {keys} FROM {self.rows} {STAGED} WHERE {self.counted} <> 1 AND {self.missing()}"
 
     def replace(self, columns: Sequence[str]) -> list[str]:
@@ -196,7 +194,7 @@ def bring(connection: Connection, merge: Merge, what: str) -> None:
         if changed != rows:
             connection.rollback()
             keys = connection.rows(merge.lacking(), most=1)
-            sample = f" (it shows no row of the key {keys[0][0]!r})" if keys else ""
+            sample = f" (there is no row of the key {', '.join(keys[0])})" if keys else ""
             raise DatabaseError(f"{what}: {rows} rows were to be {how}, and {changed} were{sample}: {_KEPT}")
 
     kind = merge.counted

@@ -31,13 +31,13 @@ class Type:
         whole: with its length or precision; that below a domain.
         bare: without it.
         domain: the domain, or None.
-        folds: whether texts that differ can be equal, by the column's collation.
+        collation: by which texts that differ can be equal; None if by the column's none can.
     """
 
     whole: str
     bare: str
     domain: str | None
-    folds: bool
+    collation: str | None
 
     @property
     def element(self) -> str:
@@ -55,12 +55,13 @@ def types(connection: Connection, table: str) -> dict[str, Type]:
         "UNION ALL SELECT attname, attnum, typbasetype, CASE WHEN typtypmod < 0 THEN length ELSE typtypmod END, "
         "coalesce(domain, format_type(type, -1)), order_id FROM below JOIN pg_type ON oid = type WHERE typtype = 'd') "
         "SELECT attname, format_type(type, length), format_type(type, -1), domain, "
-        "NOT coalesce((SELECT collisdeterministic FROM pg_collation WHERE oid = order_id), true) "
+        "(SELECT format('%I.%I', nspname, collname) FROM pg_collation c JOIN pg_namespace n ON n.oid = collnamespace "
+        "WHERE c.oid = order_id AND NOT collisdeterministic) "
         "FROM below WHERE type NOT IN (SELECT oid FROM pg_type WHERE typtype = 'd')"
     )
     return {
-        name: Type(whole, bare, None if domain == "None" else domain, folds == "t")
-        for name, whole, bare, domain, folds in rows
+        name: Type(whole, bare, None if domain == "None" else domain, None if collation == "None" else collation)
+        for name, whole, bare, domain, collation in rows
     }
 
 
@@ -135,6 +136,15 @@ class Cast:
         return self.staged_type != self.type.whole or self.type.domain is not None
 
     @property
+    def folds(self) -> bool:
+        """Whether values that differ may be equal in the view.
+
+        They may in another type, by a collation, and at two instants of which a clock shows one time.
+        """
+        clock = isinstance(_element(self.kind), st.TimestampType) and self.type.element != _INSTANT
+        return self.type.collation is not None or clock or self.source != self.type.whole
+
+    @property
     def described(self) -> str:
         """A null of the type that is assigned to the view's column: whether there is such an assignment."""
         assigned = self.type.domain or self.type.bare if self._is_text else self.source
@@ -154,10 +164,12 @@ class Cast:
     @property
     def value(self) -> str:
         """The staged value in the type of the view's column."""
-        if not self.needed:
-            return self.staged
-        inner = f"CAST({self._exact} AS {self.type.whole})"
-        return inner if self.type.domain is None else f"CAST({inner} AS {self.type.domain})"
+        value = self.staged
+        if self.needed:
+            value = f"CAST({self._exact} AS {self.type.whole})"
+        if self.type.domain is not None:
+            value = f"CAST({value} AS {self.type.domain})"
+        return value if self.type.collation is None else f"{value} COLLATE {self.type.collation}"
 
     @property
     def is_lossy(self) -> str | None:

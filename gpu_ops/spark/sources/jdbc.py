@@ -90,15 +90,15 @@ def _value(text: str, kind: str, to: st.DataType, where: str) -> str:
     if kind.startswith("_"):
         element = to.elementType if isinstance(to, st.ArrayType) else st.StringType()
         return f"transform({text}, x -> {_value('x', kind[1:], element, where)})"
+    is_other = "false"
     if kind in _TYPES:
-        to = _TYPES[kind]
+        to, is_other = _TYPES[kind], f"{text} LIKE '% BC%'"  # what stands behind a day Spark does not look at
     elif not isinstance(to, (st.DecimalType, st.DoubleType, st.FloatType, st.StringType)):
         to = st.DecimalType(38, 18)  # of which Spark makes whole numbers, and whatever else
     name = "TIMESTAMP_LTZ" if isinstance(to, st.TimestampType) else to.simpleString().upper()
-    is_cut = "false"
     if isinstance(to, st.DecimalType):
-        is_cut = f"length(regexp_extract({text}, '[.]([0-9]*[1-9])0*$', 1)) > {to.scale}"
+        is_other = f"length(regexp_extract({text}, '[.]([0-9]*[1-9])0*$', 1)) > {to.scale}"
     quoted = where.replace("\\", "\\\\").replace("'", "\\'")
     problem = f"raise_error(concat('{quoted}: ', {text}, ' is no {name}'))"
     cast = f"coalesce(try_cast({text} AS {name}), {problem})"
-    return f"CASE WHEN {text} IS NULL THEN CAST(NULL AS {name}) WHEN {is_cut} THEN {problem} ELSE {cast} END"
+    return f"CASE WHEN {text} IS NULL THEN CAST(NULL AS {name}) WHEN {is_other} THEN {problem} ELSE {cast} END"
