@@ -22,6 +22,7 @@ from gpu_ops.display import show as show
 from gpu_ops.errors import BackendError as BackendError
 from gpu_ops.errors import BadInputError as BadInputError
 from gpu_ops.errors import ConditionError as ConditionError
+from gpu_ops.errors import DatabaseError as DatabaseError
 from gpu_ops.errors import DescriptionError as DescriptionError
 from gpu_ops.errors import EvaluationError as EvaluationError
 from gpu_ops.errors import GpuJoinError as GpuJoinError

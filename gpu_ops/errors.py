@@ -76,6 +76,22 @@ class StateError(GpuJoinError, RuntimeError):
     """A state folder that does not fit: another join, query, schema, partition count or version."""
 
 
+class DatabaseError(GpuJoinError, RuntimeError):
+    """A database that cannot be reached, refuses a statement, or does not hold the rows it should.
+
+    Args:
+        message: which table, and what the database says.
+        state: the database's code of it (SQLSTATE); empty if it gave none.
+    """
+
+    def __init__(self, message: str, state: str = "") -> None:
+        self.state = state
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[DatabaseError], tuple[str, str]]:
+        return type(self), (str(self), self.state)
+
+
 class NotBuiltError(GpuJoinError, NotImplementedError):
     """Something of the contract that this version does not do yet; says what."""
 

@@ -29,7 +29,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import TokenError
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.errors import DescriptionError, NotBuiltError, with_caret
+from gpu_ops.errors import DatabaseError, DescriptionError, NotBuiltError, with_caret
 
 
 class JobError(DescriptionError):
@@ -69,7 +69,7 @@ class Text:
         """Errors of what is described there, as errors at an offset."""
         try:
             yield
-        except (DescriptionError, NotBuiltError) as error:
+        except (DatabaseError, DescriptionError, NotBuiltError) as error:
             if isinstance(error, JobError):
                 raise
             raise self.error(str(error), offset) from error

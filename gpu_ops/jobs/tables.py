@@ -34,6 +34,7 @@ from gpu_ops.spark.sinks.delta import delta_view
 from gpu_ops.spark.sinks.files import FilesFormat, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
 from gpu_ops.spark.sources.files import read_files
+from gpu_ops.spark.sources.jdbc import read_table
 from gpu_ops.spark.sources.kafka import MessageSource
 
 _FILES: Final = ("parquet", "json", "csv")
@@ -135,11 +136,15 @@ def _table(spark: SparkSession, source: Source) -> DataFrame:
         assert source.generated.number_of_rows is not None
         return datagen.rows(spark.range(source.generated.number_of_rows).toDF("value"), source.generated)
     reader = spark.read.format(source.connector).options(**source.options)
-    if source.columns is None:
-        return reader.load()
-    if source.connector in _FILES:
+    if source.columns is not None and source.connector in _FILES:
         return reader.schema(schema_text(source)).load()
-    columns = [*source.columns, *([(source.row_kind, "STRING")] if source.row_kind is not None else [])]
+    columns = None
+    if source.columns is not None:
+        columns = [*source.columns, *([(source.row_kind, "STRING")] if source.row_kind is not None else [])]
+    if source.connector == "jdbc":
+        return read_table(spark, source.options, columns)
+    if columns is None:
+        return reader.load()
     return reader.load().select(*(named_column(name).cast(kind).alias(name) for name, kind in columns))
 
 

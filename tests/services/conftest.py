@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,3 +55,48 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = Directory.of(made)
     made.stop()
     directory.close()
+
+
+@pytest.fixture
+def postgres(spark: Any) -> Iterator[Any]:
+    """A schema of the test's own in Postgres."""
+    from services.postgres import Postgres
+
+    if not listens("postgres"):
+        pytest.skip("no Postgres on port 15432")
+    schema = f"t{uuid.uuid4().hex[:8]}"
+    database = Postgres(spark, schema)
+    database.run(f"CREATE SCHEMA {schema}")
+    yield database
+    database.run(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a standalone master with two workers."""
+    if "GPU_JOIN_SERVICES" not in os.environ:
+        pytest.skip("`make test-services` runs these tests")
+    import pyspark
+
+    home, folder = Path(pyspark.__file__).parent, tmp_path_factory.mktemp("standalone")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    java = [str(home / "bin" / "spark-class")]
+    package = "org.apache.spark.deploy"
+    commands = [[*java, f"{package}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]]
+    worker = [*java, f"{package}.worker.Worker", "--webui-port", "0", "-c", "2", "-m", "2g"]
+    # two hosts, as Spark runs no second attempt of a task on the first one's
+    commands += [[*worker, "--host", f"127.0.0.{n}", "-d", str(folder / str(n)), url] for n in (1, 2)]
+    with (folder / "log").open("w") as log:
+        environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "300m"}
+        running = [subprocess.Popen(command, stdout=log, stderr=log, env=environment) for command in commands]
+        deadline = time.monotonic() + 60
+        while (folder / "log").read_text().count("Successfully registered with master") < 2:
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.2)
+        yield url
+        for process in running[::-1]:
+            process.terminate()
+            process.wait()

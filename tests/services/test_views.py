@@ -16,7 +16,8 @@ import pytest
 from spark.support import Row
 from spark.views import Shop
 
-from gpu_ops.spark.sinks import changes, delta, jdbc
+from gpu_ops.spark.database import Connection
+from gpu_ops.spark.sinks import changes, delta
 from services.views import made
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
@@ -55,12 +56,13 @@ class Faults:
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Faults within a write: a transaction not committed, a MERGE not run, messages sent in part."""
-        execute, merge, send = jdbc._Database.execute, delta.merge, changes._send
+        changed, merge, send = Connection.changed, delta.merge, changes._send
 
-        def executed(database: Any, *statements: str) -> None:
-            execute(database, *statements)
-            if self.within and "DELETE" in "".join(statements):
+        def executed(connection: Any, sql: str) -> int:
+            rows = changed(connection, sql)
+            if self.within and "DELETE FROM" in sql:
                 self.killed()
+            return rows
 
         def merged(*given: Any) -> str:
             if self.within:
@@ -72,7 +74,7 @@ class Faults:
             if self.within:
                 self.killed()
 
-        monkeypatch.setattr(jdbc._Database, "execute", executed)
+        monkeypatch.setattr(Connection, "changed", executed)
         monkeypatch.setattr(delta, "merge", merged)
         monkeypatch.setattr(changes, "_send", sent)
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError
+from gpu_ops.spark.database import Connection
 from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.failures import message_in
+from gpu_ops.spark.sinks import postgres
 from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
+from gpu_ops.spark.sinks.merging import STAGED, Merge, bring
+from gpu_ops.spark.tasks.marks import Marks
 
-_STAGED: Final = "gpu_ops_staged"
-"""How often a staged row comes or goes. A table that has this column was made by a view: no other is emptied."""
+_ATTEMPT: Final = "gpu_ops_attempt"
+"""The column of a staged row's mark; beside it `STAGED` is how often the row comes or goes. A table that has that
+column was made by a view: no other is emptied."""
+
+_IN_LIST: Final = 900
+"""Values of a list that all databases take."""
 
 _BATCHES: Final = ("query_id", "batch_id")
 
@@ -30,11 +39,12 @@ def jdbc_view(
 ) -> View:
     """A function for ``foreachBatch`` that keeps a database's table equal to the folded changelog.
 
-    Executors write the micro-batch into the table ``<table>_staged``; one transaction then brings it into the view
-    and its number into ``<table>_batches``, so that a repeated micro-batch is skipped. All three are created if they
-    are not there, the view with an index over its key; names longer than the database keeps are shortened and end in a
-    hash. SQL is that which all databases have: changed rows are deleted and inserted. In Postgres values are cast to
-    the types of a table that is there.
+    Executors write the micro-batch into the table ``<table>_staged``, each row with the attempt of the task that wrote
+    it, as Spark may run a task twice; one transaction then brings the rows of the attempts that Spark took into the
+    view, and the micro-batch's number into ``<table>_batches``, so that a repeated one is skipped. It ends without a
+    change where the database does not change as many rows as there are. All three tables are created if they are not
+    there, the view with an index over its key; names longer than the database keeps are shortened and end in a hash.
+    In Postgres values are cast to the types of a table that is there.
 
     Args:
         url: Spark's JDBC address.
@@ -46,22 +56,22 @@ def jdbc_view(
     Raises:
         DescriptionError: (from ``foreachBatch``, before anything is made) a table beside it was not made by a view, the
             view has other columns, or there is one that the database does not take.
-        BadInputError: (likewise, before anything is written) a value that it does not take, or a key twice.
+        BadInputError: (likewise, and nothing of the micro-batch is written) a value that it does not take, or a key
+            twice.
+        DatabaseError: (likewise) it cannot be reached, refuses a statement, or other rows are there than should be.
     """
     given = dict(options or {})
     ready: set[str] = set()
+    marks = Marks()
 
     def write(changes: Changes) -> None:
-        database = _Database(changes, url, table, given)
-        try:
+        with contextlib.closing(_Database(changes, url, table, given)) as database:
             database.prepare(first=changes.query_id not in ready)
             ready.add(changes.query_id)
-            nulls = database.nulls()
-            staged = changes.signed().withColumnRenamed(COUNT, _STAGED).write.format("jdbc").options(**given)
-            staged.options(url=url, dbtable=database.stage).mode("append").save()
-            database.merge(nulls)
-        finally:
-            database.close()
+            if not database.has_micro_batch():
+                nulls = database.look()
+                database.stage(marks)
+                database.merge(nulls, marks.counted())
 
     return view(write, key)
 
@@ -115,7 +125,7 @@ def _plain(name: str) -> str:
 
 
 class _Database:
-    """The view of a micro-batch, on a connection of the driver's, by Spark's own connection factory.
+    """The view of a micro-batch, on a connection of the driver's.
 
     Args:
         changes: the micro-batch.
@@ -125,44 +135,37 @@ class _Database:
     """
 
     def __init__(self, changes: Changes, url: str, table: str, options: Mapping[str, str]) -> None:
-        self._changes, self._table, self._options = changes, table, options
+        self._changes, self._url, self._table, self._options = changes, url, table, options
         self._spark = changes.rows.sparkSession
-        self._postgres = url.startswith("jdbc:postgresql:")
-        jvm: Any = self._spark.sparkContext._jvm
-        jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc
-        self._tools: Any = jdbc.JdbcUtils
-        self._of: Callable[[str, Mapping[str, str]], Any] = lambda name, more: jdbc.JdbcOptionsInWrite(
-            url, name, jvm.PythonUtils.toScalaMap({**options, **more})
-        )
-        self._dialect: Any = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(url)
-        self.connection: Any = self._dialect.createConnectionFactory(self._of("none", {})).apply(-1)
-        # of those that say nothing the names stay as they are
-        self._limit = self.connection.getMetaData().getMaxTableNameLength() or 2**31
-        self.stage, _ = _beside(table, "_staged", self._limit)
+        self._connection = Connection(self._spark, url, options, f"view {table}")
+        self._postgres = self._connection.postgres
+        self.staging, _ = _beside(table, "_staged", self._connection.longest_table)
         self._batches = self._batches_of()
         self._spelled: dict[str, str] = {}
-        self._casts: dict[str, str] = {}
+        self._columns: list[str] = []
+        self._casts: dict[str, postgres.Cast] = {}
 
     def close(self) -> None:
         """Ends the connection; what was not committed is undone."""
-        if not self.connection.getAutoCommit():
-            self.connection.rollback()  # to close is to commit for some databases
-        self.connection.close()
+        self._connection.close()
+
+    def execute(self, *statements: str) -> None:
+        """Runs statements on the connection."""
+        self._connection.execute(*statements)
 
     def _names(self, columns: Iterable[str]) -> list[str]:
-        return [self._dialect.quoteIdentifier(x) for x in columns]
+        return [self._connection.quoted(x) for x in columns]
 
     def _batches_of(self) -> str:
         """The table of numbers; one whose name an older version left to the database to cut is kept."""
-        before, _ = _beside(self._table, "_batches", self._limit, cut=True)
-        is_own = before != self._table and set(self._columns(before) or ()) == set(_BATCHES)
-        return before if is_own else _beside(self._table, "_batches", self._limit)[0]
+        longest = self._connection.longest_table
+        before, _ = _beside(self._table, "_batches", longest, cut=True)
+        is_own = before != self._table and set(self._columns_of(before) or ()) == set(_BATCHES)
+        return before if is_own else _beside(self._table, "_batches", longest)[0]
 
-    def _columns(self, table: str) -> list[str] | None:
+    def _columns_of(self, table: str) -> list[str] | None:
         """The columns of a table, None if it is not there."""
-        if not self._tools.tableExists(self.connection, self._of(table, {})):
-            return None
-        return self._read(f"SELECT * FROM {table} WHERE 1 = 0")[0]
+        return self._connection.columns(table) if self._connection.exists(table) else None
 
     def prepare(self, *, first: bool) -> None:
         """Makes what is not there, once everything has been looked at, and empties the staging table.
@@ -176,220 +179,269 @@ class _Database:
         """
         if first:
             self._check()
-        batches, stage, there = map(self._columns, (self._batches, self.stage, self._table))
-        for name, found, own in ((self._batches, batches, _BATCHES), (self.stage, stage, (_STAGED,))):
-            if found is not None and not set(own) <= {x.lower() for x in found}:
+        batches, staging, there = map(self._columns_of, (self._batches, self.staging, self._table))
+        for name, columns, own in ((self._batches, batches, _BATCHES), (self.staging, staging, (STAGED,))):
+            if columns is not None and not set(own) <= {x.lower() for x in columns}:
                 raise DescriptionError(
                     f"view {self._table} keeps a table {name} beside it, and one of that name is there that no view "
-                    f"has made: it has {', '.join(found)}. Rename one of them"
+                    f"has made: it has {', '.join(columns)}. Rename one of them"
                 )
         stored = self._changes.stored()
-        self._spelled = self._changes.check(self._table, stored.names if there is None else there)
+        self._columns = stored.names if there is None else there
+        self._spelled = self._changes.check(self._table, self._columns)
         if there is not None:
             self._check_equal()
-        self.connection.setAutoCommit(False)
+        self._connection.begin()
         if batches is None:
             types = {"createTableColumnTypes": "query_id VARCHAR(64)"}
-            self._new(self._batches, st.StructType.fromDDL("query_id STRING, batch_id BIGINT"), types)
-        if first or stage is None:
-            if stage is not None:
-                self.execute(f"DROP TABLE {self.stage}")
-            self._new(self.stage, st.StructType([*self._changes.schema, st.StructField(_STAGED, st.LongType())]))
+            self._create(self._batches, st.StructType.fromDDL("query_id STRING, batch_id BIGINT"), types)
+        if first or staging is None:
+            if staging is not None:
+                self.execute(f"DROP TABLE {self.staging}")
+            self._create_staging()
         else:
-            self.execute(self._dialect.getTruncateQuery(self.stage))
+            self._empty()
         if there is None:
-            self._new(self._table, stored)
+            self._create(self._table, stored)
             if self._changes.key is not None:
-                index = _beside(self._table, "_key", self._limit)[1]
+                index = _beside(self._table, "_key", self._connection.longest_table)[1]
                 key = ", ".join(self._names(self._changes.key))
                 self.execute(f"CREATE UNIQUE INDEX {index} ON {self._table} ({key})")
         if self._postgres:
-            staged, kept = self._types(self.stage), self._types(self._table)
+            staged, kept = (postgres.types(self._connection, x) for x in (self.staging, self._table))
             self._casts = {
-                name: kept[x][1] if staged[name][0].startswith(("text", "character")) else ""
-                for name, x in self._spelled.items()
-                if name in staged and staged[name][0] != kept[x][0]
+                x.name: postgres.Cast(
+                    x.name, self._names([x.name])[0], x.dataType, staged[x.name].whole, kept[self._spelled[x.name]]
+                )
+                for x in self._changes.schema
             }
         if first:
             self._try()
-        self.connection.commit()
+        self._connection.commit()
 
     def _try(self) -> None:
         """Brings no row into the view, so that what cannot be is said before there are any."""
+        size = len(self._changes.key or self._changes.schema.names)
         try:
-            self._bring([True] * len(self._changes.schema))
-        except (Py4JJavaError, BadInputError) as error:
-            reason = str(error) if isinstance(error, BadInputError) else _message(error)
+            if self._casts:
+                names = ", ".join(self._names(self._spelled[x] for x in self._casts))
+                nothing = ", ".join(x.described for x in self._casts.values())
+                self.execute(f"INSERT INTO {self._table} ({names}) SELECT {nothing} WHERE 1 = 0")
+            self._bring(self._merge(["0" * size, "1" * size], {}), {})
+        except (DatabaseError, BadInputError) as error:
+            reason = str(error).removeprefix(f"view {self._table}: ")
             raise DescriptionError(f"view {self._table} cannot be kept: {reason}") from error
 
     def _check(self) -> None:
         """That the database takes the names and columns."""
-        columns = self.connection.getMetaData().getMaxColumnNameLength() or 2**31
         table = _plain(_parts(self._table)[1])
-        names = [("view", table, self._limit), *(("column", x.name, columns) for x in self._changes.schema)]
+        longest = self._connection.longest_column
+        names = [
+            ("view", table, self._connection.longest_table),
+            *(("column", x.name, longest) for x in self._changes.schema),
+        ]
         for what, name, limit in names:
             if len(name.encode()) > limit:
                 size = len(name.encode())
                 raise DescriptionError(f"{what} {name!r} has a name of {size} bytes; the database keeps {limit}")
         for field in self._changes.schema:
-            if _STAGED in (field.name.lower(), table.lower()):
-                raise DescriptionError(f"{_STAGED!r} is a view's own name: rename that table or column")
-            try:
-                self._tools.getJdbcType(self._java(field.dataType), self._dialect)
-            except Exception as error:  # pyspark's and py4j's, by version
+            for own in (STAGED, _ATTEMPT):
+                if own in (field.name.lower(), table.lower()):
+                    raise DescriptionError(f"{own!r} is a view's own name: rename that table or column")
+            if not self._connection.has_type(self._java(field.dataType)):
                 raise DescriptionError(
                     f"column {field.name!r} is {field.dataType.simpleString()}, which Spark has no type for in view "
                     f"{self._table}: make columns of its parts, or text of it, as to_json() does"
-                ) from error
+                )
 
     def _check_equal(self) -> None:
         """That the database compares the values by which rows are found."""
         for name in self._names(self._spelled[x] for x in self._changes.key or self._changes.schema.names):
             try:
-                self.execute(f"SELECT {name} FROM {self._table} WHERE 1 = 0 AND {name} = {name} GROUP BY {name}")
-            except Py4JJavaError as error:
+                self._connection.rows(
+                    f"SELECT {name} FROM {self._table} WHERE 1 = 0 AND {name} = {name} GROUP BY {name}"
+                )
+            except DatabaseError as error:
+                reason = str(error).removeprefix(f"view {self._table}: ")
                 raise DescriptionError(
-                    f"rows of view {self._table} are found by column {name}, which cannot be: {_message(error)}"
+                    f"rows of view {self._table} are found by column {name}, which cannot be: {reason}"
                 ) from error
 
     def _java(self, kind: st.DataType) -> Any:
         return self._spark._jsparkSession.parseDataType(kind.json())
 
-    def _new(self, table: str, schema: st.StructType, more: Mapping[str, str] | None = None) -> None:
-        options = self._of(table, more or {})
-        self._tools.createTable(self.connection, table, self._java(schema), True, options)
+    def _create(self, table: str, schema: st.StructType, more: Mapping[str, str] | None = None) -> None:
+        self._connection.create(table, self._java(schema), more)
 
-    def _types(self, table: str) -> dict[str, tuple[str, str]]:
-        """Postgres's types of a table's columns, with and without their lengths."""
-        name = table.replace("'", "''")
-        _, found = self._read(
-            "SELECT attname, format_type(atttypid, atttypmod), format_type(atttypid, -1) FROM pg_attribute "
-            f"WHERE attrelid = '{name}'::regclass AND attnum > 0 AND NOT attisdropped"
-        )
-        return {column: (whole, bare) for column, whole, bare in found}
+    def _create_staging(self) -> None:
+        own = [st.StructField(STAGED, st.LongType()), st.StructField(_ATTEMPT, st.LongType())]
+        fields = list(self._changes.schema)
+        more = {}
+        if self._postgres:
+            fields = [st.StructField(x.name, postgres.staged_type(x.dataType)) for x in fields]
+            more = {"createTableColumnTypes": f"{_ATTEMPT} BIGINT"}  # not the view's
+        self._create(self.staging, st.StructType([*fields, *own]), more)
 
-    def _read(self, sql: str) -> tuple[list[str], list[list[str]]]:
-        """The columns of a query and its rows, as text."""
-        statement = self.connection.createStatement()
-        found = statement.executeQuery(sql)
-        of = found.getMetaData()
-        numbers = range(1, of.getColumnCount() + 1)
-        names, rows = [str(of.getColumnName(n)) for n in numbers], []
-        while found.next():
-            rows.append([str(found.getString(n)) for n in numbers])
-        statement.close()
-        return names, rows
+    def _empty(self) -> None:
+        """Empties the staging table of what earlier micro-batches and attempts left."""
+        if self._postgres:
+            # truncating waits for whoever reads it, a backup perhaps, and for an attempt whose executor is lost
+            self.execute("SAVEPOINT gpu_ops")
+            try:
+                self.execute(f"LOCK TABLE {self.staging} IN ACCESS EXCLUSIVE MODE NOWAIT")
+            except DatabaseError:
+                self.execute("ROLLBACK TO SAVEPOINT gpu_ops", f"DELETE FROM {self.staging}")
+                return
+        self.execute(self._connection.truncation(self.staging))
 
-    def execute(self, *statements: str) -> None:
-        """Runs statements on the connection."""
-        statement = self.connection.createStatement()
-        for sql in statements:
-            statement.execute(sql)
-        statement.close()
-
-    def nulls(self) -> list[bool]:
-        """For each column by which rows are found, whether it has nulls.
-
-        Raises:
-            BadInputError: Postgres has no text with the character NUL.
-        """
-        columns = self._changes.key or self._changes.schema.names
-        nulls = [f.max(named_column(x).isNull()).alias(f"n{n}") for n, x in enumerate(columns)]
-        texts = [x.name for x in self._changes.schema if self._postgres and "string" in x.dataType.simpleString()]
-        shown = [named_column(x).cast("string") for x in texts]
-        ends = [f.max(f.when(x.contains("\0"), x)).alias(f"t{n}") for n, x in enumerate(shown)]
-        found = self._changes.signed().agg(*nulls, *ends).first()
-        for name, sample in zip(texts, found[len(columns) :], strict=True):
-            if sample is not None:
-                raise BadInputError(
-                    self._changes.changelog, name, f"view {self._table} keeps no text with the character NUL", sample
-                )
-        return [bool(x) for x in found[: len(columns)]]
-
-    def merge(self, nulls: Sequence[bool]) -> None:
-        """Brings the staged rows into the view, unless a transaction has done so."""
+    def has_micro_batch(self) -> bool:
+        """Whether a transaction has brought the micro-batch into the view, or a later one."""
         query, batch = self._names(_BATCHES)
-        own = f"{query} = '{self._changes.query_id}'"
-        done = f"SELECT COUNT(*) FROM {self._batches} WHERE {own} AND {batch} >= {self._changes.batch_id}"
-        if self._read(done)[1] != [["0"]]:
-            return
-        self._bring(nulls)
-        number = f"VALUES ('{self._changes.query_id}', {self._changes.batch_id})"
-        self.execute(
-            f"DELETE FROM {self._batches} WHERE {own}", f"INSERT INTO {self._batches} ({query}, {batch}) {number}"
-        )
-        self.connection.commit()
+        own = f"{query} = '{self._changes.query_id}' AND {batch} >= {self._changes.batch_id}"
+        return self._connection.rows(f"SELECT COUNT(*) FROM {self._batches} WHERE {own}") != [("0",)]
 
-    def _bring(self, nulls: Sequence[bool]) -> None:
-        changes, table = self._changes, self._table
-        own = dict(zip(changes.schema.names, self._names(changes.schema.names), strict=True))
-        kept = {x: self._names([self._spelled[x]])[0] for x in own}
-        stage, staged, key = self.stage, self._names([_STAGED])[0], changes.key or changes.schema.names
-        if self._casts:
-            stage, own = self._cast(own, kept, staged), kept
-        terms = []
-        for name, null in zip(key, nulls, strict=False):
-            equal = f"{table}.{kept[name]} = {_STAGED}.{own[name]}"
-            # nulls equal nulls; columns without any go by =, for an index
-            terms.append(
-                f"({equal} OR ({table}.{kept[name]} IS NULL AND {_STAGED}.{own[name]} IS NULL))" if null else equal
-            )
-        match = " AND ".join(terms)
-        if self._casts.keys() & {*key} and changes.key is not None:
-            self._check_keys(stage, staged, [own[x] for x in key], match)
-        names, there = ", ".join(own.values()), ", ".join(kept.values())
-        match = f"EXISTS (SELECT 1 FROM {stage} {_STAGED} WHERE {match})"
-        if changes.key is None:
-            count = self._names([self._spelled[COUNT]])[0]
-            before = [f"INSERT INTO {stage} ({names}, {staged}) SELECT {there}, {count} FROM {table} WHERE {match}"]
-            total = f"SELECT {names}, SUM({staged}) FROM {stage} GROUP BY {names} HAVING SUM({staged}) <> 0"
-            after = f"INSERT INTO {table} ({there}, {count}) {total}"
-        else:
-            before = []
-            after = f"INSERT INTO {table} ({there}) SELECT {names} FROM {stage} WHERE {staged} > 0"
-        self.execute(*before, f"DELETE FROM {table} WHERE {match}", after)
-
-    def _cast(self, own: Mapping[str, str], kept: Mapping[str, str], staged: str) -> str:
-        """The staged rows in the types of an existing table of Postgres: a table of this transaction.
+    def look(self) -> list[str]:
+        """The patterns of nulls in the key, see `Merge.nulls`.
 
         Raises:
-            BadInputError: a value that its column cannot have.
+            BadInputError: a value that Postgres has not: text with the character NUL; or most of its readers: a day
+                before the year 1.
         """
-        temporary = "pg_temp.gpu_ops_staged"
-        made = f"CREATE TEMPORARY TABLE gpu_ops_staged ON COMMIT DROP AS SELECT {', '.join(kept.values())}, "
-        made += f"CAST(0 AS BIGINT) AS {staged} FROM {self._table} WHERE 1 = 0"
-        values = {x: f"CAST({own[x]} AS {self._casts[x]})" if self._casts.get(x) else own[x] for x in own}
-        rows = f"SELECT {', '.join(values.values())}, {staged} FROM {self.stage}"
+        key, schema = self._changes.key, self._changes.schema
+        flags = [f.when(named_column(x).isNull(), "1").otherwise("0") for x in key or schema.names]
+        patterns = f.collect_set(f.concat(*flags)) if key is not None else f.array(f.concat(*map(f.max, flags)))
+        samples = []
+        for x in schema if self._postgres else ():
+            value = named_column(x.name)
+            if "string" in x.dataType.simpleString():
+                text = value.cast("string")
+                samples.append((x.name, "keeps no text with the character NUL", f.when(text.contains("\0"), text)))
+            early = postgres.before_year_one(value, x.dataType)
+            if early is not None:
+                samples.append((x.name, "keeps no day before the year 1", f.when(early, value.cast("string"))))
+        row = self._changes.signed().agg(patterns, *(f.max(x).alias(f"x{n}") for n, (*_, x) in enumerate(samples)))
+        nulls, *values = row.first()
+        for (name, problem, _), sample in zip(samples, values, strict=True):
+            if sample is not None:
+                raise BadInputError(self._changes.changelog, name, f"view {self._table} {problem}", sample)
+        return sorted(x for x in nulls if x is not None)
+
+    def stage(self, marks: Marks) -> None:
+        """Writes the micro-batch into the staging table, by the executors.
+
+        Raises:
+            DatabaseError: that failed.
+        """
+        rows = self._changes.signed().withColumnRenamed(COUNT, STAGED)
+        if self._postgres:
+            casts = self._casts.values()
+            values = [postgres.staged_value(named_column(x.name), x.kind, x.type).alias(x.name) for x in casts]
+            rows = rows.select(*values, STAGED)
+        writer = marks.marked(rows, _ATTEMPT).write.format("jdbc").options(**self._options)
+        try:
+            writer.options(url=self._url, dbtable=self.staging).mode("append").save()
+        except Exception as error:  # pyspark's and py4j's, by version
+            raise DatabaseError(f"view {self._table}: rows were not staged: {message_in(str(error))}") from error
+
+    def merge(self, nulls: Sequence[str], attempts: Mapping[int, int]) -> None:
+        """Brings the staged rows into the view, unless a transaction has done so.
+
+        Args:
+            nulls: see `Merge.nulls`.
+            attempts: how many rows those attempts have staged that count.
+
+        Raises:
+            BadInputError: a value that the view's column cannot have, or keys that are one in its types.
+            DatabaseError: see `jdbc_view`.
+        """
+        query, batch = self._names(_BATCHES)
+        own, number = f"{query} = '{self._changes.query_id}'", self._changes.batch_id
+        # the row is locked: another driver of the query that is still there does not do the same beside this one
+        if not self._connection.changed(
+            f"UPDATE {self._batches} SET {batch} = {number} WHERE {own} AND {batch} < {number}"
+        ):
+            if self._connection.rows(f"SELECT COUNT(*) FROM {self._batches} WHERE {own}") != [("0",)]:
+                return
+            values = f"'{self._changes.query_id}', {number}"
+            self.execute(f"INSERT INTO {self._batches} ({query}, {batch}) VALUES ({values})")
+        self._check_staged(attempts)
+        try:
+            if attempts:  # there may be no row
+                self._bring(self._merge(nulls, attempts), attempts)
+            self._connection.commit()
+        except DatabaseError as error:
+            if error.state[:2] not in ("22", "23"):
+                raise
+            raise BadInputError(self._changes.changelog, None, str(error)) from error
+
+    def _check_staged(self, attempts: Mapping[int, int]) -> None:
+        """That the rows of those attempts are there, and each once."""
+        mark = self._names([_ATTEMPT])[0]
+        staged = f"SELECT {mark}, COUNT(*) FROM {self.staging} WHERE {self._counts(attempts)} GROUP BY {mark}"
+        rows = {int(x): int(count) for x, count in self._connection.rows(staged)}
+        if rows != attempts:
+            raise DatabaseError(
+                f"view {self._table}: {sum(attempts.values())} rows were written into {self.staging}, and "
+                f"{sum(rows.values())} are there: another writer, or a database without transactions"
+            )
+
+    def _counts(self, attempts: Mapping[int, int]) -> str:
+        """A condition on staged rows: that they are of those attempts."""
+        mark, marks = self._names([_ATTEMPT])[0], sorted(attempts)
+        parts = [marks[n : n + _IN_LIST] for n in range(0, len(marks), _IN_LIST)] or [[-1]]
+        return "(" + " OR ".join(f"{mark} IN ({', '.join(map(str, part))})" for part in parts) + ")"
+
+    def _merge(self, nulls: Sequence[str], attempts: Mapping[int, int]) -> Merge:
+        changes, names = self._changes, self._changes.schema.names
+        staged = dict(zip(names, self._names(names), strict=True))
+        kept = {x: self._names([self._spelled[x]])[0] for x in names}
+        count = self._names([STAGED])[0]
+        values = {x: self._casts[x].value if x in self._casts else staged[x] for x in names}
+        shown = ", ".join(staged[x] if values[x] == staged[x] else f"{values[x]} AS {staged[x]}" for x in names)
+        rows = f"SELECT {shown}, {count} FROM {self.staging} WHERE {self._counts(attempts)}"
+        if changes.key is None and any(x.folds for x in self._casts.values()):
+            # rows that differ may be equal in the view's types
+            own = ", ".join(staged.values())
+            rows = (
+                f"SELECT {own}, SUM({count}) AS {count} FROM ({rows}) each_row GROUP BY {own} HAVING SUM({count}) <> 0"
+            )
+        return Merge(
+            table=self._table, rows=f"({rows})", staged=staged, kept=kept, key=changes.key, count=count,
+            total=self._names([self._spelled[COUNT]])[0] if changes.key is None else "", postgres=self._postgres,
+            others=len(self._columns) > len(self._spelled), nulls=nulls,
+        )  # fmt: skip
+
+    def _bring(self, merge: Merge, attempts: Mapping[int, int]) -> None:
+        self._check_values(attempts)
+        key = self._changes.key
+        if key is not None and any(self._casts[x].folds for x in key if x in self._casts):
+            samples = self._connection.rows(merge.twice(), most=1)
+            if samples:
+                problem = f"two keys of the changelog are one in the types of view {self._table}"
+                raise BadInputError(self._changes.changelog, ", ".join(key), problem, samples[0][0])
+        bring(self._connection, merge, f"view {self._table}")
+
+    def _check_values(self, attempts: Mapping[int, int]) -> None:
+        """That the columns of a table of Postgres hold the staged values.
+
+        Raises:
+            BadInputError: one does not.
+        """
+        casts = [x for x in self._casts.values() if x.needed]
+        if not casts:
+            return
+        where = f"FROM {self.staging} WHERE {self._counts(attempts)}"
         self.execute("SAVEPOINT gpu_ops")
         try:
-            self.execute(made, f"INSERT INTO {temporary} {rows}")
-        except Py4JJavaError:
-            for name in self._casts:
+            found = self._connection.rows(f"SELECT {', '.join(x.sample for x in casts)} {where}")[0]
+        except DatabaseError:
+            for cast in casts:
                 self.execute("ROLLBACK TO SAVEPOINT gpu_ops")
-                one = f"INSERT INTO {temporary} ({kept[name]}) SELECT {values[name]} FROM {self.stage}"
                 try:
-                    self.execute(made, one)
-                except Py4JJavaError as error:
-                    raise BadInputError(
-                        self._changes.changelog, name, f"view {self._table}: {_message(error)}"
-                    ) from error
+                    self._connection.rows(f"SELECT {cast.sample} {where}")
+                except DatabaseError as error:
+                    raise BadInputError(self._changes.changelog, cast.name, str(error)) from error
             raise
-        return temporary
-
-    def _check_keys(self, stage: str, staged: str, key: Sequence[str], match: str) -> None:
-        """That keys that differ do so in the table's types as well: of ``ab`` and ``AB`` there is one UUID."""
-        keys = ", ".join(f"{_STAGED}.{x}" for x in key)
-        there = f"EXISTS (SELECT 1 FROM {self._table} WHERE {match})"
-        twice = f"SUM(CASE WHEN {staged} > 0 THEN 1 ELSE 0 END) > 1"
-        new = f"MIN({staged}) = 1 AND MAX({staged}) = 1"
-        shown = " || ', ' || ".join(f"COALESCE(CAST({_STAGED}.{x} AS TEXT), 'NULL')" for x in key)
-        _, samples = self._read(
-            f"SELECT {shown} FROM {stage} {_STAGED} GROUP BY {keys} HAVING {twice} OR ({new} AND {there})"
-        )
-        if samples:
-            problem = f"two keys of the changelog are one in the types of view {self._table}"
-            raise BadInputError(self._changes.changelog, ", ".join(self._changes.key or ()), problem, samples[0][0])
-
-
-def _message(error: Py4JJavaError) -> str:
-    return str(error.java_exception.getMessage())
+        for cast, sample in zip(casts, found, strict=True):
+            if sample != "None":
+                raise BadInputError(self._changes.changelog, cast.name, f"view {self._table}: {cast.problem}", sample)

@@ -1,0 +1,241 @@
+"""The statements that bring a micro-batch's staged rows into a view, and how many rows each has to change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gpu_ops.errors import DatabaseError
+from gpu_ops.spark.database import Connection, literal
+
+STAGED: Final = "gpu_ops_staged"
+"""How often a staged row comes or goes, and what staged rows are called in a statement."""
+
+_PATTERNS: Final = 8
+"""Up to so many patterns of nulls in a key, each is compared in a condition of its own, which an index can answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge:
+    """The statements of a view. All names are as SQL spells them.
+
+    Attributes:
+        table: the view.
+        rows: a query of the staged rows, in brackets: the columns as ``staged`` has them, and ``count``: of a view with
+            a key -1 for one that goes, 1 for a new one, 2 for one that takes another's place; without a key how often
+            the row comes, negative if it goes.
+        staged: by column of the changelog, the column of ``rows``.
+        kept: by column of the changelog, the column of the view.
+        key: columns of the changelog that identify a row; None for a view without a key.
+        count: the column of ``rows``.
+        total: the view's column of how often a row is there, without a key.
+        postgres: whether the database is Postgres, whose statements for this are its own.
+        others: whether the view has columns that the changelog lacks.
+        nulls: patterns of nulls in the key, ``1`` for each column that is null; without a key one of all columns,
+            ``1`` for each that has nulls.
+    """
+
+    table: str
+    rows: str
+    staged: Mapping[str, str]
+    kept: Mapping[str, str]
+    key: Sequence[str] | None
+    count: str
+    total: str
+    postgres: bool
+    others: bool
+    nulls: Sequence[str]
+
+    def matches(self) -> list[str]:
+        """Conditions that a staged row and its row of the view have in common; a staged row can meet one of them."""
+        columns = self.key if self.key is not None else list(self.kept)
+        pairs = [(f"{self.table}.{self.kept[x]}", f"{STAGED}.{self.staged[x]}") for x in columns]
+        if self.key is not None and len(self.nulls) <= _PATTERNS:
+            return [
+                " AND ".join(
+                    f"{kept} IS NULL AND {staged} IS NULL" if null == "1" else f"{kept} = {staged}"
+                    for (kept, staged), null in zip(pairs, pattern, strict=True)
+                )
+                for pattern in self.nulls
+            ]
+        has_nulls = ["1" in flags for flags in zip(*self.nulls, strict=True)] or [False] * len(pairs)
+        terms = []
+        for (kept, staged), null in zip(pairs, has_nulls, strict=True):
+            if not null:
+                terms.append(f"{kept} = {staged}")
+            elif self.postgres:  # which equals nulls within arrays, and joins by their hashes
+                terms += [f"ARRAY[{kept}] = ARRAY[{staged}]", f"({kept} IS NULL) = ({staged} IS NULL)"]
+            else:
+                terms.append(f"({kept} = {staged} OR ({kept} IS NULL AND {staged} IS NULL))")
+        return [" AND ".join(terms)]
+
+    def staged_where(self, match: str, kinds: str = "") -> str:
+        """A condition on rows of the view: that there is a staged row that matches."""
+        return f"EXISTS (SELECT 1 FROM {self.rows} {STAGED} WHERE {match}{f' AND {kinds}' if kinds else ''})"
+
+    def missing(self) -> str:
+        """A condition on staged rows: that the view has none that matches."""
+        return " AND ".join(f"NOT EXISTS (SELECT 1 FROM {self.table} WHERE {match})" for match in self.matches())
+
+    @property
+    def counted(self) -> str:
+        """A staged row's count."""
+        return f"{STAGED}.{self.count}"
+
+    def sizes(self) -> str:
+        """The query of how many staged rows there are: with a key by their count, without one in all."""
+        kind = (self.count, f" GROUP BY {self.count}") if self.key is not None else ("0", "")
+        return f"SELECT {kind[0]}, COUNT(*) FROM {self.rows} {STAGED}{kind[1]}"
+
+    def delete(self, kinds: str) -> list[str]:
+        """Statements that delete the rows of staged ones."""
+        return [f"DELETE FROM {self.table} WHERE {self.staged_where(match, kinds)}" for match in self.matches()]
+
+    def update(self, kinds: str) -> list[str]:
+        """Statements that give rows the values of staged ones; columns that the changelog lacks stay as they are."""
+        values = {kept: f"{STAGED}.{self.staged[x]}" for x, kept in self.kept.items()}
+        return [self._set(values, match, kinds) for match in self.matches()]
+
+    def twice(self) -> str:
+        """The query of keys, as text, that are equal in the types of a view in Postgres, and differ without.
+
+        Several staged rows have one, or a new row and one of the view.
+        """
+        keys = [f"{STAGED}.{self.staged[x]}" for x in self.key or ()]
+        shown = " || ', ' || ".join(f"COALESCE(CAST({x} AS TEXT), 'NULL')" for x in keys)
+        comes = f"SUM(CASE WHEN {self.counted} > 0 THEN 1 ELSE 0 END) > 1"
+        new = f"MIN({self.counted}) = 1 AND MAX({self.counted}) = 1"
+        there = " OR ".join(f"EXISTS (SELECT 1 FROM {self.table} WHERE {match})" for match in self.matches())
+        having = f"{comes} OR ({new} AND ({there}))"
+        return f"SELECT {shown} FROM {self.rows} {STAGED} GROUP BY {', '.join(keys)} HAVING {having}"
+
+    def lacking(self) -> str:
+        """The query of keys of rows that go or change and of which the view has none."""
+        keys = ", ".join(f"{STAGED}.{self.staged[x]}" for x in self.key or ())
+        return f"SELECT {keys} FROM {self.rows} {STAGED} WHERE {self.counted} <> 1 AND {self.missing()}"
+
+    def replace(self, columns: Sequence[str]) -> list[str]:
+        """Statements of Postgres that delete the rows of staged ones and insert them as they are to be.
+
+        Args:
+            columns: of the view, all that can be inserted.
+        """
+        own = {kept: f"{STAGED}.{self.staged[x]}" for x, kept in self.kept.items()}
+        values = ", ".join(f"{own.get(x, f'{self.table}.{x}')} AS {x}" for x in columns)
+        names, kind = ", ".join(columns), f"{self.counted} = 2"
+        made = " UNION ALL ".join(
+            f"SELECT {values} FROM {self.table}, {self.rows} {STAGED} WHERE {match} AND {kind}"
+            for match in self.matches()
+        )
+        return [
+            f"CREATE TEMPORARY TABLE gpu_ops_replaced ON COMMIT DROP AS {made}",
+            *self.delete(kind),
+            f"INSERT INTO {self.table} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM pg_temp.gpu_ops_replaced",
+        ]
+
+    def insert(self, kinds: str) -> str:
+        """The statement that inserts staged rows."""
+        names, values = list(self.kept.values()), [f"{STAGED}.{self.staged[x]}" for x in self.kept]
+        if self.key is None:
+            names, values = [*names, self.total], [*values, self.counted]
+        chosen = f"SELECT {', '.join(values)} FROM {self.rows} {STAGED} WHERE {kinds}"
+        return f"INSERT INTO {self.table} ({', '.join(names)}) {chosen}"
+
+    def add(self) -> list[str]:
+        """Statements that add counts to rows of a view without a key that stay."""
+        total = f"{self.table}.{self.total} + {STAGED}.{self.count}"
+        return [self._set({self.total: total}, match, f"{total} > 0") for match in self.matches()]
+
+    def _set(self, values: Mapping[str, str], match: str, kinds: str) -> str:
+        if self.postgres:
+            changes = ", ".join(f"{kept} = {value}" for kept, value in values.items())
+            return f"UPDATE {self.table} SET {changes} FROM {self.rows} {STAGED} WHERE {match} AND {kinds}"
+        changes = ", ".join(
+            f"{kept} = (SELECT {value} FROM {self.rows} {STAGED} WHERE {match})" for kept, value in values.items()
+        )
+        return f"UPDATE {self.table} SET {changes} WHERE {self.staged_where(match, kinds)}"
+
+
+_UNIQUE: Final = "23505"
+"""Postgres's code of a value that is there already where each is there once."""
+
+_KEPT: Final = (
+    "another program has changed them, or row level security, a trigger or a rule keeps them away. Nothing was written"
+)
+
+
+def bring(connection: Connection, merge: Merge, what: str) -> None:
+    """Brings staged rows into a view, in the transaction that the connection is in.
+
+    Args:
+        connection: to the database.
+        merge: the statements.
+        what: the view, for errors.
+
+    Raises:
+        DatabaseError: the database refuses a statement, or changes other rows than it was to.
+    """
+    sizes = {int(kind): int(rows) for kind, rows in connection.rows(merge.sizes())}
+    if merge.key is None:
+        stays = f"{merge.table}.{merge.total} + {merge.counted}"
+        gone = _changed(connection, merge.delete(f"{stays} = 0"))
+        added = _changed(connection, merge.add())
+        new = connection.changed(merge.insert(f"{merge.counted} > 0 AND {merge.missing()}"))
+        if gone + added + new != sum(sizes.values()):
+            raise DatabaseError(
+                f"{what}: of {sum(sizes.values())} rows that change {gone} were deleted, {added} changed and {new} "
+                f"inserted: {_KEPT}"
+            )
+        return
+    less, new, other = (sizes.get(kind, 0) for kind in (-1, 1, 2))
+
+    def check(changed: int, rows: int, how: str) -> None:
+        if changed != rows:
+            connection.rollback()
+            keys = connection.rows(merge.lacking(), most=1)
+            sample = f" (there is no row of the key {', '.join(keys[0])})" if keys else ""
+            raise DatabaseError(f"{what}: {rows} rows were to be {how}, and {changed} were{sample}: {_KEPT}")
+
+    kind = merge.counted
+    if not (merge.postgres or merge.others):
+        check(_changed(connection, merge.delete(f"{kind} <> 1")), less + other, "deleted")
+        _changed(connection, merge.delete(f"{kind} = 1"))
+        check(connection.changed(merge.insert(f"{kind} > 0")), new + other, "inserted")
+        return
+    check(_changed(connection, merge.delete(f"{kind} = -1")), less, "deleted")
+    check(_updated(connection, merge), other, "changed")
+    inserted = connection.changed(merge.insert(f"{kind} = 1 AND {merge.missing()}"))
+    if inserted != new:  # others are there from before the changelog
+        check(_changed(connection, merge.update(f"{kind} = 1")), new, "inserted")
+
+
+def _changed(connection: Connection, statements: Sequence[str]) -> int:
+    return sum(map(connection.changed, statements))
+
+
+def _updated(connection: Connection, merge: Merge) -> int:
+    """Changes rows; where one takes a unique value of another that changes, too, all are deleted and inserted."""
+    statements = merge.update(f"{merge.counted} = 2")
+    if not merge.postgres:
+        return _changed(connection, statements)
+    connection.execute("SAVEPOINT gpu_ops_update")
+    try:
+        return _changed(connection, statements)
+    except DatabaseError as error:
+        if error.state != _UNIQUE:
+            raise
+        connection.execute("ROLLBACK TO SAVEPOINT gpu_ops_update")
+        table = f"{literal(merge.table)}::regclass"
+        if connection.rows(
+            f"SELECT conname FROM pg_constraint WHERE confrelid = {table} AND confdeltype NOT IN ('a', 'r')", most=1
+        ):  # rows that refer to these would go with them
+            raise
+    columns = connection.rows(
+        f"SELECT attname FROM pg_attribute WHERE attrelid = {table} AND attnum > 0 AND NOT attisdropped "
+        "AND attgenerated = ''"
+    )
+    copy, *deletes, insert = merge.replace([connection.quoted(x) for (x,) in columns])
+    connection.execute(copy)
+    _changed(connection, deletes)
+    return connection.changed(insert)

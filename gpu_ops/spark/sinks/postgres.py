@@ -1,0 +1,202 @@
+"""What values of Spark's are in the types of a table of Postgres: how they are staged, cast and checked.
+
+Days and times are staged as text. Java's own types, which JDBC takes, have the Julian calendar before 1582 and the time
+zone of the JVM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.spark.database import Connection, literal
+
+_TIMES: Final = (st.DateType, st.TimestampType, st.TimestampNTZType)
+_TEXTS: Final = ("text", "character varying", "bpchar")
+_APPROXIMATE: Final = ("real", "double precision")
+_INSTANT: Final = "timestamp with time zone"
+_INSTANT_TEXT: Final = "yyyy-MM-dd HH:mm:ss.SSSSSSXXXXX"
+"""With the offset, and its seconds, so that the session's zone in Postgres does not matter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Type:
+    """The type of a table's column, as Postgres spells it.
+
+    Attributes:
+        whole: with its length or precision; that below a domain.
+        bare: without it.
+        domain: the domain, or None.
+        collation: by which texts that differ can be equal; None if by the column's none can.
+    """
+
+    whole: str
+    bare: str
+    domain: str | None
+    collation: str | None
+
+    @property
+    def element(self) -> str:
+        """The type of an array's values, or this one."""
+        return self.bare.rstrip("[]")
+
+
+def types(connection: Connection, table: str) -> dict[str, Type]:
+    """The types of a table's columns."""
+    rows = connection.rows(
+        "WITH RECURSIVE below AS ("
+        "SELECT attname, attnum, atttypid AS type, atttypmod AS length, NULL::text AS domain, "
+        "attcollation AS order_id "
+        f"FROM pg_attribute WHERE attrelid = {literal(table)}::regclass AND attnum > 0 AND NOT attisdropped "
+        "UNION ALL SELECT attname, attnum, typbasetype, CASE WHEN typtypmod < 0 THEN length ELSE typtypmod END, "
+        "coalesce(domain, format_type(type, -1)), order_id FROM below JOIN pg_type ON oid = type WHERE typtype = 'd') "
+        "SELECT attname, format_type(type, length), format_type(type, -1), domain, "
+        "(SELECT format('%I.%I', nspname, collname) FROM pg_collation c JOIN pg_namespace n ON n.oid = collnamespace "
+        "WHERE c.oid = order_id AND NOT collisdeterministic) "
+        "FROM below WHERE type NOT IN (SELECT oid FROM pg_type WHERE typtype = 'd')"
+    )
+    return {
+        name: Type(whole, bare, None if domain == "None" else domain, None if collation == "None" else collation)
+        for name, whole, bare, domain, collation in rows
+    }
+
+
+def staged_type(kind: st.DataType) -> st.DataType:
+    """The type that values of one of Spark's are staged in."""
+    if isinstance(kind, st.ArrayType):
+        return st.ArrayType(staged_type(kind.elementType))
+    return st.StringType() if isinstance(kind, _TIMES) else kind
+
+
+def staged_value(value: Column, kind: st.DataType, type: Type) -> Column:  # noqa: A002
+    """A value as it is staged.
+
+    Args:
+        value: of the changelog.
+        kind: its type.
+        type: of the view's column: an instant is one to a column with a time zone only; else it is what a clock of
+            Spark's session shows, as a time without zone is an instant by that clock.
+    """
+    if isinstance(kind, st.ArrayType) and isinstance(_element(kind), _TIMES):
+        return f.transform(value, lambda x: staged_value(x, kind.elementType, type))
+    if not isinstance(kind, _TIMES):
+        return value
+    text = f.date_format(value.cast("timestamp"), _INSTANT_TEXT) if type.element == _INSTANT else value.cast("string")
+    return f.regexp_replace(text, r"^\+", "")  # of years after 9999
+
+
+def before_year_one(value: Column, kind: st.DataType) -> Column | None:
+    """Whether a value has a day before the year 1, which most readers of Postgres have none of; None if none can."""
+    if isinstance(kind, st.ArrayType):
+        within = before_year_one(f.lit(None).cast(kind.elementType), kind.elementType)
+        if within is None:
+            return None
+        return f.exists(value, lambda x: f.coalesce(before_year_one(x, kind.elementType), f.lit(False)))
+    return f.year(value) < 1 if isinstance(kind, _TIMES) else None
+
+
+def _element(kind: st.DataType) -> st.DataType:
+    return _element(kind.elementType) if isinstance(kind, st.ArrayType) else kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """A staged column and the view's.
+
+    Attributes:
+        name: the changelog's name of it.
+        staged: the staged column, as SQL spells it.
+        kind: Spark's type.
+        staged_type: of the staged column, as Postgres spells it.
+        type: of the view's column.
+    """
+
+    name: str
+    staged: str
+    kind: st.DataType
+    staged_type: str
+    type: Type
+
+    @property
+    def source(self) -> str:
+        """What Spark's type is to Postgres; of what the view keeps as text, text."""
+        of = _element(self.kind)
+        if not isinstance(of, _TIMES) or self.type.element in _TEXTS:
+            return self.staged_type
+        whole = "timestamp without time zone" if not isinstance(of, st.DateType) else "date"
+        return (_INSTANT if self.type.element == _INSTANT else whole) + "[]" * ("[]" in self.staged_type)
+
+    @property
+    def needed(self) -> bool:
+        """Whether the staged column has another type than the view's."""
+        return self.staged_type != self.type.whole or self.type.domain is not None
+
+    @property
+    def folds(self) -> bool:
+        """Whether values that differ may be equal in the view.
+
+        They may in another type, by a collation, and at two instants of which a clock shows one time.
+        """
+        clock = isinstance(_element(self.kind), st.TimestampType) and self.type.element != _INSTANT
+        return self.type.collation is not None or clock or self.source != self.type.whole
+
+    @property
+    def described(self) -> str:
+        """A null of the type that is assigned to the view's column: whether there is such an assignment."""
+        assigned = self.type.domain or self.type.bare if self._is_text else self.source
+        return f"CAST(NULL AS {assigned})"
+
+    @property
+    def _is_text(self) -> bool:
+        return self.source.startswith(("text", "character"))
+
+    @property
+    def _exact(self) -> str:
+        """The staged value in Spark's type; Postgres's own way from floats to decimals keeps 15 digits."""
+        value = self.staged if self.source == self.staged_type else f"CAST({self.staged} AS {self.source})"
+        is_rounded = self.source.rstrip("[]") in _APPROXIMATE and self.type.element == "numeric"
+        return f"CAST({value} AS text{'[]' * ('[]' in self.source)})" if is_rounded else value
+
+    @property
+    def value(self) -> str:
+        """The staged value in the type of the view's column."""
+        value = self.staged
+        if self.needed:
+            value = f"CAST({self._exact} AS {self.type.whole})"
+        if self.type.domain is not None:
+            value = f"CAST({value} AS {self.type.domain})"
+        return value if self.type.collation is None else f"{value} COLLATE {self.type.collation}"
+
+    @property
+    def is_lossy(self) -> str | None:
+        """Whether a value is another one in the type of the view's column; None if it never can be."""
+        if not self.needed or self.source == self.type.whole:
+            return None
+        kept = f"CAST({self._exact} AS {self.type.whole})"
+        if not self._is_text:
+            return f"CAST({kept} AS {self.source}) IS DISTINCT FROM CAST({self.staged} AS {self.source})"
+        if self.type.bare in ("date", "name", '"char"'):  # whose input takes times, and long texts, and cuts them
+            wider = "timestamp without time zone" if self.type.bare == "date" else "text"
+            return f"CAST({self.staged} AS {wider}) IS DISTINCT FROM CAST({kept} AS {wider})"
+        if self.type.bare == self.type.whole:
+            return None
+        return f"CAST({self.staged} AS {self.type.bare}) IS DISTINCT FROM {kept}"
+
+    @property
+    def sample(self) -> str:
+        """An aggregate over staged rows: a value that the view's column cannot hold, as text, or null; casts fail."""
+        cast = f"COUNT({self.value})"
+        if self.is_lossy is None:
+            return f"CASE WHEN {cast} < 0 THEN '' END"
+        return f"CASE WHEN {cast} >= 0 THEN MIN(CASE WHEN {self.is_lossy} THEN CAST({self.staged} AS text) END) END"
+
+    @property
+    def problem(self) -> str:
+        """What a value is that the column cannot hold."""
+        if self.type.element in _TEXTS:
+            return f"value too long for type {self.type.whole}"
+        return f"column {self.name!r} is of type {self.type.whole}, which would make another value of it"

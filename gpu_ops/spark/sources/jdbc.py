@@ -1,0 +1,104 @@
+"""A table of a database as a static DataFrame, its values as the database has them.
+
+Of Postgres, days, times and decimals are read as text, which Spark casts: Java's own types, in which JDBC reads them,
+have the Julian calendar before 1582 and the time zone of the JVM, and infinite times are days of the years 1 and 9999.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.conditions import backquoted
+from gpu_ops.spark.database import POSTGRES, Connection
+from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.metrics.metrics import free_name
+
+_TEXTS: Final = {
+    "date": "{}::text",
+    "timestamp": "{}::text",
+    "timestamptz": "CASE WHEN isfinite({0}) THEN ({0} AT TIME ZONE 'UTC')::text || 'Z' ELSE {0}::text END",
+    "numeric": "CASE WHEN {0} = trunc({0}) THEN trunc({0})::text ELSE {0}::text END",
+    "_date": "{}::text[]",
+    "_timestamp": "{}::text[]",
+    "_numeric": "{}::text[]",
+}
+"""How Postgres makes text of a column, by its type."""
+
+_TYPES: Final[Mapping[str, st.DataType]] = {
+    "date": st.DateType(),
+    "timestamp": st.TimestampNTZType(),
+    "timestamptz": st.TimestampType(),
+}
+"""What Spark makes of that text."""
+
+
+def read_table(spark: SparkSession, options: Mapping[str, str], columns: Sequence[tuple[str, str]] | None) -> DataFrame:
+    """The rows of a table.
+
+    Args:
+        spark: a session that has the database's driver.
+        options: of Spark's JDBC reader: ``url``, ``dbtable``, ``user``...
+        columns: names and types to read, or None for all columns and Spark's types for them.
+
+    Raises:
+        DatabaseError: the database cannot be reached, or has no such table.
+    """
+    reader = spark.read.format("jdbc")
+    if not options["url"].startswith(POSTGRES):
+        df = reader.options(**options).load()
+        return df if columns is None else df.select(*(named_column(x).cast(kind).alias(x) for x, kind in columns))
+    table = options["dbtable"]
+    connection = Connection(spark, options["url"], options, f"table {table}")
+    try:
+        types = connection.types(table)
+        names = {x: free_name(f"text_{n}", list(types)) for n, x in enumerate(types) if types[x] in _TEXTS}
+        texts = [
+            f", {_TEXTS[types[x]].format(connection.quoted(x))} AS {connection.quoted(text)}"
+            for x, text in names.items()
+        ]
+    finally:
+        connection.close()
+    query = f"(SELECT *{''.join(texts)} FROM {table}) gpu_ops_rows"  # noqa: S608 - the user's own
+    df = reader.options(**{**options, "dbtable": query}).load()
+    read = [x.name for x in df.schema if x.name not in names.values()]
+    declared = columns or [(x, df.schema[x].dataType.simpleString()) for x in read]
+    values = []
+    for name, kind in declared:
+        (own,) = [x for x in read if x == name] or [x for x in read if x.lower() == name.lower()] or [name]
+        value = named_column(own)
+        if own in names:
+            (field,) = st.StructType.fromDDL(f"x {kind}")
+            value = f.expr(_value(backquoted(names[own]), types[own], field.dataType, f"table {table}, column {own}"))
+        values.append(value.cast(kind).alias(name))
+    return df.select(*values)
+
+
+def _value(text: str, kind: str, to: st.DataType, where: str) -> str:
+    """What a text of Postgres's is in SQL, or an error that says where it stands.
+
+    Args:
+        text: the text, an expression.
+        kind: the type of Postgres.
+        to: the type that its value is cast to after this.
+        where: for errors.
+    """
+    if kind.startswith("_"):
+        element = to.elementType if isinstance(to, st.ArrayType) else st.StringType()
+        return f"transform({text}, x -> {_value('x', kind[1:], element, where)})"
+    is_other = "false"
+    if kind in _TYPES:
+        to, is_other = _TYPES[kind], f"{text} LIKE '% BC%'"  # what stands behind a day Spark does not look at
+    elif not isinstance(to, (st.DecimalType, st.DoubleType, st.FloatType, st.StringType)):
+        to = st.DecimalType(38, 18)  # of which Spark makes whole numbers, and whatever else
+    name = "TIMESTAMP_LTZ" if isinstance(to, st.TimestampType) else to.simpleString().upper()
+    if isinstance(to, st.DecimalType):
+        is_other = f"length(regexp_extract({text}, '[.]([0-9]*[1-9])0*$', 1)) > {to.scale}"
+    quoted = where.replace("\\", "\\\\").replace("'", "\\'")
+    problem = f"raise_error(concat('{quoted}: ', {text}, ' is no {name}'))"
+    cast = f"coalesce(try_cast({text} AS {name}), {problem})"
+    return f"CASE WHEN {text} IS NULL THEN CAST(NULL AS {name}) WHEN {is_other} THEN {problem} ELSE {cast} END"

@@ -1,0 +1,232 @@
+"""Values at the ends of their types, into Postgres by a view and out by `scan once`, and by Postgres's own text."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gpu_ops.errors import BadInputError
+from gpu_ops.jobs import runner
+from gpu_ops.jobs.job import load
+from gpu_ops.spark.sources.jdbc import read_table
+from services.postgres import OPTIONS, Postgres, changelog, view_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.services]
+
+DAYS = ("0001-01-01", "0099-12-31", "1001-02-28", "1582-10-04", "1582-10-10", "1582-10-15", "1900-02-28", "9999-12-31")
+TIMES = tuple(f"{day} {time}" for day in DAYS for time in ("00:00:00", "12:34:56.000001", "23:59:59.999999"))
+NINES = "99999999999999999999.999999999999999999"
+VALUES: dict[str, tuple[str, ...]] = {
+    "TINYINT": ("-128", "127"), "SMALLINT": ("-32768", "32767"), "INT": ("-2147483648", "2147483647"),
+    "BIGINT": ("-9223372036854775808", "9223372036854775807", "0"), "BOOLEAN": ("true", "false"),
+    "DOUBLE": ("NaN", "Infinity", "-Infinity", "4.9E-324", "1.7976931348623157E308", "0.1", "0.0", "1e22"),
+    "FLOAT": ("NaN", "Infinity", "-Infinity", "1.4E-45", "3.4028235E38", "0.1"),
+    "DECIMAL(38, 18)": (NINES, f"-{NINES}", "0.000000000000000001", "1.25"),
+    "DECIMAL(38, 0)": ("9" * 38, "-1"), "DECIMAL(5, 5)": ("0.00001", "-0.99999"),
+    "STRING": ("", "null", "ü%\\\"", "a  ", "𝄞"), "BINARY": ("", "\\x00", "abc"),
+    "DATE": (*DAYS, "10000-01-01"), "TIMESTAMP_NTZ": TIMES, "TIMESTAMP": TIMES,
+}  # fmt: skip
+"""Text of values, by Spark's type; each may be null, too."""
+
+KEPT = {"TIMESTAMP": ("TIMESTAMPTZ", "TIMESTAMP"), "TIMESTAMP_NTZ": ("TIMESTAMP",), "TINYINT": ("INT",),
+        "BIGINT": ("BIGINT", "NUMERIC"), "DOUBLE": ("FLOAT8", "NUMERIC"), "FLOAT": ("REAL", "NUMERIC")}  # fmt: skip
+"""Types of a table that was there before."""
+
+ZONES = ("Asia/Shanghai", "America/New_York", "UTC", "+05:30", "Europe/Amsterdam")
+
+
+def literal(choice: random.Random, kind: str) -> str:
+    """A value as Spark's SQL spells it."""
+    if kind.startswith("ARRAY"):
+        within = kind[6:-1]
+        items = ", ".join(literal(choice, within) for _ in range(choice.randrange(4)))
+        return "CAST(NULL AS " + kind + ")" if choice.random() < 0.2 else f"CAST(array({items}) AS {kind})"
+    if choice.random() < 0.15:
+        return f"CAST(NULL AS {kind})"
+    text = choice.choice(VALUES[kind])
+    if kind in {"STRING", "BINARY"}:
+        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+        return f"CAST('{escaped}' AS {kind})"
+    return f"CAST('{text}' AS {kind})"
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("GPU_JOIN_POSTGRES", "4"))))
+def test_random_values_are_the_same_out_and_in(spark: Any, postgres: Postgres, seed: int) -> None:
+    """Through micro-batches that are repeated; NaN and the infinities are equal to themselves."""
+    choice = random.Random(seed)
+    zone = choice.choice(ZONES)
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        kinds = [choice.choice(list(VALUES)) for _ in range(6)] + [f"ARRAY<{choice.choice(list(VALUES))}>"]
+        kinds[-1] = kinds[-1].replace("TINYINT", "INT")
+        columns = {f"c{n}": kind for n, kind in enumerate(kinds)}
+        keyed = choice.random() < 0.6
+        if choice.random() < 0.5:
+            own = {x: choice.choice(KEPT[kind]) for x, kind in columns.items() if kind in KEPT}
+            if len(own) < len(columns):
+                view_of(postgres, "t", "id" if keyed else None)(
+                    spark.createDataFrame(
+                        [], ", ".join(["row_kind STRING", "id BIGINT", *(f"{x} {kind}" for x, kind in columns.items())])
+                    ),
+                    0,
+                )
+                for x, kind in own.items():
+                    if not (kind == "NUMERIC" and columns[x] == "FLOAT"):
+                        postgres.run(f"ALTER TABLE t ALTER {x} TYPE {kind}")
+        current: dict[int, list[str]] = {}
+        view = view_of(postgres, "t", "id" if keyed else None)
+        for number in (1, 2, 3):
+            changes = []
+            for of in choice.sample(range(30), 14):
+                gone = current.pop(of, None)
+                if gone is not None:
+                    changes.append(["'-D'", str(of), *gone])
+                if gone is None or choice.random() < 0.7:
+                    current[of] = [literal(choice, kind) for kind in kinds]
+                    changes.append(["'+I'", str(of), *current[of]])
+            names = ["row_kind", "id", *columns]
+            batch = _frame(spark, names, changes)
+            for _ in range(choice.choice((1, 2))):
+                view(batch, number)
+            folded = _frame(spark, names[1:], [[str(x), *row] for x, row in current.items()])
+            declared = [("id", "BIGINT"), *columns.items()]
+            options = {**OPTIONS, "url": f"jdbc:{postgres.url}", "dbtable": "t"}
+            read = read_table(spark, options, declared)
+            found, expected = _shown(read), _shown(folded)
+            assert found == expected, f"{zone} {columns} {set(found) ^ set(expected)}"
+            for x, kind in columns.items():
+                if kind in ("DATE", "TIMESTAMP_NTZ", "STRING", "BIGINT", "DECIMAL(38, 18)"):
+                    text = [
+                        (str(a), b)
+                        for a, b in folded.selectExpr("id", f"trim(LEADING '+' FROM CAST({x} AS STRING))").collect()
+                    ]
+                    assert postgres.rows(f"SELECT id, {x}::text FROM t") == sorted(text, key=repr), (zone, x, kind)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def _frame(spark: Any, names: list[str], rows: list[list[str]]) -> Any:
+    named = [", ".join(f"{value} AS {name}" for name, value in zip(names, row, strict=True)) for row in rows]
+    return spark.sql(" UNION ALL ".join(f"SELECT {row}" for row in named))
+
+
+def _shown(df: Any) -> list[str]:
+    kinds = dict(df.dtypes)
+    values = [f"hex({x})" if kinds[x] == "binary" else f"CAST({x} AS STRING)" for x in df.columns]
+    return sorted(map(repr, df.selectExpr(*values).collect()))
+
+
+REFUSED = [
+    ("DOUBLE", "1.25", "NUMERIC(10, 1)"), ("DOUBLE", "1.25", "INTEGER"), ("DECIMAL(10, 2)", "1.25", "NUMERIC(10, 1)"),
+    ("DECIMAL(10, 2)", "1.25", "INTEGER"), ("DECIMAL(10, 2)", "123456789.5", "NUMERIC(5, 2)"),
+    ("BIGINT", "70000", "SMALLINT"),
+    ("BIGINT", "9007199254740993", "FLOAT8"), ("DOUBLE", "0.1", "REAL"), ("DOUBLE", "NaN", "INTEGER"),
+    ("STRING", "abc  ", "VARCHAR(3)"), ("STRING", "abcd", "CHAR(3)"), ("STRING", "1.25", "NUMERIC(10, 1)"),
+    ("STRING", "2024-05-06 07:08:09", "DATE"), ("STRING", "n" * 70, "NAME"), ("STRING", "10:00:00.5", "TIME(0)"),
+    ("TIMESTAMP_NTZ", "2024-05-06 07:08:09", "DATE"), ("TIMESTAMP", "2024-05-06 07:08:09.5", "TIMESTAMPTZ(0)"),
+    ("TIMESTAMP_NTZ", "2024-05-06 07:08:09.123456", "TIMESTAMP(3)"), ("STRING", "x", "UUID"), ("STRING", "{", "JSONB"),
+    ("STRING", "abcd", "three"), ("BIGINT", "-1", "counted"), ("ARRAY<DOUBLE>", "1.25", "INTEGER[]"),
+    ("DATE", "-0044-03-15", "DATE"), ("TIMESTAMP_NTZ", "0000-12-31 00:00:00", "TIMESTAMP"), ("STRING", "a\0", "TEXT"),
+]  # fmt: skip
+TAKEN = [
+    ("DOUBLE", "1.5", "NUMERIC(10, 1)", "1.5"), ("DOUBLE", "0.30000000000000004", "NUMERIC", "0.30000000000000004"),
+    ("DECIMAL(10, 2)", "3.00", "INTEGER", "3"), ("BIGINT", "5", "NUMERIC(3, 1)", "5.0"),
+    ("STRING", "ab", "CHAR(3)", "ab "),
+    ("STRING", "1.50", "NUMERIC(10, 1)", "1.5"), ("STRING", "ABCDEFAB-0000-0000-0000-000000000000", "UUID",
+     "abcdefab-0000-0000-0000-000000000000"), ("TIMESTAMP_NTZ", "2024-05-06 00:00:00", "DATE", "2024-05-06"),
+    ("STRING", "abc", "three", "abc"), ("DATE", "1582-10-10", "TEXT", "1582-10-10"), ("BIGINT", "7", "VARCHAR(3)", "7"),
+    ("TIMESTAMP", "1900-01-01 00:00:00", "TIMESTAMP", "1900-01-01 00:00:00"), ("STRING", "{ }", "JSON", "{ }"),
+    ("TIMESTAMP", "1900-01-01 00:00:00", "TIMESTAMPTZ", "1899-12-31 15:54:17+00"),
+]  # fmt: skip
+
+
+def test_a_value_that_the_type_cannot_hold_is_an_error(spark: Any, postgres: Postgres) -> None:
+    """It names the column and the value, and nothing is written; what is the same value in that type is taken."""
+    postgres.run("CREATE DOMAIN three AS VARCHAR(3)", "CREATE DOMAIN counted AS BIGINT CHECK (VALUE >= 0)")
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Shanghai")
+    try:
+        for n, (kind, text, kept) in enumerate(REFUSED):
+            name = f"t{n}"
+            postgres.run(f"CREATE TABLE {name} (id BIGINT, x {kept})")
+            value = f"array(CAST('{text}' AS DOUBLE))" if kind[0] == "A" else f"CAST('{text}' AS {kind})"
+            value = "concat('a', char(0))" if "\0" in text else value
+            batch = spark.sql(f"SELECT '+I' AS row_kind, CAST(1 AS BIGINT) AS id, {value} AS x")
+            with pytest.raises(BadInputError, match=rf"column 'x': view {name}") as raised:
+                view_of(postgres, name)(batch, 0)
+            assert postgres.rows(f"SELECT * FROM {name}") == [], (kind, text, kept, raised.value)
+        for n, (kind, text, kept, shown) in enumerate(TAKEN):
+            name = f"u{n}"
+            postgres.run(f"CREATE TABLE {name} (id BIGINT, x {kept})", "SET TIME ZONE 'UTC'")
+            batch = spark.sql(f"SELECT '+I' AS row_kind, CAST(1 AS BIGINT) AS id, CAST('{text}' AS {kind}) AS x")
+            view_of(postgres, name)(batch, 0)
+            assert postgres.rows(f"SELECT x FROM {name}") == [(shown,)], (kind, text, kept)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.parametrize("key", ["item", None])
+def test_texts_that_are_equal_to_the_view(spark: Any, postgres: Postgres, key: Any) -> None:
+    """By the column's collation, or its type: two such keys are an error, two such rows one with their count."""
+    count = "" if key else ", gpu_ops_count BIGINT"
+    postgres.run(
+        "CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
+        f"CREATE TABLE t (item TEXT COLLATE folding, n CHAR(4){count})",
+    )
+    batch = changelog(spark, "item STRING, n STRING", ("+I", "a", "x"), ("+I", "A", "x "))
+    if key:
+        with pytest.raises(BadInputError, match="two keys of the changelog are one in the types of view t"):
+            view_of(postgres, "t", key)(batch, 0)
+        return
+    view = view_of(postgres, "t", key)
+    view(batch, 0)
+    assert postgres.rows("SELECT gpu_ops_count FROM t") == [("2",)]
+    view(changelog(spark, "item STRING, n STRING", ("-D", "A", "x "), ("-D", "a", "x")), 1)
+    assert postgres.rows("SELECT * FROM t") == []
+
+
+JOB = """
+CREATE TABLE rows (op STRING, id BIGINT) WITH ('connector' = 'json', 'path' = '{folder}/rows', 'row_kind' = 'op');
+CREATE TABLE t (id BIGINT, {column}) WITH ('connector' = 'jdbc', 'url' = 'jdbc:{url}', 'table' = 't',
+  'user' = 'postgres',
+  'driver' = 'org.postgresql.Driver', 'scan' = 'once');
+CREATE TABLE sink WITH ('connector' = 'json', 'path' = '{folder}/out');
+SET state = '{folder}/state'; SET checkpoint = '{folder}/checkpoint'; SET partitions = 2;
+INSERT INTO sink SELECT r.id, t.x FROM rows r JOIN t ON r.id = t.id;
+"""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("DATE", "-infinity", "x DATE", "table t, column x: -infinity is no DATE"),
+        ("TIMESTAMP", "infinity", "x TIMESTAMP", "table t, column x: infinity is no TIMESTAMP_NTZ"),
+        ("TIMESTAMPTZ", "-infinity", "x TIMESTAMP", "table t, column x: -infinity is no TIMESTAMP_LTZ"),
+        ("DATE", "0044-03-15 BC", "x DATE", "table t, column x: 0044-03-15 BC is no DATE"),
+        ("NUMERIC", "1e30", "x DECIMAL(38, 18)", r"table t, column x: 10{30} is no DECIMAL\(38,18\)"),
+        ("NUMERIC", "1e-19", "x DECIMAL(38, 18)", r"table t, column x: 0\.0{18}1 is no DECIMAL\(38,18\)"),
+        ("NUMERIC(5, 2)", "NaN", "x DECIMAL(5, 2)", r"table t, column x: NaN is no DECIMAL\(5,2\)"),
+        ("NUMERIC", "1e30", "x DOUBLE", ""),
+    ],
+)
+def test_scan_once_refuses_what_spark_has_no_value_of(
+    spark: Any, postgres: Postgres, tmp_path: Path, case: Any
+) -> None:
+    kept, value, column, message = case
+    postgres.run(f"CREATE TABLE t (id BIGINT, x {kept})", f"INSERT INTO t VALUES (1, '{value}'), (2, NULL)")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "1.json").write_text('{"op": "+I", "id": 1}')
+    (tmp_path / "job.sql").write_text(JOB.format(folder=tmp_path, url=postgres.url, column=column))
+    if not message:
+        runner.run(load(tmp_path / "job.sql"), Console(file=io.StringIO()), once=True)
+        assert spark.read.json(str(tmp_path / "out")).selectExpr("x = 1e30").collect() == [(True,)]
+        return
+    with pytest.raises(Exception, match=message):
+        runner.run(load(tmp_path / "job.sql"), Console(file=io.StringIO()), once=True)
