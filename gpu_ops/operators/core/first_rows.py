@@ -26,7 +26,7 @@ _MARGIN: Final = 4
 """Read beyond what is wanted, at first."""
 _LONG: Final = 64
 """Entries of rows that are gone, side by side, of which the run notes where they end."""
-_CANDIDATES_A_KEY: Final = 16
+_CANDIDATES_A_KEY: Final = 64
 _CANDIDATES: Final = 1024
 
 
@@ -57,8 +57,8 @@ def order_rows(
 
     def ordered(slots: Slots) -> Array:
         there = table.status.values[slots] != DEAD
-        if table.expired.size:  # what has expired in this micro-batch comes back if it is discarded
-            there |= xp.isin(slots, table.expired)
+        for forgotten in table.journal.forgotten:  # they come back if this micro-batch is discarded
+            there |= xp.isin(slots, forgotten)
         slots = slots[xp.flatnonzero(there)]
         rows = table.store.take(slots, names, present=True)
         valid = None if valued is None else kernels.valid(rows, [valued])
@@ -147,7 +147,7 @@ class FirstRows:
             on = xp.flatnonzero(read.more & (left > 0))
             numbers, at, left, width = numbers[on], ends[on], left[on], 2 * width[on]
         long = xp.flatnonzero(ends_of_gone - first > (1 if self._kernels.tiny_segments else _LONG))
-        if long.size and not self._table.expired.size:  # what has expired in this micro-batch may come back
+        if long.size and not self._table.journal.forgotten:  # these come back if this micro-batch is discarded
             run.passed.note(xp, begins[long], ends_of_gone[long])
         return found
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from oracle.drive import Backend
 
 from gpu_ops import Aggregate, Input, Join, JoinEngine, Key, MultiJoin, Order, Top
 from gpu_ops.descriptions.description import Description, Emit
@@ -19,7 +20,7 @@ from gpu_ops.operators.core import changes
 from gpu_ops.operators.core.first_rows import FirstRows
 from gpu_ops.operators.groups import top
 from gpu_ops.operators.groups.aggregate import extremes
-from oracle.drive import Backend
+from kernels.conftest import EMULATED, only_on
 
 COLUMNS = {
     "id": pa.int64(), "g": pa.string(), "v": pa.int64(), "f": pa.float64(), "s": pa.string(),
@@ -146,13 +147,14 @@ def check(seed: int, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> int:
     return lookups
 
 
+@only_on("cpu-tiny", "cpu-disk", "gpu", "gpu-tiny", *EMULATED)
 @pytest.mark.parametrize("first", range(0, 12, 4))
-def test_first_rows_are_those_of_all(first: int, other_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sum(check(seed, other_backend, monkeypatch) for seed in range(first, first + 4)) > 0
+def test_first_rows_are_those_of_all(first: int, engines: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sum(check(seed, engines, monkeypatch) for seed in range(first, first + 4)) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(100, 2100, 10))
-def test_random_first_rows(first: int, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_first_rows(first: int, engines: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(first, first + 10):
-        check(seed, backend, monkeypatch)
+        check(seed, engines, monkeypatch)
