@@ -1,24 +1,30 @@
 """How the cost of a change grows with what is there: size doubled four times, by operator and shape of its input.
 
 Of each operator and shape a state of n rows is made, and one change and a micro-batch of n changes are prepared and
-discarded: process time, the least of some, and the peak of NumPy's memory. Growth is the exponent of n: 0 is constant,
-1 is linear. What is expected is beside it: a change may cost as much as its result has rows, no more.
+discarded: process time, the least of some, the peak of NumPy's memory, and how many rows were gathered and candidates
+looked at in the last turn. Growth is the exponent of n: 0 is constant, 1 is linear. What is expected is beside it: a
+change may cost as much as its result has rows, no more. Where rows go, a change is the deletion of an equal row, or of
+the least and the greatest of a group, a half of which has gone before.
 
     python -m benchmarks.growth [--rows 1000] [--rounds 3] [--quick]
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import arguments, plot_path, record
+from cpu_fallback.kernels import CpuKernels
+from cpu_fallback.store import CpuStore
 from gpu_ops import (
     Aggregate,
     Asof,
@@ -36,6 +42,7 @@ from gpu_ops import (
     TemporalJoin,
     Top,
 )
+from gpu_ops.state.runs import Runs
 
 DOUBLED: Final = 4
 """How often the size is doubled."""
@@ -51,6 +58,8 @@ class Shape(NamedTuple):
         wide: further columns.
         ties: whether all have one time.
         deletes: whether as many again came and went.
+        goes: whether the changes take rows: the first and the last that there are.
+        equal: whether all rows are equal.
     """
 
     keys: Callable[[int], int] = lambda n: n
@@ -58,6 +67,18 @@ class Shape(NamedTuple):
     wide: int = 0
     ties: bool = False
     deletes: bool = False
+    goes: bool = False
+    equal: bool = False
+
+    def gone(self, n: int) -> list[int]:
+        """Numbers of rows that have gone before."""
+        return [*range(n // 4), *range(n - n // 4, n)] if self.goes else []
+
+    def changed(self, n: int) -> dict[str, Any]:
+        """Numbers of rows that one change is about, or two where rows go, and a micro-batch of many."""
+        if not self.goes:
+            return {"change": range(n, n + 1), "micro-batch": range(n, 2 * n)}
+        return {"change": [n // 4, n - n // 4 - 1], "micro-batch": range(n // 4, n - n // 4)}
 
 
 SHAPES: Final = {
@@ -67,6 +88,8 @@ SHAPES: Final = {
     "wide rows": Shape(wide=30),
     "long text": Shape(text=lambda n: n // 20),
     "deletes": Shape(lambda _: 1, deletes=True),
+    "best goes": Shape(lambda _: 1, goes=True),
+    "equal goes": Shape(lambda _: 1, goes=True, equal=True),
 }
 """By name. In joins by time and ``latest`` a hot key is one with many versions."""
 
@@ -130,7 +153,9 @@ CURVES: Final = {
     "lookup join": Curve(lambda given: LookupJoin("left", given(0), given(1), KEYS), (1,), ALL_MATCH),
     "count, sum, avg": Curve(_aggregate(n="count(*)", s="sum(t0)", a="avg(t0)")),
     "min, max": Curve(_aggregate(a="min(t0)", b="max(s0)")),
+    "first, last": Curve(_aggregate(a="first(t0)", b="last(s0)")),
     "count distinct": Curve(_aggregate(d="count(distinct t0)")),
+    "distinct": Curve(_aggregate()),
     "top": Curve(lambda given: Top(given(0), ("k0",), (Order("t0"), Order("id0")), 3)),
     "latest": Curve(lambda given: Latest(given(0, unique_key=("k0",)), order_by="t0"), timed=True),
 }
@@ -139,7 +164,8 @@ CURVES: Final = {
 def cases() -> Iterator[tuple[str, str]]:
     """Operators and shapes."""
     for name, curve in CURVES.items():
-        yield from ((name, shape) for shape, given in SHAPES.items() if not (curve.timed and given.deletes))
+        taken = (shape for shape, given in SHAPES.items() if not (curve.timed and (given.deletes or given.goes)))
+        yield from ((name, shape) for shape in taken)
 
 
 def schema_of(number: int, shape: Shape) -> pa.Schema:
@@ -150,7 +176,7 @@ def schema_of(number: int, shape: Shape) -> pa.Schema:
 
 def rows_of(number: int, shape: Shape, size: int, ids: Any, *, timed: bool, kind: str = "+I") -> pa.Table:
     """Rows with some numbers; their times ascend with them."""
-    ids = np.asarray(ids, np.int64)
+    ids = np.asarray(ids, np.int64) * (not shape.equal)
     times = np.full(ids.size, 5) if shape.ties else ids
     text = pa.array([f"{own:04d}".ljust(shape.text(size), "x") for own in ids.tolist()], pa.string())
     columns = [ids, ids % shape.keys(size), times, text, *[ids] * shape.wide]
@@ -158,8 +184,34 @@ def rows_of(number: int, shape: Shape, size: int, ids: Any, *, timed: bool, kind
     return table if timed else table.append_column("op", pa.array([kind] * ids.size))
 
 
-def cost(case: tuple[str, str], size: int, repeats: int) -> dict[str, float]:
-    """Seconds of process time and bytes of NumPy's memory, of one change and of a micro-batch of n changes."""
+@contextlib.contextmanager
+def looked_at() -> Iterator[list[int]]:
+    """How many rows the CPU's stores gather meanwhile, and how many candidates its indexes give, as they come."""
+    counts: list[int] = []
+
+    def counting(call: Any, size: Callable[[Any, Any], int]) -> Any:
+        def counted(self: Any, first: Any, *args: Any, **options: Any) -> Any:
+            found = call(self, first, *args, **options)
+            counts.append(size(first, found))
+            return found
+
+        return counted
+
+    with contextlib.ExitStack() as patched:
+        for kind, name, size in (
+            (CpuStore, "take", lambda slots, _: int(slots.size)),
+            (CpuKernels, "search", lambda _, pairs: int(pairs.size)),
+            (Runs, "entries_at", lambda _, entries: int(entries.size)),
+        ):
+            patched.enter_context(mock.patch.object(kind, name, counting(getattr(kind, name), size)))
+        yield counts
+
+
+WHATS: Final = ("change", "micro-batch")
+
+
+def cost(case: tuple[str, str], size: int, repeats: int, whats: Sequence[str] = WHATS) -> dict[str, float]:
+    """Seconds of process time, bytes of NumPy's memory and rows, of one change and of a micro-batch of n changes."""
     curve, shape = CURVES[case[0]], SHAPES[case[1]]
 
     def given(number: int, **more: Any) -> Input:
@@ -179,25 +231,31 @@ def cost(case: tuple[str, str], size: int, repeats: int) -> dict[str, float]:
                 gone = rows_of(number, shape, size, range(size, 2 * size), timed=False, kind=kind)
                 engine.process(*only(number, gone))
         engine.process(*only(number, rows_of(number, shape, size, range(size), timed=curve.timed)))
-    others = [number for number in range(count) if number not in curve.filled] or range(count)
-    what = {"change": range(size, size + 1)}
-    if case[1] not in curve.linear:
-        what["micro-batch"] = range(size, 2 * size)
+        if gone := shape.gone(size):
+            engine.process(*only(number, rows_of(number, shape, size, gone, timed=False, kind="-D")))
+    others: Sequence[int] = [number for number in range(count) if number not in curve.filled] or range(count)
+    if shape.goes:
+        others = curve.filled
+    what = {name: ids for name, ids in shape.changed(size).items() if name in whats}
+    if case[1] in curve.linear:
+        what.pop("micro-batch", None)
     for name, ids in what.items():
         for number in others:
-            table, times = rows_of(number, shape, size, ids, timed=curve.timed), []
+            kind = "-D" if shape.goes else "+I"
+            table, times = rows_of(number, shape, size, ids, timed=curve.timed, kind=kind), []
             for _ in range(repeats):
                 start = time.process_time()
                 engine.prepare(*only(number, table))
                 times.append(time.process_time() - start)
                 engine.discard()
             tracemalloc.start()
-            engine.prepare(*only(number, table))
+            with looked_at() as looks:
+                engine.prepare(*only(number, table))
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             engine.discard()
-            found[f"{name} seconds"] = max(min(times), found.get(f"{name} seconds", 0.0))
-            found[f"{name} bytes"] = max(float(peak), found.get(f"{name} bytes", 0.0))
+            for unit, value in (("seconds", min(times)), ("bytes", float(peak)), ("rows", float(sum(looks)))):
+                found[f"{name} {unit}"] = max(value, found.get(f"{name} {unit}", 0.0))
     engine.close()
     return found
 
@@ -208,8 +266,8 @@ def growth(costs: list[float], least: float) -> float:
     return math.log2(last / first) / (len(costs) - 1)
 
 
-LEAST: Final = {"seconds": 1e-3, "bytes": 2.0**17}
-"""What any change costs."""
+LEAST: Final = {"seconds": 1e-3, "bytes": 2.0**17, "rows": 2.0**11}
+"""What any change costs: so many candidates are looked at one by one."""
 
 
 def expected(case: tuple[str, str], what: str) -> float:
@@ -235,9 +293,9 @@ def plot(results: dict[str, dict[str, list[float]]], sizes: list[int], target: A
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
-    whats = [f"{name} {unit}" for name in ("change", "micro-batch") for unit in LEAST]
+    whats = [f"{name} {unit}" for name in WHATS for unit in LEAST]
     figure, axes = plt.subplots(
-        len(whats), len(SHAPES), figsize=(16, 11), sharex=True, sharey="row", layout="constrained"
+        len(whats), len(SHAPES), figsize=(21, 16), sharex=True, sharey="row", layout="constrained"
     )
     for row, what in zip(axes, whats, strict=True):
         row[0].set_ylabel(what)

@@ -2,7 +2,8 @@
 
 Until then an input is only kept: no index, no association counts, no output. At the end it is joined once, as a batch
 operator would, and the result comes as insertions. What arrives is parted by its keys' hashes at once, so that the end
-joins part by part, each small enough for the caches and for memory; a budget moves what is kept to disk meanwhile.
+joins some parts at a time, few enough for the caches, or for a GPU's memory; a budget moves what is kept to disk
+meanwhile.
 
 The law is the other operators' own: a part is one micro-batch of ``per_batch``, from an empty state.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -32,6 +34,7 @@ from gpu_ops.descriptions.changelog import INSERT, adds
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
+from gpu_ops.errors import out_of_memory
 from gpu_ops.files.disk import Disk, File
 from gpu_ops.ingest import Ingested, with_times
 from gpu_ops.kernels import Columns, Frame, Kernels, Store, TooMany
@@ -55,10 +58,15 @@ from gpu_ops.state.pieces import STATUS_COLUMN, Entries, Flush, FromSnapshot, Nu
 from gpu_ops.state.table import Coolable, KeySet, parts_of, put_behind
 from gpu_ops.values import with_types
 
+_log = logging.getLogger("gpu_ops")
+
 PARTS = 64
 KIND_COLUMN = "__kind"
-# Rows joined at a time, all inputs together: enough to be worth the fixed cost, few enough for the caches.
+# Rows joined at a time, all inputs together: enough to be worth the fixed cost, few enough for the caches. A GPU takes
+# as many as its memory has room for, a part of it: each row as it came, sorted, and gathered for the output twice, its
+# hash, slot, entry, place in a hash table and pair.
 _ROWS_AT_ONCE = 400_000
+_MEMORY_SHARE, _COPIES, _BESIDE = 0.5, 4, 128
 
 
 class Present:
@@ -153,7 +161,11 @@ def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> Iterator[t
         return fulfilling(kernels, join.condition, {s.name: (p.store, at) for s, p, at in rows}, int(left.size))
 
     of_left, of_right = (Columns(keys[side], join.key_columns(side)) for side in (0, 1))
-    pieces: Iterable[Array] = in_pieces(kernels, left, lambda some, most: kernels.join(some, right, at_most=most))
+    # where memory has room for so many rows at once, it has for as many pairs
+    most_pairs = 0 if kernels.host is None else int(left.size + right.size)
+    pieces: Iterable[Array] = in_pieces(
+        kernels, left, lambda some, most: kernels.join(some, right, at_most=most), most_pairs
+    )
     if join.how in ("semi", "anti") and join.condition is None:
         try:
             pieces = [kernels.join(left, right, at_most=int(left.size + right.size))]
@@ -368,7 +380,7 @@ class AtEnd(Operator):
     def finish(self) -> Iterator[Changelog]:
         """The result, part by part, as insertions."""
         sizes = np.sum([t.sizes() for t in self.tables], axis=0)
-        at_once = 4 if self.kernels.tiny_segments else _ROWS_AT_ONCE
+        at_once = self._rows_at_once(int(sizes.sum()))
         if any(moves_between_parts(self.join, input_index) for input_index in range(len(self.tables))):
             at_once = 0
         first = 0
@@ -378,8 +390,27 @@ class AtEnd(Operator):
                 rows += int(sizes[last])
                 last += 1
             if rows or sizes.size == 1:
-                yield self.result(self._changes(first, last))
+                try:
+                    found = self.result(self._changes(first, last))
+                except Exception as error:
+                    if self.kernels.host is None or last - first == 1 or not out_of_memory(error):
+                        raise
+                    _log.info("GPU memory ran out over %d rows at the end of input (%s): now half as many", rows, error)
+                    at_once = rows // 2
+                    continue
+                yield found
+                del found  # its memory is the next one's
             first = last
+
+    def _rows_at_once(self, rows: int) -> int:
+        """How many of so many rows are joined at a time, if their parts are no larger."""
+        if self.kernels.tiny_segments:
+            return 4
+        limit = self.kernels.memory_limit
+        if self.kernels.host is None or limit is None:
+            return _ROWS_AT_ONCE
+        bytes_a_row = _BESIDE + _COPIES * sum(table.nbytes for table in self.tables) / max(1, rows)
+        return max(_ROWS_AT_ONCE, min(layouts.MAX_CHANGES, int(_MEMORY_SHARE * limit / bytes_a_row)))
 
     def _changes(self, first: int, last: int) -> tuple[Ingested, ...]:
         return in_turn(self.join, (kept.part(first, last) for kept in self.tables))

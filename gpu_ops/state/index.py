@@ -4,18 +4,21 @@
 hash, then its slot; sorting entries sorts by hash and, within a hash, by slot. Each run (`gpu_ops.state.runs`) has a
 directory of hash prefixes, so a lookup is one jump and a short scan, without a search. Hashes may collide: callers
 verify candidates by real equality.
+
+`OrderIndex` has the rows of a hash in another order: the least first, or the greatest.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.files.disk import Disk, File
-from gpu_ops.kernels import Kernels
-from gpu_ops.state.runs import Runs, prefix_shift
+from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.state.runs import Followed, Passed, Runs, prefix_shift
 
 
 @dataclasses.dataclass(slots=True)
@@ -32,6 +35,7 @@ class Run:
     made: Array | None = None
     """The directory, once a lookup has needed it: most runs are merged before."""
     file: File | None = None
+    passed: Passed = dataclasses.field(default_factory=Passed)
 
     @property
     def entries(self) -> Array:
@@ -98,19 +102,23 @@ class HashIndex(Runs[Run]):
             entries.sort(kind="stable")  # timsort, which merges ascending parts
             self.runs = [*(run for run in self.runs if run.file is not None), _hash_run(self._kernels, entries)]
 
-    def probe(self, hashes: Hashes, *, staged: bool) -> tuple[Positions, Slots]:
+    def probe(self, hashes: Hashes, *, staged: bool, at_most: int | None = None) -> tuple[Positions, Slots]:
         """Candidates for each of n hashes.
 
         Args:
             hashes: n uint64, in any order.
             staged: whether staged rows are candidates too.
+            at_most: how many there may be.
 
         Returns:
             Positions of needles and candidate slots (int64), ordered by needle, then by slot.
+
+        Raises:
+            TooMany: there are more than there may be.
         """
         needles = self._kernels.entries(hashes, 0)
         needles.sort()
-        pairs = self.meet(needles, staged=staged)
+        pairs = self.meet(needles, staged=staged, at_most=at_most)
         pairs.sort()
         return layouts.unpaired(pairs)
 
@@ -158,6 +166,68 @@ class HashIndex(Runs[Run]):
     @staticmethod
     def _made(run: Run, arrays: Sequence[Array]) -> Run:
         return _hash_run(run.home, arrays[0])
+
+
+class OrderIndex(HashIndex):
+    """Slots by hash, within a hash in an order that only the rows tell.
+
+    It follows from the rows, and is made when it is first asked for: each time of those that have come since, together
+    with the newest runs as long as these are no larger, so that a row is ordered no oftener than their size can double.
+    When memory is short it is forgotten.
+
+    Attributes:
+        rows: of so many slots, from the first, those that were there are in it.
+        looked: rows that were looked at without it since it was last made.
+    """
+
+    growth = 1
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self.rows = self.looked = 0
+
+    def pays(self, rows: int, more: int) -> bool:
+        """Whether it costs no more to bring it up to date than what was looked at without it.
+
+        Args:
+            rows: how many committed slots there are.
+            more: rows that would be looked at now.
+        """
+        self.looked += more
+        return self.looked >= rows - self.rows
+
+    def update(self, rows: int, ordered: Callable[[Slots], Array]) -> None:
+        """Bring it up to date.
+
+        Args:
+            rows: how many committed slots there are.
+            ordered: gives, of slots, ascending, the entries of those whose rows are there, by hash and in the order.
+        """
+        number, size = len(self.runs), rows - self.rows
+        if size:
+            while number and self.runs[number - 1].size <= self.growth * size:
+                number -= 1
+                size += self.runs[number].size
+            parts = [layouts.entry_slots(run.entries) for run in self.runs[number:]]
+            slots = self._xp.concatenate([*parts, as_slots(self._kernels, self.rows, rows - self.rows)])
+            slots.sort()
+            entries = ordered(slots)
+            made = [_hash_run(self._kernels, entries)] if entries.size else []
+            self.runs = [*self.runs[:number], *made]
+        self.rows, self.looked = rows, 0
+
+    def renumbered(self, new_slots: Slots, before: Followed[Run] | None = None) -> Self:
+        """Another one, in new slots."""
+        other = super().renumbered(new_slots, before)
+        other.rows, other.looked = int((new_slots[: self.rows] >= 0).sum()), self.looked
+        return other
+
+    def cool(self, wanted: int, disk: Disk | None = None) -> int:
+        """Forget all of it where it lies in the memory that is short; the bytes freed."""
+        if (disk is None) == (self._kernels.host is None):
+            return 0
+        freed, self.runs, self.followed, self.rows = self.nbytes, [], {}, 0
+        return freed
 
 
 def _hash_run(home: Kernels, entries: Array) -> Run:

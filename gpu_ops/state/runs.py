@@ -29,7 +29,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Slots
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.errors import out_of_memory
 from gpu_ops.files.disk import LEAST, PAGES, Disk, File, NoRoomError
 from gpu_ops.kernels import Kernels, SearchedRun
@@ -98,8 +98,37 @@ class Sorted(Protocol):
         """Where all its arrays but the directory lie, if on disk."""
 
 
+class Passed:
+    """Where in a run entries of rows that are gone end, with which a hash begins: no lookup reads them again."""
+
+    def __init__(self) -> None:
+        self._begins: Array = None
+        self._ends: Array = None
+
+    def beyond(self, xp: Any, begins: Positions) -> Positions:
+        """The places from where n hashes are to be read, given where each begins."""
+        if self._begins is None:
+            return begins
+        place = xp.minimum(xp.searchsorted(self._begins, begins), self._begins.size - 1)
+        return xp.where(self._begins[place] == begins, self._ends[place], begins)
+
+    def note(self, xp: Any, begins: Positions, ends: Positions) -> None:
+        """From now on what begins at n places, repeated ones included, is read from n others on, for good."""
+        if self._begins is not None:
+            begins, ends = xp.concatenate([begins, self._begins]), xp.concatenate([ends, self._ends])
+        order = xp.argsort(layouts.pairs(begins, ends))
+        begins, ends = begins[order], ends[order]
+        last = xp.ones(begins.size, bool)
+        last[:-1] = begins[1:] != begins[:-1]
+        self._begins, self._ends = xp.compress(last, begins), xp.compress(last, ends)
+
+
 class AnyRun(Sorted, SearchedRun, Protocol):
     """The same by hash, so that it can be searched."""
+
+    @property
+    def passed(self) -> Passed:
+        """What lookups of first rows have passed over."""
 
 
 _PART = 1 << 15
@@ -468,6 +497,19 @@ class Runs(Following[R]):
         if len(pairs) == 1:
             return pairs[0]
         return self._xp.concatenate([self._xp.empty(0, np.int64), *pairs])
+
+    def begin(self, run: R, hashes: Hashes) -> Positions:
+        """Where in a run, wherever it lies, the entries of each of n hashes begin, or would."""
+        needles = Both(self._kernels, layouts.entries(hashes, self._xp.zeros(hashes.size, np.int64)))
+        own = needles.at(run.home)
+        fetch(run, own)
+        at = run.home.xp.searchsorted(run.entries, own)
+        return at if run.home is self._kernels else self._kernels.asarray(at)
+
+    def entries_at(self, run: R, at: Positions) -> Array:
+        """Entries of a run, wherever it lies."""
+        entries = run.entries[Both(self._kernels, at).at(run.home)]
+        return entries if run.home is self._kernels else self._kernels.asarray(entries)
 
     def discard(self) -> None:
         """Forget the staged rows."""

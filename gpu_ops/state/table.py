@@ -183,6 +183,8 @@ class Journal:
     """Slots of rows that are dead once it is committed."""
     live: int
     """How many live rows more there are then, new rows and those that end left out."""
+    forgotten: list[Slots] = dataclasses.field(default_factory=list)
+    """Slots of rows that are dead already, and come back if it is discarded."""
 
 
 class StateTable:
@@ -287,6 +289,8 @@ class StateTable:
         if slots.size:
             self.journal.undo.append(lambda: self.status.values.__setitem__(slots, old))
             self.status.values[slots] = new
+            if new == DEAD:
+                self.journal.forgotten.append(slots)
             self.journal.live += int(slots.size) * ((new == LIVE) - (old == LIVE))
 
     def end(self, slots: Slots) -> None:

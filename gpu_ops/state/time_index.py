@@ -19,9 +19,10 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.files.disk import Disk, File
 from gpu_ops.kernels import Kernels
-from gpu_ops.state.runs import Both, Following, Merges, Merging, Runs, fetch, prefix_shift
+from gpu_ops.state.runs import Both, Following, Merges, Merging, Passed, Runs, fetch, prefix_shift
 
 _HASH_BITS = 64 - layouts.SLOT_BITS
 """Of a hash in an entry."""
@@ -44,6 +45,7 @@ class TimeRun:
     ties: Array | None = None
     """int64: what orders entries of one hash and time, the last counts; None for their arrival."""
     file: File | None = None
+    passed: Passed = dataclasses.field(default_factory=Passed)
 
     @property
     def held(self) -> object:
@@ -127,6 +129,10 @@ class TimeIndex(Runs[TimeRun]):
             same = hashed == hashes[needle] >> np.uint64(32)
             found.append((needle[same], slots[same]))
         return found
+
+    def begin(self, run: TimeRun, hashes: Hashes) -> Positions:
+        """Where in a run, wherever it lies, the entries of each of n hashes begin, or would."""
+        return self.bisect(run, hashes, self._xp.full(hashes.size, BEFORE_ALL, np.int64), after=False)
 
     def bisect(self, run: TimeRun, hashes: Hashes, times: Array, *, after: bool) -> Array:
         """Where needles stand in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""

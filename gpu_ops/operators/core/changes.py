@@ -27,8 +27,9 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, UPDATE_AFTER, UPDATE_BEFORE, adds
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
+from gpu_ops.kernels import Among, Columns, Frame, Kernels, TooMany, as_slots
 from gpu_ops.layouts import INSTANT_BITS
+from gpu_ops.operators.core.first_rows import FirstRows, most_candidates
 from gpu_ops.operators.core.match import match_among
 from gpu_ops.operators.core.order import Groups, within
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
@@ -292,7 +293,9 @@ class _Candidates(NamedTuple):
     among: Among | None
 
 
-def present(table: KeyedTable, frame: Frame, rows: Positions, hashes: Hashes) -> tuple[Array, Slots]:
+def present(
+    table: KeyedTable, frame: Frame, rows: Positions, hashes: Hashes, *, at_most: int | None = None
+) -> tuple[Array, Slots]:
     """Committed live rows with the identity of some rows of a frame: numbers of these rows, slots, sorted.
 
     Args:
@@ -300,28 +303,48 @@ def present(table: KeyedTable, frame: Frame, rows: Positions, hashes: Hashes) ->
         frame: n rows.
         rows: positions, in the order of `Groups`.
         hashes: n hashes of the table's identity.
+        at_most: how many candidates there may be.
+
+    Raises:
+        TooMany: there are more than there may be.
     """
-    return match_among(table.kernels, *_candidates(table, frame, rows, hashes))
+    return match_among(table.kernels, *_candidates(table, frame, rows, hashes, at_most))
 
 
-def _candidates(table: KeyedTable, frame: Frame, rows: Positions, hashes: Hashes) -> _Candidates:
+def _candidates(
+    table: KeyedTable, frame: Frame, rows: Positions, hashes: Hashes, at_most: int | None = None
+) -> _Candidates:
     """Of rows in the order of their groups; which of them finds a row is said by its number."""
     index = table.identity_index
     assert index is not None
     # groups are in the order of their hashes, as entries are
-    pairs = index.meet(table.kernels.entries(hashes, 0, rows), staged=False)
+    pairs = index.meet(table.kernels.entries(hashes, 0, rows), staged=False, at_most=at_most)
     columns = Columns(frame, table.identity, rows), Columns(table.store, table.identity)
     among = None if table.all_alive else Among(table.status.values, LIVE, LIVE)
     return _Candidates(table.identity_types, pairs, columns, among)
 
 
 def _instances(batch: _InputChanges, wanted: Array | None) -> tuple[Array, Slots]:
-    """Committed live rows equal to those of the wanted groups (None: all): group numbers, slots, sorted."""
-    kernels, leader = batch.table.kernels, batch.groups.leader
-    numbers = None if wanted is None else kernels.xp.flatnonzero(wanted)
-    looks = leader if numbers is None else leader[numbers]
-    needle, slots = present(batch.table, batch.frame, looks, batch.hashes)
-    return needle if numbers is None else numbers[needle], slots
+    """Committed live rows equal to those of groups: group numbers, slots, sorted.
+
+    Args:
+        batch: the changes.
+        wanted: of each group how many are wanted, the oldest, if there are more; None for all.
+    """
+    table, leader = batch.table, batch.groups.leader
+    if wanted is None:
+        return present(table, batch.frame, leader, batch.hashes)
+    numbers = table.kernels.xp.flatnonzero(wanted)
+    looks = leader[numbers]
+    try:
+        most = most_candidates(table, int(looks.size))
+        needle, slots = present(table, batch.frame, looks, batch.hashes, at_most=most)
+    except TooMany:
+        assert table.identity_index is not None
+        first = FirstRows(table, table.identity_index, table.identity, table.identity_types)
+        own = Columns(batch.frame, table.identity, looks)
+        needle, slots = first.search(own, batch.hashes[looks], wanted[numbers])
+    return numbers[needle], slots
 
 
 def _retracted(batch: _InputChanges) -> Positions | None:
@@ -393,10 +416,10 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     total, insert = int(groups.leader.size), batch.inserts[order]  # a flag per grouped change
     retracted = None
     if table.written is None:
-        retracted = xp.zeros(total, bool)  # a flag per value
-        retracted[group[xp.flatnonzero(~insert)]] = True
+        retracted = xp.bincount(group[xp.flatnonzero(~insert)], minlength=total)  # a number per value
     owner, slots = _instances(batch, retracted)  # of each committed row its value, and its slot
-    present = xp.bincount(owner, minlength=total)  # one per value
+    # one per value; more than are retracted need not be known
+    present = xp.bincount(owner, minlength=total)
     unknown = _unknown_retractions(batch, insert, present)
     retracts = ~insert & ~unknown
     born = xp.flatnonzero(insert)

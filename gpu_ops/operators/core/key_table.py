@@ -84,9 +84,11 @@ class KeyTable(StateTable):
         """By the first bits of a hash the slot of the last key found there, perhaps: fewer looks in the index."""
         self._spare = True
         """Whether there is memory for that."""
+        self._discarded = False
+        """Whether they may lead to keys of a micro-batch that was discarded."""
 
     def _forget_places(self) -> None:
-        self._places = self._no_places
+        self._places, self._discarded = self._no_places, False
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +98,7 @@ class KeyTable(StateTable):
     def discard(self) -> None:
         """Undo the prepared micro-batch."""
         super().discard()
-        self._forget_places()
+        self._discarded = True
 
     def _renumber(self, new_slots: Slots) -> None:
         self._forget_places()
@@ -167,6 +169,8 @@ class KeyTable(StateTable):
         if not self._places.size:
             return xp.full(hashes.size, -1, np.int64)
         slots = self._places[self._place(hashes)].astype(np.int64)
+        if self._discarded:  # what was staged is there no more, or another key is; the keys are compared anyway
+            slots[slots >= len(self)] = -1
         held = self.store.take(slots, names)
         same = kernels.equal_rows(frame, names, held, names, types)
         same &= slots >= 0

@@ -174,15 +174,18 @@ def first_equal(
     return found
 
 
-def in_pieces(kernels: Kernels, needles: Array, candidates: Callable[[Array, int | None], Array]) -> Iterator[Array]:
+def in_pieces(
+    kernels: Kernels, needles: Array, candidates: Callable[[Array, int | None], Array], least: int = 0
+) -> Iterator[Array]:
     """Candidates of needles, no more of them at a time than `PIECE`, or than one needle has.
 
     Args:
         kernels: the backend.
         needles: entries of an index.
         candidates: gives those of some of them, if they are not more than so many.
+        least: so many may be looked at together, whatever `PIECE` is.
     """
-    most, waiting = 64 if kernels.tiny_segments else PIECE, [needles]
+    most, waiting = 64 if kernels.tiny_segments else max(PIECE, least), [needles]
     while waiting:
         part = waiting.pop()
         try:

@@ -3,9 +3,9 @@
 Law: a row is in the result while it lives and fewer than n live rows of its group come before it: by the order, of
 equal ones those that arrived earlier. With a number, the result's row is the row and one more than how many that are.
 
-A micro-batch changes that only for groups of which it brings or takes rows. Where it takes m of a group's rows, those
-that are among its first n at any time were among its first n + m before, or are new: these are ordered anew. Of
-insertions only, rows behind the first n never come back, and are forgotten.
+A micro-batch changes that only for groups of which it brings or takes rows. Those that are among a group's first n at
+any time were among the first before, up to the n-th that stays, or are new: these are ordered anew. Of insertions only,
+rows behind the first n never come back, and are forgotten.
 
 With a TTL a group that nothing has changed for so long is forgotten, and nothing is said of it: its next row begins it
 anew. In Flink each row of a group has a TTL of its own, so that the rows behind it may move up without a word.
@@ -18,16 +18,17 @@ that come, where Flink has them number by number.
 front. Text, binary and long decimals lose something on the way, but never change places: rows with equal numbers are
 compared by `places`.
 
-**First rows** that were there before a micro-batch come from the index by group and order. Each run of the index is
-ordered by (hash, number of the order, arrival), so the first rows of a group are read from where the group begins in
-it: as many as are wanted, and more where some of them are gone.
+**First rows** that were there before a micro-batch come from the index by group and order, each run of which is ordered
+by (hash, number of the order, arrival): those that the micro-batch takes, and the first n that stay
+(`gpu_ops.operators.core.first_rows`). Where many rows have the number of the last one, they come from an index in the
+order itself, which is made once it pays.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,14 +40,16 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels, as_slots, sorted_by
+from gpu_ops.kernels import Columns, Frame, Kernels, TooMany, as_slots, sorted_by
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
+from gpu_ops.operators.core.first_rows import FirstRows, most_candidates, order_rows
 from gpu_ops.operators.core.order import NONE, Groups, exact, least, order_codes, value_codes
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Parts, Targets
 from gpu_ops.output import Output
+from gpu_ops.state.index import OrderIndex
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.runs import postponed
@@ -58,8 +61,8 @@ FIRST: Final = BEFORE_ALL + 2
 LAST: Final = AFTER_ALL - 1
 """The numbers of values; nulls have one below or above. What is beyond counts as one of these."""
 
-_MARGIN: Final = 4
-"""Read beyond what is wanted, at first."""
+_EXACTLY: Final = "exactly"
+"""Names the index in the order itself."""
 
 _AT_ONCE: Final = 1 << 22
 """Numbers of first rows, moment by moment, that are in memory at once."""
@@ -107,95 +110,40 @@ def places(
     return found
 
 
-class FirstRows:
-    """Looks up the first rows of groups.
+class FirstByNumber(FirstRows):
+    """Looks up the first rows of groups by the order's numbers, which are the table's times.
 
     Args:
-        table: the state, with the order's numbers as times.
+        table: the state.
         decides: whether rows with different values have different numbers, those between `FIRST` and `LAST`. Of other
             numbers all rows are found that have the last one's.
     """
 
     def __init__(self, table: KeyedTable, *, decides: bool) -> None:
-        self._table, self._kernels, self._decides = table, table.kernels, decides
-        self.read = 0
-        """How many entries of the index were read."""
+        super().__init__(table, table.time_index, table.keys, table.key_types)
+        self._decides, self._exactly = decides, cast("OrderIndex", table.indexes[_EXACTLY])
 
-    def search(self, own: Columns, hashes: Hashes, wanted: Array) -> tuple[Array, Slots]:
-        """The first committed rows of each group, those that this micro-batch takes among them.
+    def _alike(
+        self, run: TimeRun, own: Columns, hashes: Hashes, numbers: Array, ends: Positions
+    ) -> list[tuple[Array, Slots]]:
+        """Rows behind the first ones with the last one's number, where that does not decide.
 
-        Args:
-            own: the columns of a row of each of n groups.
-            hashes: n.
-            wanted: how many of each, n positive numbers.
-
-        Returns:
-            Numbers of groups and slots, by group and order (as far as the number decides).
+        Raises:
+            TooMany: they are so many that an index in the order itself pays.
         """
-        xp, none = self._kernels.xp, self._kernels.xp.empty(0, np.int64)
-        found = [(none, none, none)]
-        for run in self._table.time_index.runs:
-            found += self._from_run(run, own, hashes, wanted)
-        groups, times, slots = (xp.concatenate(part) for part in zip(*found, strict=True))
-        order = sorted_by(self._kernels, groups, times, slots)
-        groups, times, slots = groups[order], times[order], slots[order]
-        starts = xp.searchsorted(groups, xp.arange(hashes.size, dtype=np.int64))
-        place = xp.arange(groups.size, dtype=np.int64) - starts[groups]
-        kept = place < wanted[groups]
-        if groups.size:
-            last = xp.minimum(starts + wanted - 1, groups.size - 1)[groups]
-            kept |= (groups[last] == groups) & (times == times[last]) & self._undecided(times)
-        kept = xp.flatnonzero(kept)
-        return groups[kept], slots[kept]
-
-    def _from_run(self, run: TimeRun, own: Columns, hashes: Hashes, wanted: Array) -> list[tuple[Array, Array, Slots]]:
-        """The first rows in one run: numbers of groups, times, slots."""
-        xp, index, found = self._kernels.xp, self._table.time_index, []
-        at = index.bisect(run, hashes, xp.full(hashes.size, BEFORE_ALL, np.int64), after=False)
-        groups, left, width = xp.arange(hashes.size, dtype=np.int64), wanted, wanted + _MARGIN
-        while groups.size:
-            ends = xp.minimum(at + width, run.entries.size)
-            read, more = self._read(run, own, hashes, (groups, at, ends))
-            found.append(read)
-            left = left - xp.bincount(xp.searchsorted(groups, read[0]), minlength=groups.size)
-            done = xp.flatnonzero(more & (left <= 0))
-            if done.size:
-                last = index.read(run, ends[done] - 1)[1]
-                undecided = xp.flatnonzero(self._undecided(last))
-                done, last = done[undecided], last[undecided]
-                behind = index.bisect(run, hashes[groups[done]], last, after=True)
-                found.append(self._read(run, own, hashes, (groups[done], ends[done], behind))[0])
-            on = xp.flatnonzero(more & (left > 0))
-            groups, at, left, width = groups[on], ends[on], left[on], 2 * width[on]
-        return found
-
-    def _undecided(self, numbers: Array) -> Array:
-        """Mask of numbers that rows with different values may have."""
-        ends = (numbers == FIRST) | (numbers == LAST)
-        return ends if self._decides else ends | True
-
-    def _read(
-        self, run: TimeRun, own: Columns, hashes: Hashes, spans: tuple[Array, Positions, Positions]
-    ) -> tuple[tuple[Array, Array, Slots], Array]:
-        """The rows of groups in spans of a run that are there; and whether each span ends in entries of its hash."""
-        xp, table, (groups, begins, ends) = self._kernels.xp, self._table, spans
-        sizes = ends - begins
-        behind = xp.cumsum(sizes)
-        self.read += (total := int(behind[-1]) if behind.size else 0)
-        here = xp.arange(total, dtype=np.int64)
-        number = xp.searchsorted(behind, here, side="right")
-        hashed, times, slots = table.time_index.read(run, here - (behind - sizes)[number] + begins[number])
-        same = hashed == (hashes >> np.uint64(32))[groups][number]
-        read = xp.flatnonzero(sizes > 0)
-        more = xp.zeros(sizes.size, bool)
-        more[read] = same[behind[read] - 1]
-        there = xp.flatnonzero(same & (table.status.values[slots] != DEAD))
-        number, times, slots = groups[number[there]], times[there], slots[there]
-        if table.keys:
-            found = Columns(table.store, table.keys)
-            mine = xp.flatnonzero(self._kernels.equal_at(table.key_types, (own, number), (found, slots)))
-            number, times, slots = number[mine], times[mine], slots[mine]
-        return (number, times, slots), more
+        xp, index = self._kernels.xp, self._table.time_index
+        if not numbers.size:
+            return []
+        last = index.read(run, ends - 1)[1]
+        undecided = (last == FIRST) | (last == LAST) if self._decides else xp.ones(last.size, bool)
+        at = xp.flatnonzero(undecided)
+        numbers, ends = numbers[at], ends[at]
+        behind = index.bisect(run, hashes[numbers], last[at], after=True)
+        more = int((behind - ends).sum())
+        if more > most_candidates(self._table, int(hashes.size)) and self._exactly.pays(self._table.first_new, more):
+            raise TooMany
+        span, slots, *_ = self._read(run, own, hashes, (numbers, ends, behind))
+        return [(numbers[span], slots)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +181,7 @@ class TopRows(KeyedOperator):
         if join.source.ttl_ms is not None:
             self._groups, self._clock = group_table(kernels, join.source, join.by, {}), 0
             self._state = GroupState(join.source, self._groups, self._table, {}, [])
+        self._table.indexes[_EXACTLY] = OrderIndex(kernels)
         self.tables = (self._table,)
         first = source.schema.field(join.order[0].column).type
         self._sole = len(join.order) == 1 and exact(first)
@@ -274,14 +223,20 @@ class TopRows(KeyedOperator):
         number[by_change] = xp.arange(by_change.size, dtype=np.int64)
         group = xp.empty(changed.size, np.int64)
         group[grouped.order] = number[grouped.group]
-        taken = xp.bincount(group[: side.killed.size], minlength=leader.size)
         leaders = kernels.take(values, leader, names, present=True)
         if self._state is not None:
             keys = leaders if join.by else one_key(kernels, 1)
             self._groups.touch(self._groups.locate(keys).slots, self._clock)
         own = Columns(leaders, join.by)
-        first = FirstRows(table, decides=self._sole)
-        held_by, held = first.search(own, hashes[leader], taken + join.n)
+        first: FirstRows = FirstByNumber(table, decides=self._sole)
+        wanted = xp.full(leader.size, join.n, np.int64)
+        try:
+            held_by, held = first.search(own, hashes[leader], wanted)
+        except TooMany:
+            index = cast("OrderIndex", table.indexes[_EXACTLY])
+            order_rows(table, index, [one.column for one in join.order], self._places)
+            first = FirstRows(table, index, table.keys, table.key_types)
+            held_by, held = first.search(own, hashes[leader], wanted)
         self._skipped += max(0, first.read - 8 * int(held.size) - 64 * len(table.time_index.runs) * int(leader.size))
         groups, slots = xp.concatenate([held_by, group[side.killed.size :]]), xp.concatenate([held, new])
         order = self._ordered(groups, slots)
@@ -295,7 +250,12 @@ class TopRows(KeyedOperator):
             return sorted_by(kernels, groups, numbers, slots)
         schema = pa.schema([self.join.source.schema.field(one.column) for one in order])
         rows = kernels.to_arrow(self._table.store.take(slots, schema.names, present=True), schema)
-        return sorted_by(kernels, groups, kernels.asarray(places(rows.columns, order, kernels.asnumpy(slots))))
+        return sorted_by(kernels, groups, *self._places(rows, slots))
+
+    def _places(self, values: pa.Table, slots: Slots) -> list[Array]:
+        """The positions of rows in the order."""
+        kernels = self.kernels
+        return [kernels.asarray(places(values.columns, self.join.order, kernels.asnumpy(slots)))]
 
     def rows(self, found: Candidates, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Rows that come to be among the first, and rows that are not any more."""

@@ -53,6 +53,7 @@ from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, on
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
 from gpu_ops.operators.operator import AT_WATERMARK, Clock, Cut, Operator, Parts, Targets, TimedOperator
 from gpu_ops.output import Beside, Output, value_schema
+from gpu_ops.state.index import OrderIndex
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import LIVE, KeySet, StateTable
 from gpu_ops.state.time_index import TimeQueue
@@ -106,6 +107,8 @@ class ContinuousAggregate(Operator):
                     own_rows = Input(measure.name, best_schema(measure, schema, order))
                     best = parts[f"rows {number}"] = ValueTable(kernels, own_rows, {})
                 extremes.append(one := Extreme(measure, f"best_{number}", best, order, own=self._rows is None))
+                if self._rows is not None:
+                    self._rows.indexes[one.name] = OrderIndex(kernels)
                 columns[one.name], moved = np.int64, one.moved
             else:
                 columns.update(dict.fromkeys(sums.columns_of(measure, kind, place), np.int64))

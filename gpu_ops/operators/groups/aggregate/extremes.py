@@ -2,7 +2,8 @@
 
 Beside a group stands the slot of its best row: of the input's rows where they are kept, else of a table that has best
 rows only. An input that only grows needs no other row. Where rows are taken back, the other rows of a group are looked
-at only when its best one goes (Flink's ``MinWithRetractAggFunction`` does so, too), through the index by group.
+at only when its best one goes (Flink's ``MinWithRetractAggFunction`` does so, too): all of a small group, through the
+index by group, but of a large one the next ones, through an index in their order, which is made once it pays.
 
 A row is better than another by its value (min, max), or by the input's ``sequence_by`` and then by arrival: of equal
 rows the first is the one that came first, the last the one that came last. Null is no value.
@@ -16,21 +17,25 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Positions, Slots
+from gpu_ops import layouts
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.aggregate import AggregateFunction, Measure
 from gpu_ops.errors import DescriptionError, GpuJoinError
-from gpu_ops.kernels import Columns, as_slots
+from gpu_ops.kernels import Columns, TooMany, as_slots
 from gpu_ops.operators.core.changes import NEVER
+from gpu_ops.operators.core.first_rows import FirstRows, most_candidates, order_rows
 from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.match import match
-from gpu_ops.operators.core.order import NONE, least, one_zero, order_codes_of
+from gpu_ops.operators.core.order import NONE, least, one_zero, order_codes, order_codes_of
 from gpu_ops.operators.groups.aggregate.step import Running, Step
+from gpu_ops.state.index import OrderIndex
+from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import DEAD, DYING
 from gpu_ops.values import equal_codes, one_array
 
@@ -145,14 +150,7 @@ class _Moved:
         assert column is not None
         frame = table.store.take(gone, table.source.schema.names, present=True)
         hashes = step.kernels.hash_rows(frame, table.keys, table.key_types)
-        first_new, status = table.first_new, table.status.values
-        needle, found = match(
-            step.kernels,
-            table.key_index.probe(hashes, staged=False),
-            table.key_types,
-            (Columns(frame, table.keys), Columns(table.store, table.keys)),
-            alive=lambda _, rows: (status[rows] != DEAD) & (rows < first_new),
-        )
+        needle, found = self._rows_of(table, (looks, gone), Columns(frame, table.keys), hashes)
         valid = step.kernels.valid(table.store.take(found, [column], present=True), [column])
         if valid is not None:
             kept = xp.flatnonzero(valid)
@@ -161,6 +159,51 @@ class _Moved:
         self.old, self.old_group = xp.concatenate([self.old, found]), xp.concatenate([stays, looks[needle]])
         self.base[looks[needle[was]]] = was + self.staying
         return alone
+
+    def _rows_of(
+        self, table: KeyedTable, going: tuple[Array, Slots], own: Columns, hashes: Hashes
+    ) -> tuple[Array, Slots]:
+        """The committed rows of groups whose best one goes, as far as they can be a best one: which group, and slots.
+
+        All of small groups. Those of larger ones stand in an index in their order, once as many were looked at without
+        it as it would have to be made of.
+
+        Args:
+            table: the input's rows.
+            going: the groups, and their best rows.
+            own: the columns of the groups.
+            hashes: of these.
+        """
+        (looks, gone), xp = going, self.step.xp
+        index, at_most = cast("OrderIndex", table.indexes[self.extreme.name]), most_candidates(table, int(looks.size))
+        try:
+            candidates = table.key_index.probe(hashes, staged=False, at_most=at_most)
+        except TooMany:
+            if index.pays(table.first_new, int(self.step.base("rows")[looks].sum())):
+                by = self.extreme.measure.column if self._by_value else self.extreme.order
+                ordered_by = [] if by is None else [by]
+                order_rows(table, index, ordered_by, self._ranks, valued=self.extreme.measure.column)
+                first = FirstRows(table, index, table.keys, table.key_types)
+                # those that this micro-batch takes, and the first that stays: it may be as good as the one that goes
+                found = layouts.pairs(*first.search(own, hashes, xp.ones(looks.size, np.int64)))
+                best = layouts.pairs(xp.arange(looks.size, dtype=np.int64), gone)
+                return layouts.unpaired(distinct(xp, xp.concatenate([found, best])))
+            candidates = table.key_index.probe(hashes, staged=False)
+        first_new, status, keys = table.first_new, table.status.values, Columns(table.store, table.keys)
+        return match(
+            self.step.kernels,
+            candidates,
+            table.key_types,
+            (own, keys),
+            alive=lambda _, rows: (status[rows] != DEAD) & (rows < first_new),
+        )
+
+    def _ranks(self, values: pa.Table, slots: Slots) -> list[Array]:
+        """What rows are sorted by, the best first: the order of the aggregate, then arrival."""
+        ranks: list[Array] = [slots]
+        if values.num_columns:
+            ranks = [self.step.kernels.asarray(order_codes(one_array(values[0]))), slots]
+        return [~rank for rank in ranks] if self._greatest else ranks
 
     def _held(self, names: list[str]) -> pa.Table:
         store, schema = self.extreme.table.store, self.extreme.table.source.schema

@@ -1,0 +1,188 @@
+"""The first rows of keys in an index, found without a look at the others.
+
+The entries of a hash stand in each run in the index's order: by arrival, by time, by a value. So the first rows of a
+key are read from where its hash begins in the run: as many as are wanted, and more where some are gone or have another
+key. Where rows in front go again and again, what is gone is passed over once, as the run notes where it ends
+(`gpu_ops.state.runs.Passed`). The oldest of equal rows, the least row of a group and the first n rows are found so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops import layouts
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, value_changes, written_out
+from gpu_ops.kernels import Columns, sorted_by
+from gpu_ops.state.index import OrderIndex
+from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.runs import Runs
+from gpu_ops.state.table import DEAD, LIVE
+
+_MARGIN: Final = 4
+"""Read beyond what is wanted, at first."""
+_LONG: Final = 64
+"""Entries of rows that are gone, side by side, of which the run notes where they end."""
+_CANDIDATES_A_KEY: Final = 64
+_CANDIDATES: Final = 1024
+
+
+def most_candidates(table: KeyedTable, keys: int) -> int:
+    """Candidates of so many keys that are looked at one by one; of more only the first ones are looked for."""
+    return 2 * keys if table.kernels.tiny_segments else _CANDIDATES_A_KEY * keys + _CANDIDATES
+
+
+def order_rows(
+    table: KeyedTable,
+    index: OrderIndex,
+    columns: Sequence[str],
+    ranks: Callable[[pa.Table, Slots], Sequence[Array]],
+    *,
+    valued: str | None = None,
+) -> None:
+    """Bring an index of a table's rows by key, in an order of values, up to date.
+
+    Args:
+        table: the rows.
+        index: of these.
+        columns: those whose values decide.
+        ranks: gives, of these values and the slots of rows, numbers to sort them by, the first above all.
+        valued: only rows that have a value in this column are wanted.
+    """
+    kernels, xp, schema = table.kernels, table.kernels.xp, table.source.schema
+    names = list(dict.fromkeys([*table.keys, *columns, *([] if valued is None else [valued])]))
+
+    def ordered(slots: Slots) -> Array:
+        there = table.status.values[slots] != DEAD
+        for forgotten in table.journal.forgotten:  # they come back if this micro-batch is discarded
+            there |= xp.isin(slots, forgotten)
+        slots = slots[xp.flatnonzero(there)]
+        rows = table.store.take(slots, names, present=True)
+        valid = None if valued is None else kernels.valid(rows, [valued])
+        if valid is not None:
+            kept = xp.flatnonzero(valid)
+            slots, rows = slots[kept], kernels.take(rows, kept, names, present=True)
+        hashes, values = kernels.hash_rows(rows, table.keys, table.key_types), pa.table({})
+        if columns:
+            own = kernels.combine([(name, rows, name) for name in columns])
+            values = kernels.to_arrow(own, pa.schema([schema.field(name) for name in columns]))
+        order = sorted_by(kernels, hashes >> np.uint64(32), *ranks(values, slots))
+        return layouts.entries(hashes[order], slots[order])
+
+    index.update(table.first_new, ordered)
+
+
+class _Read(NamedTuple):
+    """What was read in spans of a run, a number each.
+
+    Attributes:
+        span: of each row that is there and has its key, in which span it was read.
+        slots: of these rows.
+        more: of each span, whether it ends in an entry of its hash.
+        ends: of each span, where it has the first entry that is another one than of a row that is gone; else its end.
+    """
+
+    span: Array
+    slots: Slots
+    more: Array
+    ends: Positions
+
+
+class FirstRows:
+    """Looks up the first rows of keys.
+
+    Args:
+        table: the rows.
+        index: leads to the committed ones.
+        names: the columns of a key in the table.
+        types: what keys are compared as; none where there is no key.
+
+    Attributes:
+        read: how many entries of the index were read.
+    """
+
+    def __init__(self, table: KeyedTable, index: Runs[Any], names: Sequence[str], types: Sequence[pa.DataType]) -> None:
+        self._table, self._index, self._kernels = table, index, table.kernels
+        self._found, self._types = Columns(table.store, names), types
+        self.read = 0
+
+    def search(self, own: Columns, hashes: Hashes, wanted: Array) -> tuple[Array, Slots]:
+        """The first rows of each of n keys, and perhaps some that follow them.
+
+        Args:
+            own: the columns of each key's row.
+            hashes: n.
+            wanted: how many of each that stay, n positive numbers; those that this micro-batch takes are not counted.
+
+        Returns:
+            Numbers of keys and slots, by number and slot.
+        """
+        xp = self._kernels.xp
+        found = [(xp.empty(0, np.int64), xp.empty(0, np.int64))]
+        for run in self._index.runs:
+            found += self._from_run(run, own, hashes, wanted)
+        numbers, slots = (xp.concatenate(part) for part in zip(*found, strict=True))
+        return layouts.unpaired(xp.sort(layouts.pairs(numbers, slots)))
+
+    def _from_run(self, run: Any, own: Columns, hashes: Hashes, wanted: Array) -> list[tuple[Array, Slots]]:
+        """The first rows in one run: numbers of keys, and slots."""
+        xp, status, found = self._kernels.xp, self._table.status.values, []
+        begins = self._index.begin(run, hashes)
+        first = at = run.passed.beyond(xp, begins)
+        ends_of_gone, only_gone = first.copy(), xp.ones(hashes.size, bool)
+        numbers, left, width = xp.arange(hashes.size, dtype=np.int64), wanted, wanted + _MARGIN
+        while numbers.size:
+            ends = xp.minimum(at + width, run.entries.size)
+            read = self._read(run, own, hashes, (numbers, at, ends))
+            found.append((numbers[read.span], read.slots))
+            ends_of_gone[numbers] = xp.where(only_gone[numbers], read.ends, ends_of_gone[numbers])
+            only_gone[numbers] &= read.ends == ends
+            staying = read.span[xp.flatnonzero(status[read.slots] == LIVE)]
+            left = left - xp.bincount(staying, minlength=numbers.size)
+            done = xp.flatnonzero(read.more & (left <= 0))
+            found += self._alike(run, own, hashes, numbers[done], ends[done])
+            on = xp.flatnonzero(read.more & (left > 0))
+            numbers, at, left, width = numbers[on], ends[on], left[on], 2 * width[on]
+        long = xp.flatnonzero(ends_of_gone - first > (1 if self._kernels.tiny_segments else _LONG))
+        if long.size and not self._table.journal.forgotten:  # these come back if this micro-batch is discarded
+            run.passed.note(xp, begins[long], ends_of_gone[long])
+        return found
+
+    def _alike(
+        self, run: Any, own: Columns, hashes: Hashes, numbers: Array, ends: Positions
+    ) -> list[tuple[Array, Slots]]:
+        """Rows behind the first ones that the index does not tell from the last of these: none.
+
+        Args:
+            run: the run.
+            own: as of `search`.
+            hashes: likewise.
+            numbers: of keys.
+            ends: up to where entries of each were read.
+        """
+        return []
+
+    def _read(self, run: Any, own: Columns, hashes: Hashes, spans: tuple[Array, Positions, Positions]) -> _Read:
+        """The rows in some spans of a run: of each the number of a key, its begin and its end."""
+        xp, (numbers, begins, ends) = self._kernels.xp, spans
+        span, places = written_out(xp, begins, ends - begins)
+        self.read += int(places.size)
+        entries = self._index.entries_at(run, places)
+        slots = layouts.entry_slots(entries)
+        same = layouts.entry_hashes(entries) == layouts.entry_hashes(hashes)[numbers][span]
+        gone = same & (self._table.status.values[slots] == DEAD)
+        behind = xp.cumsum(ends - begins)
+        read, more = xp.flatnonzero(ends > begins), xp.zeros(numbers.size, bool)
+        more[read] = same[behind[read] - 1]
+        others, stops = xp.flatnonzero(~gone), ends.copy()
+        others = xp.compress(value_changes(xp, span[others]), others)
+        stops[span[others]] = places[others]
+        there = xp.flatnonzero(same & ~gone)
+        span, slots = span[there], slots[there]
+        if self._types:
+            mine = xp.flatnonzero(self._kernels.equal_at(self._types, (own, numbers[span]), (self._found, slots)))
+            span, slots = span[mine], slots[mine]
+        return _Read(span, slots, more, stops)
