@@ -609,9 +609,9 @@ def engine(
         on: the key: ``"k"``, ``["k", ("left_k", "right_k")]``, or None.
         more: the inputs, by name: DataFrames of pandas, polars or cuDF, Arrow tables, whose columns count and whose
             rows do not, or ``gpu_ops.Input.of(frame, row_kind=..., unique_key=...)``. And what the join is:
-            ``how=`` (inner; also as pandas and Spark spell it), ``where=``, ``suffixes=``, ``emit=``, ``null_safe=``; with
-            ``time=("ordered_at", "paid_at")`` (or ``"processing"``) an interval join by ``lower=`` and ``upper=``, or
-            an ASOF join by ``direction=`` and ``tolerance=``; with ``aggregates=`` and ``by=`` an aggregate of one
+            ``how=`` (inner; also as pandas and Spark spell it), ``where=``, ``suffixes=``, ``emit=``, ``null_safe=``;
+            with ``time=("ordered_at", "paid_at")`` (or ``"processing"``) an interval join by ``lower=`` and ``upper=``,
+            or an ASOF join by ``direction=`` and ``tolerance=``; with ``aggregates=`` and ``by=`` an aggregate of one
             input. They mean what they mean in `gpu_ops.join`, `gpu_ops.interval_join` and so on.
 
     Raises:
