@@ -304,6 +304,8 @@ class JoinEngine:
         if watermark is not None and not self.join.by_time:
             raise DescriptionError("a watermark has a meaning in joins by time only")
         started = time.perf_counter()
+        if self._fold is not None:  # before anything changes, so that nothing of a commit can fail or be interrupted
+            self._fold.settle()
         if self._backlog is not None:
             self._backlog.backlog = backlog
         elif backlog:
