@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import FOLDED, ROW_KIND_COLUMN
+from gpu_ops.descriptions.frames import as_table
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError
 
@@ -131,8 +132,8 @@ def _as_arrow(what: Any) -> pa.Table:
         if hasattr(what, method):
             return getattr(what, method)()
     try:
-        return pa.table(what)
-    except (TypeError, pa.ArrowInvalid):
+        return as_table(what)
+    except (TypeError, ValueError, pa.ArrowException):
         raise DescriptionError(f"show() takes a changelog or a JoinEngine, not a {type(what).__name__}") from None
 
 

@@ -306,6 +306,8 @@ class JoinEngine:
         if watermark is not None and not self.join.by_time:
             raise DescriptionError("a watermark has a meaning in joins by time only")
         started = time.perf_counter()
+        if self._fold is not None:  # before anything changes, so that nothing of a commit can fail or be interrupted
+            self._fold.settle()
         if self._backlog is not None:
             self._backlog.backlog = backlog
         elif backlog:
@@ -621,12 +623,13 @@ def engine(
         on: the key: ``"k"``, ``["k", ("left_k", "right_k")]``, or None.
         more: the inputs, by name: DataFrames of pandas, polars or cuDF, Arrow tables, whose columns count and whose
             rows do not, ``gpu_ops.Input.of(frame, row_kind=..., unique_key=...)``, or an engine. And what the join is:
-            ``how=``, ``where=``, ``suffixes=``, ``emit=``; with ``time=("ordered_at", "paid_at")`` an interval join
-            by ``lower=`` and ``upper=``, or an ASOF join by ``direction=`` and ``tolerance=``; with ``aggregates=``
-            and ``by=`` an aggregate of one input.
+            ``how=`` (inner; also as pandas and Spark spell it), ``where=``, ``suffixes=``, ``emit=``, ``null_safe=``;
+            with ``time=("ordered_at", "paid_at")`` (or ``"processing"``) an interval join by ``lower=`` and ``upper=``,
+            or an ASOF join by ``direction=`` and ``tolerance=``; with ``aggregates=`` and ``by=`` an aggregate of one
+            input. They mean what they mean in `gpu_ops.join`, `gpu_ops.interval_join` and so on.
 
     Raises:
-        DescriptionError: something that is no join.
+        DescriptionError: something that is no join, or an option that the operator does not read.
         BackendError: as `JoinEngine`.
     """
     bare = {x for x, y in more.items() if not (isinstance(y, Input | pa.Schema) or hasattr(y, "__arrow_c_stream__"))}

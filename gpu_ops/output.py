@@ -252,18 +252,25 @@ class Fold:
         self._prepared = []
 
     def commit(self) -> None:
-        """Make what was prepared part of the rows; adding up, which takes memory, may wait for more of it."""
-        self._parts += [part for part in self._prepared if part.num_rows]
+        """Make what was prepared part of the rows."""
+        self._parts += [part for part in self._prepared if part.num_rows and self.known]
         self._prepared = []
+
+    def settle(self) -> None:
+        """Add up what waits, if that is much, so that memory goes by the rows; where that fails it waits for longer."""
         waiting = sum(part.num_rows for part in self._parts[1:])
         if waiting <= max(self._fold_at, self._parts[0].num_rows):
             return
         try:
-            self.rows()
+            self._add_up()
             self._fold_at = FOLD_ROWS
         except Exception as error:
             self._fold_at = 2 * waiting
             _log.warning("what changelogs add up to waits, as adding up %d changes failed: %s", waiting, error)
+
+    def _add_up(self) -> None:
+        if self.known and len(self._parts) > 1:
+            self._parts = [folded(self._parts)]
 
     def rows(self) -> pa.Table:
         """The rows, without row kinds.
@@ -276,8 +283,7 @@ class Fold:
                 "the table is not known: the snapshot that this engine was restored from does not have it. Restore one "
                 "that snapshot() of an engine of gpu_ops.engine() gave, or add up the changelogs from here on"
             )
-        if len(self._parts) > 1:
-            self._parts = [folded(self._parts)]
+        self._add_up()
         return self._parts[0].drop_columns([ROW_KIND_COLUMN])
 
     def restored(self, rows: pa.Table | None) -> Fold:

@@ -36,6 +36,7 @@ TIMES = {"on": "s", "time": ("t", "u")}
         (2, {**TIMES, "direction": "backward", "where": "x > y"}, "an ASOF join does not read where=: filter the"),
         (2, {**TIMES, "lower": 0, "upper": 5, "tolerance": 1}, "an interval join does not read tolerance=: lower= and"),
         (2, {**TIMES, "lower": 0, "upper": 5, "aggregates": COUNT}, "aggregates= is for one input"),
+        (2, {"null_safe": True}, "null_safe= is of the keys, and on= names none"),
         (3, {"on": "s", "null_safe": True}, "a multi-way join does not read null_safe="),
         (3, {"on": "s", "time": ("t", "u")}, "a join by time has two inputs"),
         (2, {"on": "s", "left_on": "s"}, r"no option left_on=; on=\[\('left column', 'right column'\)\] is the key"),

@@ -209,6 +209,7 @@ def test_a_fold_that_finds_no_memory_waits(monkeypatch: pytest.MonkeyPatch, capl
         for number in range(64):
             fold.prepare(pa.table({"row_kind": ["+I"], "k": [number]}))
             fold.commit()
+            fold.settle()
     assert 3 <= len(calls) <= 6  # not with each micro-batch
     assert fold.rows()["k"].to_pylist() == list(range(64))
 

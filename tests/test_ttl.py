@@ -6,6 +6,7 @@ count is kept) matched from the other side: it is fresh. Expiry says nothing and
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend, Change, changes
 
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
@@ -339,3 +342,40 @@ def test_durations() -> None:
         250,
         1,
     ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_are_forgotten_by_the_clock_that_wrote_them_wherever_it_goes(seed: int, backend: Backend) -> None:
+    """Counts of groups and their greatest rows under a clock that jumps, with restarts in between."""
+    rng, ttl = random.Random(seed), 100
+    source = Input("A", LEFT, ttl_ms=ttl)
+    counts = Aggregate.of(source, ("k",), {"n": "count(*)"}, "per_batch")
+    tops = Top(source, ("k",), (Order("a", descending=True),), 1)
+    engines = [backend.engine(join).__enter__() for join in (counts, tops)]
+    groups: dict[int, tuple[int, str, int]] = {}  # how many rows, the greatest, when it was last written
+    clock = 10_000
+    for number in range(60):
+        clock += rng.choice((0, 1, 30, 60, 99, 100))
+        now = clock + (rng.choice((-5_000, -101, -40, 40, 101, 3_000_000)) if rng.random() < 0.25 else 0)
+        rows = [(rng.randrange(5), f"{rng.randrange(9)}{number}") for _ in range(rng.randrange(4))]
+        groups = {key: group for key, group in groups.items() if group[2] + ttl > now}
+        before = dict(groups)
+        for key, value in rows:
+            count, greatest, _ = groups.get(key, (0, "", 0))
+            groups[key] = count + 1, max(greatest, value), now
+        table = pa.Table.from_pylist([{"k": key, "a": value} for key, value in rows], LEFT)
+        counted, topped = (changes(engine.process(table, clock_ms=now)) for engine in engines)
+        touched = {key for key, _ in rows}
+        gone = [("-D", (key, before[key][0])) for key in touched & before.keys()]
+        assert sorted(counted) == sorted([*gone, *(("+I", (key, groups[key][0])) for key in touched)]), (number, now)
+        other = [key for key in touched if key not in before or before[key][1] != groups[key][1]]
+        gone = [("-D", (key, before[key][1])) for key in other if key in before]
+        assert sorted(topped) == sorted([*gone, *(("+I", (key, groups[key][1])) for key in other)]), (number, now)
+        if rng.random() < 0.2:
+            for place, engine in enumerate(engines):
+                state = engine.snapshot()
+                engine.close()
+                engines[place] = backend.engine((counts, tops)[place]).__enter__()
+                engines[place].restore(state)
+    for engine in engines:
+        engine.close()

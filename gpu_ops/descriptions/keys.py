@@ -97,6 +97,8 @@ def normalize_on(on: On, *, null_safe: bool | Sequence[bool] = False) -> tuple[K
         raise no_columns(on)
     if not isinstance(null_safe, bool | list | tuple):
         raise DescriptionError(f"null_safe= is one truth, or one per key, not {null_safe!r}")
+    if null_safe is True and not items:
+        raise DescriptionError("null_safe= is of the keys, and on= names none")
     safe = [null_safe] * len(items) if isinstance(null_safe, bool) else list(null_safe)
     if len(safe) != len(items):
         raise DescriptionError(f"null_safe has {len(safe)} entries for {len(items)} keys")

@@ -66,7 +66,7 @@ def test_asked_and_told_again_it_answers_alike() -> None:
     both(marks, 0, EventTimes((10**6, 10**6), (True, True)))  # a task that nobody waits for
     assert marks.begin(0, 9000) == Moment(None, 1000)
     both(marks, 1, EventTimes((100, 100), (False, False)), NOTHING)
-    assert marks.begin(2, 0) == Moment(80, 2000)  # neither clock nor watermark goes back
+    assert marks.begin(2, 0) == Moment(80, 0)  # the watermark never goes back; the clock is what it is
     with pytest.raises(StateError, match="at batch 2, Spark asks for batch 0"):
         marks.begin(0, 9000)
 
@@ -87,7 +87,20 @@ def test_by_processing_time_there_is_only_a_clock() -> None:
         "inner", *sides, (Key("k", "k"),), suffixes=("", "_r"), interval=Interval(-1, 1, time="processing")
     )
     marks = make(join)
-    assert [marks.begin(batch, 1000 - batch) for batch in range(3)] == [Moment(None, 1000)] * 3
+    assert [marks.begin(batch, 1000 - batch) for batch in range(3)] == [Moment(None, 1000 - n) for n in range(3)]
+    assert marks.begin(2, 5000) == Moment(None, 998)
+
+
+def test_an_input_is_idle_after_its_timeout_also_where_the_clock_was_ahead_once() -> None:
+    """Its rows came when the clock was an hour ahead: nobody waits an hour for it."""
+    marks = make(make_join(idle=(None, 100)))
+    for batch, clock in enumerate((1000, 1050, 3_601_100, 1150)):
+        marks.begin(batch, clock)
+        both(marks, batch, EventTimes((100 + batch, 100), (True, True)), NOTHING)
+    for batch, clock in ((4, 1200), (5, 1240)):
+        assert marks.begin(batch, clock).watermark == 91  # as it was when the clock was ahead: the right was idle then
+        both(marks, batch, EventTimes((500, 100), (True, False)), NOTHING)
+    assert marks.begin(6, 1260).watermark == 490
 
 
 @pytest.mark.parametrize(
