@@ -103,15 +103,7 @@ FORMATS: Final[tuple[str, ...]] = get_args(FormatName)
 
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "csv": (
-        "header",
-        "sep",
-        "quote",
-        "escape",
-        "nullValue",
-        "encoding",
-        "multiLine",
-        "timeZone",
-        "missingColumns",
+        "header", "sep", "quote", "escape", "nullValue", "encoding", "multiLine", "timeZone", "missingColumns",
         "caseSensitive",
     ),
     "json": ("timeZone",),
@@ -119,7 +111,7 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "orc": ("missingColumns", "caseSensitive", "timeZone"),
     "arrow": ("missingColumns", "caseSensitive"),
     "delta": ("startingVersion", "failOnDataLoss"),
-}
+}  # fmt: skip
 """Options of each format, by Spark's names where Spark has them."""
 
 _ALLOWED: Final = {
@@ -155,9 +147,11 @@ class FileFormat:
             before a quote or another escape; none by default, where Spark has the backslash), ``nullValue`` (besides
             the empty field, in quotes or not; without it ``""`` is an empty text), ``encoding``, ``multiLine`` (values
             may have line breaks), ``timeZone`` (of times that name none; those of Parquet and Arrow are UTC's, those
-            that Spark writes to ORC are its JVM's),
-            ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks; ``startingVersion``, the first
-            commit of a Delta table that is read; ``failOnDataLoss``: whether commits that are gone are an error.
+            that Spark writes to ORC are its JVM's, and so are Parquet's in the Julian calendar), ``missingColumns``:
+            ``fail``, or ``null`` for columns and fields that a file lacks; ``caseSensitive``: whether names that differ
+            in case are different ones (false); ``datetimeRebaseMode`` and ``int96RebaseMode``: the calendar of Parquet
+            files that do not name theirs (`gpu_ops.files.calendars.Calendar`); ``startingVersion``, the first commit of
+            a Delta table that is read; ``failOnDataLoss``: whether commits that are gone are an error.
 
     Raises:
         DescriptionError: no such format, option or value, or a column that the format cannot hold.
