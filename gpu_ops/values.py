@@ -19,6 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.zones import in_zone
+
 Mask = npt.NDArray[np.bool_]
 _DEEPEST: Final = 64
 """Types within types; beyond, walking them would end Python's stack."""
@@ -391,20 +393,6 @@ def parsed(texts: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
     if longest is not None and longest > _WITH_MICROSECONDS and kind.unit != "ns":
         texts = pc.replace_substring_regex(texts, _BELOW_MICROSECONDS, r"\1")
     return texts.cast(kind) if kind.tz is None else _instants(texts, kind, zone)
-
-
-def in_zone(local: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
-    """Local times as instants, as Java has it: by the offset before, where clocks skip an hour or repeat one.
-
-    Args:
-        local: n of them, in the unit of ``kind``.
-        kind: of the instants.
-        zone: Arrow's name of it.
-    """
-    with contextlib.suppress(pa.ArrowInvalid):  # raised where one falls into an hour that is skipped
-        return pc.assume_timezone(local, zone, ambiguous="earliest").cast(kind)
-    found = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
-    return pc.add(found, pc.subtract(local, pc.local_timestamp(found))).cast(kind)
 
 
 def arrow_zone(name: str) -> str:

@@ -5,8 +5,9 @@ type of the same kind, if each value fits, and a wider one that Spark reads, too
 Spark takes the bytes for what they are not.
 
 **Calendar.** Parquet: `gpu_ops.files.calendars`. Arrow does not say which calendar an ORC file's days are of, so its
-dates before 1582-10-15 are refused, at any depth; and its timestamps before 1900, if its zone counted otherwise then,
-as Java and Arrow do not agree on them.
+dates before 1582-10-15 are refused, at any depth. It has the local time of ORC's timestamps, in the zone of the JVM
+that wrote them: those of an hour that clocks repeat are refused, and those of before a zone's first change of clocks,
+or 1900, on which Java and Arrow do not agree.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ from gpu_ops.files.columns import (
     part_of,
     typed,
 )
-from gpu_ops.values import in_zone
+from gpu_ops.zones import first_change, in_zone
 
 ROWS: Final = 1 << 17
 """Read at once."""
 
+_DAY: Final = 86_400_000_000
 _MICROS: Final = pa.timestamp("us")
 _CATALYST: Final = b"spark.sql.catalyst.type"
 """Where Spark says in an ORC file what a column of another type is of its own."""
@@ -202,7 +204,7 @@ def parquet_leaf(calendar: Calendar, of_int96: Calendar) -> Leaf:
         counted = of_int96 if part.about == "INT96" else calendar
         if wanted == "instant" and there in ("instant", "local"):
             # a time without a zone is one of UTC to Spark
-            exact = part.type.unit == "us" and counted.mode != "EXCEPTION"
+            exact = part.type.unit == "us" and counted.mode == "CORRECTED"
             if part.type == kind and counted.mode == "CORRECTED":
                 return SAME
             return cast_to(kind, counted.instants, before=_MICROS if part.type.tz is None else kind, total=exact)
@@ -221,21 +223,31 @@ def orc_leaf(zone: str) -> Leaf:
     Args:
         zone: of its times, which have none.
     """
-    changed = _changed(zone)
+    change = first_change(zone)
+    begin = None if change is None else max(change, STANDARD_TIME) + _DAY
 
     def leaf(part: Part, kind: pa.DataType) -> Conversion | None:
         there, wanted = kind_of(part.type), kind_of(kind)
         if there == "date" and wanted == "date":
             return cast_to(kind, _days_of_one_calendar, total=False)
         if there == "local" and wanted == "instant":
+            instant = pa.timestamp("us", kind.tz)
 
             def instants(values: pa.Array) -> pa.Array:
                 first = pc.min(values)
-                if changed and first.is_valid and first.cast(pa.int64()).as_py() < STANDARD_TIME:
-                    raise WrongError(f"a timestamp before 1900 in the zone {zone}", sample=str(first.cast(pa.string())))
-                return in_zone(values, kind, zone)
+                if first.is_valid and begin is not None and first.cast(pa.int64()).as_py() < begin:
+                    problem = f"a timestamp before 1900, or before the clocks of {zone} were changed for the first time"
+                    raise WrongError(problem, sample=str(first.cast(pa.string())))
+                found = in_zone(values, instant, zone)
+                twice = pc.index(pc.equal(found, in_zone(values, instant, zone, "latest")), False).as_py()
+                if twice >= 0:
+                    problem = (
+                        f"a timestamp in an hour that the clocks of {zone} repeat, which Arrow does not tell apart"
+                    )
+                    raise WrongError(problem, sample=str(values[twice]))
+                return found
 
-            return cast_to(kind, instants, before=pa.timestamp(kind.unit), total=False)
+            return cast_to(kind, instants, before=_MICROS, total=False)
         if there == "local" and wanted == "local" and part.about == "timestamp":
             return None  # an instant of Spark's
         if there == "integer" and wanted in ("local", "duration"):
@@ -259,14 +271,6 @@ def _days_of_one_calendar(days: pa.Array) -> pa.Array:
     if first.is_valid and first.cast(pa.int32()).as_py() < GREGORIAN:
         raise WrongError("a date before 1582-10-15", sample=str(first.cast(pa.string())))
     return days
-
-
-def _changed(zone: str) -> bool:
-    """Whether clocks of a zone ran otherwise before 1900 than later."""
-    years = pa.array([-270, -70, 30], pa.int64())  # from 1970
-    instants = pc.multiply(years, 31_556_952_000_000).cast(pa.timestamp("us", zone))
-    offsets = pc.subtract(pc.local_timestamp(instants).cast(pa.int64()), instants.cast(pa.int64()))
-    return len(offsets.unique()) > 1
 
 
 _FORMATS: Final = {

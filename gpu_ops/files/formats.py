@@ -45,15 +45,7 @@ FORMATS: Final[tuple[str, ...]] = get_args(FormatName)
 
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "csv": (
-        "header",
-        "sep",
-        "quote",
-        "escape",
-        "nullValue",
-        "encoding",
-        "multiLine",
-        "timeZone",
-        "missingColumns",
+        "header", "sep", "quote", "escape", "nullValue", "encoding", "multiLine", "timeZone", "missingColumns",
         "caseSensitive",
     ),
     "json": ("timeZone",),
@@ -61,7 +53,7 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "orc": ("missingColumns", "caseSensitive", "timeZone"),
     "arrow": ("missingColumns", "caseSensitive"),
     "delta": ("startingVersion", "failOnDataLoss", "timeZone", "datetimeRebaseMode", "int96RebaseMode"),
-}
+}  # fmt: skip
 """Options of each format, by Spark's names where Spark has them."""
 
 _ALLOWED: Final = {
@@ -97,9 +89,12 @@ class FileFormat:
             before a quote or another escape; none by default, where Spark has the backslash), ``nullValue`` (besides
             the empty field, in quotes or not; without it ``""`` is an empty text), ``encoding``, ``multiLine`` (values
             may have line breaks), ``timeZone`` (of times that name none; those of Parquet and Arrow are UTC's, those
-            that Spark writes to ORC are its JVM's; of a Delta table's partitions),
-            ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks; ``startingVersion``, the first
-            commit of a Delta table that is read; ``failOnDataLoss``: whether commits that are gone are an error.
+            that Spark writes to ORC are its JVM's, and so are Parquet's in the Julian calendar; of a Delta table's
+            partitions too), ``missingColumns``: ``fail``, or ``null`` for columns and fields that a file lacks;
+            ``caseSensitive``: whether names that differ in case are different ones (false); ``datetimeRebaseMode`` and
+            ``int96RebaseMode``: the calendar of Parquet files that do not name theirs
+            (`gpu_ops.files.calendars.Calendar`); ``startingVersion``, the first commit of a Delta table that is read;
+            ``failOnDataLoss``: whether commits that are gone are an error.
 
     Raises:
         DescriptionError: no such format, option or value, or a column that the format cannot hold.

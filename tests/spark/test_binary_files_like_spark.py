@@ -6,6 +6,7 @@ environment are for longer runs.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import random
 import zlib
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
 import pyarrow as pa
@@ -293,6 +295,22 @@ def test_rebasing_in_every_zone(spark: Any) -> None:
         made = Calendar("LEGACY", zone).instants(pa.array(micros).cast(pa.timestamp("us")))
         theirs = [rebase.rebaseJulianToGregorianMicros(zone, x) for x in micros]
         assert made.cast(pa.int64()).to_pylist() == theirs, zone
+
+
+def test_timestamps_of_orc_in_every_zone(spark: Any, tmp_path: Path) -> None:
+    """Those of summers after 2037 were an hour off, where clocks are changed."""
+    choice = random.Random(SEED)
+    zones = sorted(available_timezones() & set(spark._jvm.java.time.ZoneId.getAvailableZoneIds()))
+    for number, zone in enumerate(["America/New_York", "Europe/Paris", *choice.sample(zones, 4 * ROUNDS)]):
+        clock, path = ZoneInfo(zone), tmp_path / str(number)
+        times = [dt.datetime.fromtimestamp(choice.randrange(0, 9_000_000_000), clock) for _ in range(300)]
+        once = [at for at in times if at.utcoffset() == at.replace(fold=1 - at.fold).utcoffset()]
+        table = pa.table({"at": pa.array(once, pa.timestamp("us", "UTC"))})
+        with zone_of_jvm(spark, zone):
+            spark.createDataFrame(table, "at timestamp").coalesce(1).write.orc(str(path))
+            theirs = sparks(spark, path, "orc", "at timestamp")
+        assert theirs is not None
+        assert ours(path, "orc", "at timestamp", timeZone=zone) == theirs, zone
 
 
 def test_names_of_columns_and_fields(spark: Any, tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def _of_session(spark: SparkSession, format: str) -> dict[str, str]:  # noqa: A0
     return {
         "timeZone": str(zone or conf.get("spark.sql.session.timeZone")),
         "caseSensitive": str(conf.get("spark.sql.caseSensitive")).lower(),
-        "datetimeRebaseMode": str(conf.get(f"{parquet}.datetimeRebaseModeInRead")),
-        "int96RebaseMode": str(conf.get(f"{parquet}.int96RebaseModeInRead")),
+        "datetimeRebaseMode": str(conf.get(f"{parquet}.datetimeRebaseModeInRead")).upper(),
+        "int96RebaseMode": str(conf.get(f"{parquet}.int96RebaseModeInRead")).upper(),
     }
 
 
