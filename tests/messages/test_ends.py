@@ -24,6 +24,8 @@ from gpu_ops.messages.decimals import unscaled
 from gpu_ops.messages.rows import MessageFormat
 from messages.test_round_trip import bits
 
+pytestmark = pytest.mark.thorough
+
 T, C, D = "io.debezium.time.", "org.apache.kafka.connect.data.", "io.debezium.data."
 UTC, NTZ, DATE, INT, LONG, TEXT = (
     pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(), pa.int32(), pa.int64(), pa.string(),
