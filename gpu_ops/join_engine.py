@@ -632,7 +632,11 @@ def engine(
         DescriptionError: something that is no join, or an option that the operator does not read.
         BackendError: as `JoinEngine`.
     """
-    bare = {x for x, y in more.items() if not (isinstance(y, Input | pa.Schema | JoinEngine) or hasattr(y, "__arrow_c_stream__"))}
+    bare = {
+        x
+        for x, y in more.items()
+        if not (isinstance(y, Input | pa.Schema | JoinEngine) or hasattr(y, "__arrow_c_stream__"))
+    }
     options = {name: more.pop(name) for name in list(more) if name in ENGINE_OPTIONS and name in bare}
     for name in more:
         if name in bare:

@@ -34,7 +34,7 @@ def unscaled(values: pa.BinaryArray, scale: int, kind: pa.Decimal128Type) -> pa.
     lengths = pc.binary_length(full).to_numpy()
     if (lengths < 1).any():
         raise pa.ArrowInvalid("a decimal of no bytes")
-    if abs(scale) > _DIGITS or (lengths > _BYTES).any():
+    if max(abs(scale), abs(kind.scale - scale)) > _DIGITS or (lengths > _BYTES).any():  # Arrow would wrap round
         return pa.array([None if x is None else _exact(x, scale, kind) for x in values.to_pylist()], kind)
     negative = pc.greater_equal(full, b"\x80").to_numpy(zero_copy_only=False)
     signs = pa.array([sign * count for sign in (b"\0", b"\xff") for count in range(_BYTES)], pa.binary())

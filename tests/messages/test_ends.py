@@ -24,6 +24,8 @@ from gpu_ops.messages.decimals import unscaled
 from gpu_ops.messages.rows import MessageFormat
 from messages.test_round_trip import bits
 
+pytestmark = pytest.mark.thorough
+
 T, C, D = "io.debezium.time.", "org.apache.kafka.connect.data.", "io.debezium.data."
 UTC, NTZ, DATE, INT, LONG, TEXT = (
     pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(), pa.int32(), pa.int64(), pa.string(),
@@ -91,6 +93,7 @@ MOST = 10**38 - 1
 DECIMALS = [
     decimal("-2", of(1), pa.decimal128(20, 2), "100.00"), decimal(-2, of(-1), pa.decimal128(20, 0), "-100"),
     decimal("-37", of(1), pa.decimal128(38, 0), str(10**37)), decimal("-38", of(1), pa.decimal128(38, 0), BAD),
+    decimal("-21", of(-1), pa.decimal128(37, 37), BAD),
     decimal("-84", of(1), pa.decimal128(38, 0), BAD), decimal("-84", of(0), pa.decimal128(38, 0), "0"),
     decimal("-2147483648", of(1), pa.decimal128(38, 0), BAD), decimal("2147483647", of(1), pa.decimal128(38, 0), BAD),
     decimal("2147483647", of(0), pa.decimal128(38, 2), "0.00"), decimal("0", of(MOST), pa.decimal128(38, 0), str(MOST)),

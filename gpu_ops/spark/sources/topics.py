@@ -57,7 +57,7 @@ def check_topics(query: Any) -> None:
     if anew and any(options.get("failondataloss", "true").lower() != "false" for options in sources):
         raise StateError(
             f"topic {anew[0]!r} was deleted and made anew since the query's last run, and its checkpoint has offsets "
-            "of the one before: the first messages would not be read. Begin the query anew, with another checkpoint "
+            "of the one before: its first messages would not be read. Begin the query anew, with another checkpoint "
             "and state folder; with options={'failOnDataLoss': 'false'} it goes on at these offsets"
         )
     if any(known.get(topic) != ids for topic, ids in now.items()):
