@@ -65,8 +65,8 @@ class CommitProxy:
             end.close()
 
     def _lose(self, how: str, client: socket.socket, lost: threading.Event) -> None:
-        time.sleep(1.0)  # the server has done it
         self.faults += 1
+        time.sleep(1.0)  # the server has done it
         if how == "hold":
             time.sleep(HELD_S)
             lost.clear()
