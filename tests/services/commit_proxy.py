@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -55,7 +56,7 @@ class CommitProxy:
                 sent += data
                 how = None
                 with self._lock:
-                    if self._wanted is not None and b"COMMIT" in data and self._wanted[1] in sent:
+                    if self._wanted is not None and _commits(data, sent) and self._wanted[1] in sent:
                         how, self._wanted = self._wanted[0], None
                         lost.set()
                 server.sendall(data)
@@ -65,8 +66,8 @@ class CommitProxy:
             end.close()
 
     def _lose(self, how: str, client: socket.socket, lost: threading.Event) -> None:
-        time.sleep(1.0)  # the server has done it
         self.faults += 1
+        time.sleep(1.0)  # the server has done it
         if how == "hold":
             time.sleep(HELD_S)
             lost.clear()
@@ -83,6 +84,12 @@ class CommitProxy:
                     time.sleep(0.05)
                     client.getpeername()  # raises once it is closed
                 client.sendall(data)
+
+
+def _commits(data: bytes, sent: bytes) -> bool:
+    """Whether a client has sent a COMMIT, by its text or by the name that an earlier one was given."""
+    named = re.search(rb"(S_\d+)\0COMMIT\0", sent)
+    return b"COMMIT" in data or (named is not None and b"\0" + named[1] + b"\0" in data)
 
 
 def process_of(port: int) -> int:

@@ -180,12 +180,14 @@ def test_null_keys_are_not_matched_row_by_row(
     changes = spark.range(1, 12001).toDF("n").where("n % 50 < 17")
     going = changes.selectExpr("'-U' AS row_kind", *numbers, "'a' AS note")
     coming = going.selectExpr("'+U' AS row_kind", "id", "item", "'b' AS note")
+    gone = spark.range(50001, 60001, 7).toDF("n").selectExpr("'-D' AS row_kind", *numbers, "'a' AS note")
+    new = spark.range(200000, 202000).toDF("n").selectExpr("'+I' AS row_kind", *numbers, "'c' AS note")
     statements, changed = [], Connection.changed
     monkeypatch.setattr(Connection, "changed", lambda own, sql: statements.append(sql) or changed(own, sql))
-    view_of(postgres, "t", key)(going.unionByName(coming), 0)
+    view_of(postgres, "t", key)(going.unionByName(coming).unionByName(gone).unionByName(new), 0)
     expected = changes.count()
     assert postgres.rows("SELECT note, COUNT(*) FROM t GROUP BY note") == [
-        ("a", str(100000 - expected)), ("b", str(expected))
+        ("a", str(100000 - expected - gone.count())), ("b", str(expected)), ("c", "2000")
     ]  # fmt: skip
     plans = [
         "\n".join(row[0] for row in postgres.rows(f"EXPLAIN {sql}"))

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import types as st
 from rich.console import Console
 
-from gpu_ops.errors import BadInputError
+from gpu_ops.errors import BadInputError, DatabaseError
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
+from gpu_ops.spark.database import Connection
+from gpu_ops.spark.sinks.postgres import Cast, staged_type, types
 from gpu_ops.spark.sources.jdbc import read_table
 from services.postgres import OPTIONS, Postgres, changelog, view_of
 
@@ -125,15 +128,14 @@ def _shown(df: Any) -> list[str]:
 
 REFUSED = [
     ("DOUBLE", "1.25", "NUMERIC(10, 1)"), ("DOUBLE", "1.25", "INTEGER"), ("DECIMAL(10, 2)", "1.25", "NUMERIC(10, 1)"),
-    ("DECIMAL(10, 2)", "1.25", "INTEGER"), ("DECIMAL(10, 2)", "123456789.5", "NUMERIC(5, 2)"),
+    ("DECIMAL(10, 2)", "1.25", "INTEGER"), ("DECIMAL(12, 2)", "123456789.5", "NUMERIC(5, 2)"),
     ("BIGINT", "70000", "SMALLINT"),
     ("BIGINT", "9007199254740993", "FLOAT8"), ("DOUBLE", "0.1", "REAL"), ("DOUBLE", "NaN", "INTEGER"),
     ("STRING", "abc  ", "VARCHAR(3)"), ("STRING", "abcd", "CHAR(3)"), ("STRING", "1.25", "NUMERIC(10, 1)"),
     ("STRING", "2024-05-06 07:08:09", "DATE"), ("STRING", "n" * 70, "NAME"), ("STRING", "10:00:00.5", "TIME(0)"),
-    ("TIMESTAMP_NTZ", "2024-05-06 07:08:09", "DATE"), ("TIMESTAMP", "2024-05-06 07:08:09.5", "TIMESTAMPTZ(0)"),
+    ("TIMESTAMP_NTZ", "2024-05-06 07:08:09", "DATE"), ("TIMESTAMP", "2024-05-06 07:08:09.5+08:05:43", "TIMESTAMPTZ(0)"),
     ("TIMESTAMP_NTZ", "2024-05-06 07:08:09.123456", "TIMESTAMP(3)"), ("STRING", "x", "UUID"), ("STRING", "{", "JSONB"),
-    ("STRING", "abcd", "three"), ("BIGINT", "-1", "counted"), ("ARRAY<DOUBLE>", "1.25", "INTEGER[]"),
-    ("DATE", "-0044-03-15", "DATE"), ("TIMESTAMP_NTZ", "0000-12-31 00:00:00", "TIMESTAMP"), ("STRING", "a\0", "TEXT"),
+    ("STRING", "abcd", "three"), ("BIGINT", "-1", "counted"), ("ARRAY<DOUBLE>", "{1.25}", "INTEGER[]"),
 ]  # fmt: skip
 TAKEN = [
     ("DOUBLE", "1.5", "NUMERIC(10, 1)", "1.5"), ("DOUBLE", "0.30000000000000004", "NUMERIC", "0.30000000000000004"),
@@ -143,33 +145,57 @@ TAKEN = [
      "abcdefab-0000-0000-0000-000000000000"), ("TIMESTAMP_NTZ", "2024-05-06 00:00:00", "DATE", "2024-05-06"),
     ("STRING", "abc", "three", "abc"), ("DATE", "1582-10-10", "TEXT", "1582-10-10"), ("BIGINT", "7", "VARCHAR(3)", "7"),
     ("TIMESTAMP", "1900-01-01 00:00:00", "TIMESTAMP", "1900-01-01 00:00:00"), ("STRING", "{ }", "JSON", "{ }"),
-    ("TIMESTAMP", "1900-01-01 00:00:00", "TIMESTAMPTZ", "1899-12-31 15:54:17+00"),
+    ("TIMESTAMP", "1900-01-01 00:00:00+08:05:43", "TIMESTAMPTZ", "1899-12-31 15:54:17+00"),
 ]  # fmt: skip
 
 
-def test_a_value_that_the_type_cannot_hold_is_an_error(spark: Any, postgres: Postgres) -> None:
-    """It names the column and the value, and nothing is written; what is the same value in that type is taken."""
+def test_a_value_that_the_type_cannot_hold_is_noticed(spark: Any, postgres: Postgres) -> None:
+    """What is the same value in the type of the view's column is taken; else there is a sample, or the cast fails."""
     postgres.run("CREATE DOMAIN three AS VARCHAR(3)", "CREATE DOMAIN counted AS BIGINT CHECK (VALUE >= 0)")
-    before = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", "Asia/Shanghai")
-    try:
-        for n, (kind, text, kept) in enumerate(REFUSED):
-            name = f"t{n}"
-            postgres.run(f"CREATE TABLE {name} (id BIGINT, x {kept})")
-            value = f"array(CAST('{text}' AS DOUBLE))" if kind[0] == "A" else f"CAST('{text}' AS {kind})"
-            value = "concat('a', char(0))" if "\0" in text else value
-            batch = spark.sql(f"SELECT '+I' AS row_kind, CAST(1 AS BIGINT) AS id, {value} AS x")
-            with pytest.raises(BadInputError, match=rf"column 'x': view {name}") as raised:
-                view_of(postgres, name)(batch, 0)
-            assert postgres.rows(f"SELECT * FROM {name}") == [], (kind, text, kept, raised.value)
-        for n, (kind, text, kept, shown) in enumerate(TAKEN):
-            name = f"u{n}"
-            postgres.run(f"CREATE TABLE {name} (id BIGINT, x {kept})", "SET TIME ZONE 'UTC'")
-            batch = spark.sql(f"SELECT '+I' AS row_kind, CAST(1 AS BIGINT) AS id, CAST('{text}' AS {kind}) AS x")
-            view_of(postgres, name)(batch, 0)
-            assert postgres.rows(f"SELECT x FROM {name}") == [(shown,)], (kind, text, kept)
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", before)
+    database = Connection(spark, f"jdbc:{postgres.url}", OPTIONS, "view t")
+    database.execute("SET TIME ZONE 'UTC'")
+    for n, (kind, text, kept, *shown) in enumerate([*REFUSED, *TAKEN]):
+        (field,) = st.StructType.fromDDL(f"x {kind}")
+        staged = st.StructType([st.StructField("x", staged_type(field.dataType))])
+        database.create(f"s{n}", spark._jsparkSession.parseDataType(staged.json()))
+        database.execute(f"CREATE TABLE t{n} (x {kept})", f"INSERT INTO s{n} VALUES ('{text}')")
+        of = types(database, f"s{n}")["x"].whole
+        cast = Cast("x", "x", field.dataType, of, types(database, f"t{n}")["x"])
+        if shown:
+            assert not cast.needed or database.rows(f"SELECT {cast.sample} FROM s{n}") == [("None",)], (
+                kind,
+                text,
+                kept,
+            )
+            database.execute(f"INSERT INTO t{n} SELECT {cast.value} FROM s{n}")
+            assert database.rows(f"SELECT x FROM t{n}") == [(shown[0],)], (kind, text, kept)
+            continue
+        state = "22"
+        try:
+            sample = database.rows(f"SELECT {cast.sample} FROM s{n}")
+        except DatabaseError as error:
+            sample, state = [], error.state
+        assert sample != [("None",)], (kind, text, kept)
+        assert state[:2] in {"22", "23"}, (kind, text, kept, state)
+    database.close()
+
+
+def test_a_value_that_the_view_does_not_hold_is_an_error(spark: Any, postgres: Postgres) -> None:
+    """It names the column and the value, and nothing is written."""
+    postgres.run("CREATE TABLE t (id BIGINT, n NUMERIC(10, 1), d DATE, s TEXT)")
+    view = view_of(postgres, "t")
+    values = {"n": "1.5D", "d": "DATE'2024-05-06'", "s": "'a'"}
+    for number, (column, value, message) in enumerate([
+        ("n", "1.25D", r"is of type numeric\(10,1\), which would make another value of it \(for example '1.25'\)"),
+        ("d", "CAST('-0044-03-15' AS DATE)", r"keeps no day before the year 1 \(for example '-0044-03-15'\)"),
+        ("s", "concat('a', char(0))", "keeps no text with the character NUL"),
+    ]):  # fmt: skip
+        row = {**values, column: value}
+        chosen = ", ".join(f"{x} AS {name}" for name, x in row.items())
+        batch = spark.sql(f"SELECT '+I' AS row_kind, CAST(1 AS BIGINT) AS id, {chosen}")
+        with pytest.raises(BadInputError, match=rf"column '{column}': view t.*{message}"):
+            view(batch, number)
+    assert postgres.rows("SELECT * FROM t") == []
 
 
 @pytest.mark.parametrize("key", ["item", None])

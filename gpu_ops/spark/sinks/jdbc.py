@@ -365,6 +365,8 @@ class _Database:
             values = f"'{self._changes.query_id}', {number}"
             self.execute(f"INSERT INTO {self._batches} ({query}, {batch}) VALUES ({values})")
         self._check_staged(attempts)
+        if self._postgres:
+            self.execute(f"ANALYZE {self.staging}")  # else one row is expected of it, which is looked up in a loop
         try:
             if attempts:  # there may be no row
                 self._bring(self._merge(nulls, attempts), attempts)

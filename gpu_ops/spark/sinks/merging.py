@@ -121,15 +121,15 @@ class Merge:
         Args:
             columns: of the view, all that can be inserted.
         """
-        own = {kept: f"{STAGED}.{self.staged[x]}" for x, kept in self.kept.items()}
-        values = ", ".join(f"{own.get(x, f'{self.table}.{x}')} AS {x}" for x in columns)
+        new = {kept: f"{STAGED}.{self.staged[x]}" for x, kept in self.kept.items()}
+        values = ", ".join(f"{new.get(x, f'{self.table}.{x}')} AS {x}" for x in columns)
         names, kind = ", ".join(columns), f"{self.counted} = 2"
-        made = " UNION ALL ".join(
+        rows = " UNION ALL ".join(
             f"SELECT {values} FROM {self.table}, {self.rows} {STAGED} WHERE {match} AND {kind}"
             for match in self.matches()
         )
         return [
-            f"CREATE TEMPORARY TABLE gpu_ops_replaced ON COMMIT DROP AS {made}",
+            f"CREATE TEMPORARY TABLE gpu_ops_replaced ON COMMIT DROP AS {rows}",
             *self.delete(kind),
             f"INSERT INTO {self.table} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM pg_temp.gpu_ops_replaced",
         ]

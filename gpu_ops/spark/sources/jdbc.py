@@ -69,11 +69,14 @@ def read_table(spark: SparkSession, options: Mapping[str, str], columns: Sequenc
     declared = columns or [(x, df.schema[x].dataType.simpleString()) for x in read]
     values = []
     for name, kind in declared:
-        (own,) = [x for x in read if x == name] or [x for x in read if x.lower() == name.lower()] or [name]
-        value = named_column(own)
-        if own in names:
+        alike = [x for x in read if x.lower() == name.lower()]
+        column = alike[0] if len(alike) == 1 else name
+        value = named_column(column)
+        if column in names:
             (field,) = st.StructType.fromDDL(f"x {kind}")
-            value = f.expr(_value(backquoted(names[own]), types[own], field.dataType, f"table {table}, column {own}"))
+            value = f.expr(
+                _value(backquoted(names[column]), types[column], field.dataType, f"table {table}, column {column}")
+            )
         values.append(value.cast(kind).alias(name))
     return df.select(*values)
 
