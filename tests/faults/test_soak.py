@@ -40,9 +40,10 @@ KINDS = {
 
 
 def write(folder: Path, number: int) -> None:
-    """A micro-batch: rows of random keys on both sides, of all in the first; files that were read long ago go."""
+    """A micro-batch: rows of the next keys on both sides, then of random ones; files that were read long ago go."""
     rng = np.random.default_rng(number)
-    keys = rng.choice(KEYS, ROWS if number else KEYS, replace=False)
+    first = number * ROWS
+    keys = np.arange(first, first + ROWS) if first < KEYS else rng.choice(KEYS, ROWS, replace=False)
     at, values = np.full(keys.size, number), rng.integers(0, 1000, keys.size)
     tables = {
         "left": {"k": keys, "a": values, "at": at, "t": [f"order {key:09d} of {number:09d}" for key in keys.tolist()]},
@@ -58,12 +59,14 @@ def write(folder: Path, number: int) -> None:
 
 def serve(folder: Path) -> None:
     """The application; it says on standard output when it has taken what there is, as often as it is asked."""
+    from pyspark.errors import StreamingQueryException
+
     import gpu_ops
     import gpu_ops.spark
 
     config = {
         "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g", "spark.ui.enabled": "false",
-        "spark.local.dir": str(folder / "local"), "spark.gpu_ops.memory.host": "12m",
+        "spark.local.dir": str(folder / "local"), "spark.gpu_ops.memory.host": "16m",
         "spark.sql.streaming.minBatchesToRetain": "10", "spark.sql.streaming.numRecentProgressUpdates": "10",
         **gpu_ops.spark.recommended_conf(arrow_rows=True),
     }  # fmt: skip
@@ -80,7 +83,10 @@ def serve(folder: Path) -> None:
     query = writer.trigger(processingTime="0 seconds").start()
     print(json.dumps({"started": True}), flush=True)
     for line in sys.stdin:
-        query.processAllAvailable()
+        try:
+            query.processAllAvailable()
+        except StreamingQueryException as error:
+            sys.exit(gpu_ops.why(error))
         print(json.dumps({"done": int(line)}), flush=True)
     query.stop()
     spark.stop()
@@ -179,8 +185,8 @@ def test_memory_folders_and_open_files_stay_as_they_are(tmp_path: Path) -> None:
         assert application.stdout is not None
         told: Any = application.stdout.readline()
         assert json.loads(told or "{}").get("started"), (tmp_path / "log").read_text()[-3000:]
-        begun = time.monotonic()
-        while time.monotonic() < begun + 60 * minutes:
+        loaded, begun = KEYS // ROWS + 4, time.monotonic()
+        while number < loaded or time.monotonic() < begun + 60 * minutes:
             number += 1
             write(tmp_path, number)
             application.stdin.write(f"{number}\n")
@@ -191,7 +197,9 @@ def test_memory_folders_and_open_files_stay_as_they_are(tmp_path: Path) -> None:
                 kills += 1
             told = application.stdout.readline()
             assert told, (tmp_path / "log").read_text()[-3000:]
-            if number % 3 == 0:  # none is starting
+            if number <= loaded:
+                begun = time.monotonic()
+            elif number % 3 == 0:  # none is starting
                 samples.append(sample(tmp_path, mark))
         application.stdin.close()
         assert application.wait(120) == 0, (tmp_path / "log").read_text()[-3000:]
