@@ -31,12 +31,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 KEYS, ROWS, KEPT = 300_000, 25_000, 30
 SCHEMAS = {"left": "k bigint, a bigint, at bigint, t string", "right": "k bigint, b bigint, at bigint"}
-KINDS = {
-    "gpu_ops.spark.server.server": "servers",
-    "pyspark.daemon": "workers",
-    "worker_daemon": "workers",
-    "java": "JVM",
-}
+KINDS = {"gpu_ops.spark.server.server": "servers", "java": "JVM", "daemon": "workers"}
+"""By a word of the command line; the JVM's has the workers' as a setting."""
 
 
 def write(folder: Path, number: int) -> None:
@@ -202,7 +198,8 @@ def test_memory_folders_and_open_files_stay_as_they_are(tmp_path: Path) -> None:
             elif number % 3 == 0:  # none is starting
                 samples.append(sample(tmp_path, mark))
         application.stdin.close()
-        assert application.wait(120) == 0, (tmp_path / "log").read_text()[-3000:]
+        with application.stdout:
+            assert application.wait(120) == 0, (tmp_path / "log").read_text()[-3000:]
     print(f"{number} micro-batches, {kills} servers killed, {len(samples)} samples")
     out = os.environ.get("GPU_JOIN_SOAK_OUT")
     if out is not None:
