@@ -326,6 +326,27 @@ def test_run_serves_metrics_where_it_is_told(command, monkeypatch):
     assert asked == [{"spark.x": "1", "spark.gpu_ops.prometheus.port": "9095"}]
 
 
+def test_run_without_the_package_for_metrics_starts_no_spark(command, monkeypatch):
+    """It said so when Spark had started, and the first join was made."""
+    pytest.importorskip("pyspark")
+    from pyspark.sql import SparkSession
+
+    def never(*_):
+        pytest.fail("Spark starts")
+
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.setattr(SparkSession, "getActiveSession", staticmethod(lambda: None))
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", never)
+    job = Path(__file__).resolve().parents[1] / "examples" / "job.sql"
+    for given in (["--metrics-port", "9095"], ["--conf", "spark.gpu_ops.prometheus.port=h:9095", "--explain"]):
+        status, said = command("run", str(job), *given)[:2]
+        assert status == 1
+        assert "metrics for Prometheus need prometheus-client: pip install 'gpu-join[metrics]'" in said
+    status, said = command("run", str(job), "--metrics-port", "none")[:2]
+    assert status == 1
+    assert "spark.gpu_ops.prometheus.port" in said
+
+
 def test_top_says_how_a_query_serves_metrics(command):
     pytest.importorskip("prometheus_client")
     for address in ("1", "127.0.0.1:1", "http://127.0.0.1:1/metrics"):

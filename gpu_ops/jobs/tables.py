@@ -119,6 +119,11 @@ def errors_of_spark(spark: SparkSession, file: Text, connector: str, at: int) ->
                 f"Spark has no {connector} here; it comes with --packages {needed} (or SET 'spark.packages' = "
                 f"'{needed}') when the session starts"
             )
+        if connector == "jdbc" and ("No suitable driver" in problem or "ClassNotFoundException" in problem):
+            problem = (
+                f"Spark has no JDBC driver for this url ({problem}); it comes with --packages (or SET 'spark.packages' "
+                "= ...), such as org.postgresql:postgresql:42.7.7, when the session starts"
+            )
         raise file.error(problem, at) from error
 
 

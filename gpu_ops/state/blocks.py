@@ -80,7 +80,7 @@ class Blocks(NamedTuple):
 
     def of(self, run_id: str, batch_id: int) -> Path | None:
         """The folder of a micro-batch; None where nobody would know when it is no longer needed."""
-        known = run_id.replace("-", "").isalnum()  # a job group may have any name
+        known = re.fullmatch(_RUN, run_id) is not None  # a job group may have any name
         return Path(self.folder, run_id, str(batch_id)) if known else None
 
     def forget(self, run_id: str) -> None:

@@ -1,5 +1,5 @@
-"""kill -9 of state servers, workers, driver and JVM, and SIGSTOP of servers, at random points: the folded sink is as if
-nothing was.
+"""kill -9 of state servers, also while they start, workers, driver and JVM, and SIGSTOP of servers, at random points:
+the folded sink is as if nothing was.
 
 A server that was stopped goes on after a while, or never. The default run does a few of these; `make soak` does 50
 (`GPU_JOIN_KILLS` says how many, `GPU_JOIN_SEED` which ones).
@@ -39,6 +39,10 @@ STOPPED = "server, stopped"
 """A server that is stopped instead of killed."""
 
 
+STARTING = "server, while it starts"
+"""A server is killed, and the one that takes its place before it listens."""
+
+
 def everything(started: set[int]) -> dict[int, str]:
     """All processes that belong to a job, also those in sessions of their own."""
     found = {}
@@ -64,6 +68,11 @@ def send_one(choice: random.Random, target: str, sent: int = signal.SIGKILL) -> 
     return victim if send(victim, sent) else None
 
 
+def servers() -> list[int]:
+    """The state servers of a job."""
+    return [pid for pid, line in everything({os.getpid()}).items() if PATTERNS["server"] in line]
+
+
 def listens(pid: int) -> bool:
     """Whether a process listens: one that is stopped before is waited for as long as a start may take."""
     try:
@@ -86,12 +95,12 @@ def send(pid: int, sent: int) -> bool:
 def run_killing(kind: str, data: Path, work: Path, kills: int, seed: int) -> dict[str, int]:
     """Run the job to its end, killing something now and then; how often what was killed."""
     choice = random.Random(seed)
-    done = dict.fromkeys([STOPPED, *PATTERNS], 0)
+    done = dict.fromkeys([STOPPED, STARTING, *PATTERNS], 0)
     going_on: dict[int, float] = {}
     environment = os.environ | {"GPU_JOIN_FAULT_TEST": str(os.getpid()), "PYTHONPATH": str(ROOT)}
     log = (work / "log.txt").open("a")
-    first = [STOPPED]  # also a run of a few kills has one
-    targets = ["server", "server", STOPPED, STOPPED, "worker", "worker", "driver", "jvm"]
+    first = [STARTING, STOPPED]  # also a run of a few kills has one of each
+    targets = ["server", STARTING, STOPPED, STOPPED, "worker", "worker", "driver", "jvm"]
     deadline, before = time.monotonic() + 300 + 60 * kills, 0
     while True:
         job = subprocess.Popen(
@@ -101,8 +110,15 @@ def run_killing(kind: str, data: Path, work: Path, kills: int, seed: int) -> dic
         # kills before the query starts teach nothing
         started, next_kill, ended = work / "started", None, False
         started.unlink(missing_ok=True)
+        known: set[int] | None = None  # the servers there were when the next one was to be killed while it starts
         while job.poll() is None:
-            time.sleep(0.05)
+            time.sleep(0.01 if known is not None else 0.05)
+            if known is not None:
+                coming = [pid for pid in servers() if pid not in known]
+                if coming and choice.random() < 0.2:
+                    before_it_listens = not listens(coming[0])
+                    done[STARTING] += send(coming[0], signal.SIGKILL) and before_it_listens
+                    known = None if before_it_listens else set(servers())
             assert time.monotonic() < deadline, (work / "log.txt").read_text()[-4000:]
             if next_kill is None and started.exists():
                 next_kill = time.monotonic() + choice.random() * 6
@@ -120,9 +136,11 @@ def run_killing(kind: str, data: Path, work: Path, kills: int, seed: int) -> dic
                     elif choice.random() < 0.7:
                         going_on[pid] = time.monotonic() + choice.random() * 15
                 else:
-                    pid = send_one(choice, target)
+                    if target == STARTING:
+                        known = set(servers())
+                    pid = send_one(choice, "server" if target == STARTING else target)
                     ended = ended or (pid is not None and target in ("driver", "jvm"))
-                done[target] += pid is not None
+                done["server" if target == STARTING else target] += pid is not None
                 next_kill = time.monotonic() + choice.random() * 5
         for pid, line in everything({os.getpid()}).items():
             if PATTERNS["server"] in line:
@@ -228,4 +246,4 @@ def test_many_kills(kind, tmp_path):
         folder = tmp_path / str(part)
         folder.mkdir()
         done.update(kill_test(kind, folder, min(10, total - part), 20, seed=seed + part))
-    assert total < 40 or all(done[name] for name in (STOPPED, *PATTERNS)), done
+    assert total < 40 or all(done[name] for name in (STOPPED, STARTING, *PATTERNS)), done

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from gpu_ops.errors import GpuJoinError
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import Source, build, load
 from gpu_ops.jobs.runner import JobFailedError
@@ -346,6 +347,21 @@ def test_what_arrow_does_not_know_of_files(spark: Any, tmp_path: Path) -> None:
     error = failing(tmp_path, text)
     assert "read_files() has no option 'mode' for csv" in str(error)
     assert "a.sql:2:14: " in str(error)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("driver", ["", ", 'driver' = 'org.nowhere.Driver'"])
+def test_a_missing_driver_is_told_in_a_line(spark: Any, tmp_path: Path, driver: str) -> None:
+    """Of a job that is explained, too: it was Java's stack, of 157 lines."""
+    path = tmp_path / "job.sql"
+    path.write_text(
+        "CREATE TABLE a (k BIGINT) WITH ('connector' = 'jdbc', 'url' = 'jdbc:nowhere://h/x', 'table' = 't',\n"
+        f"  'scan' = 'once'{driver});\nCREATE TABLE s (k BIGINT) WITH ('connector' = 'console');\n"
+        "INSERT INTO s SELECT k FROM a;\n"
+    )
+    with pytest.raises(GpuJoinError, match=r"no JDBC driver for this url .*--packages") as caught:
+        runner.explain(load(path), Console(quiet=True))
+    assert str(caught.value).count("\n") == 2
 
 
 @pytest.mark.thorough

@@ -64,9 +64,13 @@ def unpacked(
     arrivals = Arrivals(lanes, inputs)
     for batch in batches:
         assert {Message.of(about).partition for about in batch["about"].to_pylist()} == {messages[0]["partition"]}
-    made, mapped = [], Mapped()
+    made = []
     for one in arrivals.to_wire(iter(batches)):
-        made.append(one.rows(mapped.message(one.block), lanes) if isinstance(one, Part) else one)
+        if isinstance(one, Part):
+            folder = Path(one.block.file).parents[2]
+            made.append(one.rows(Mapped(str(folder)).message(one.block), lanes))
+        else:
+            made.append(one)
     for batch in made:
         assert batch.schema.equals(lanes)
         batch.validate(full=True)

@@ -370,7 +370,7 @@ def random_life(root: Path, seed: int) -> None:
     assert {path.name for path in kept(root)} == named, seed
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(4, 24))])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(2, 24))])
 def test_random_lives_of_a_partition_leave_nothing_over(tmp_path: Path, seed: int) -> None:
     random_life(tmp_path, seed)
 
@@ -449,6 +449,19 @@ def test_rows_are_read_in_the_application_s_own_folder_or_refused(tmp_path: Path
                 exchanged(running, make_command(0, str(tmp_path / "s")), moved)
         assert not kept(tmp_path)
         assert exchanged(running, make_command(0, str(tmp_path / "s")), parts).equals(ANSWERS[0])
+
+
+@pytest.mark.parametrize(
+    "run", ["a-1", "Größe", "a_b", "../x", "", "x" * 300, "a\n", "5dd0c6b2-5f3b-4d3e-9c5e-0d6f3a1b2c4d"]
+)
+def test_what_tasks_are_told_of_a_run_is_taken_by_servers(tmp_path: Path, run: str) -> None:
+    folder = blocks.Blocks(str(tmp_path), 1).of(run, 7)
+    if folder is not None:
+        assert blocks.checked(str(folder), str(tmp_path), file=False) == folder
+        assert left(folder, BATCHES[0])
+        (file,) = folder.iterdir()
+        assert blocks.checked(str(file), str(tmp_path), file=True) == file
+    assert (folder is not None) == (run in ("a-1", "5dd0c6b2-5f3b-4d3e-9c5e"))
 
 
 def test_strange_names_beside_those_of_micro_batches_are_no_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from concurrent.futures import wait
@@ -24,8 +25,10 @@ from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.state import pieces
 from gpu_ops.state import table as table_module
 from gpu_ops.state.durable import PartitionLog
+from gpu_ops.state.files import Files
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.manifest import Manifest
 from gpu_ops.state.pieces import Content, Flush, Piece, StoredTable, merges, renumbered, write
 from gpu_ops.state.table import ENTRIES_FORMAT, LIVE, KeySet, StateTable
 from state.support import WIRE, expected, make_command, wire_batches
@@ -361,6 +364,69 @@ def test_a_snapshot_that_fails_half_way_leaves_the_one_before(tmp_path: Path, mo
                 partition = opened(folder)
         monkeypatch.undo()
         assert count[0] > 6
+
+
+def test_pieces_of_snapshots_that_fail_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk each attempt left what it had written until then, so the disk stayed full."""
+
+    def full(*_: Any, **__: Any) -> int:
+        raise StateError("no space left")
+
+    monkeypatch.setattr(PartitionLog, "write_snapshot", full)
+    monkeypatch.setattr(recovery, "MIN_RECORDS", 1)
+    partition = opened(tmp_path)
+    for batch, answer in enumerate(ANSWERS):
+        assert partition.apply(batch, BATCHES[batch], WIRE).changelog.equals(answer)
+        assert files_of(tmp_path, "piece") == []
+
+
+def test_pieces_of_snapshots_that_a_crash_cut_short_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that dies in each snapshot left another copy of the state each time."""
+
+    def dies(*_: Any, **__: Any) -> int:
+        raise KeyboardInterrupt
+
+    for batch in range(3):
+        opened(tmp_path).apply(batch, BATCHES[batch], WIRE)
+    named = {path.name for path in files_of(tmp_path, "piece")}
+    assert named
+    most = 0
+    for _ in range(4):
+        partition = opened(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "write_snapshot", dies)
+            patch.setattr(PartitionLog, "clean", lambda _: set())  # it is no more
+            with contextlib.suppress(KeyboardInterrupt):
+                for batch in (3, 4):
+                    partition.apply(batch, BATCHES[batch], WIRE)
+        most = max(most, len(files_of(tmp_path, "piece")))
+        log = PartitionLog(Files.at(str(tmp_path)), Manifest.of(Files.at(str(tmp_path))), 0)
+        log.stored()
+        assert {path.name for path in files_of(tmp_path, "piece")} == named
+    assert most > len(named)
+    partition = opened(tmp_path)
+    for batch in (4, 5):
+        assert partition.apply(batch, BATCHES[batch], WIRE).changelog.equals(ANSWERS[batch])
+
+
+def test_pieces_of_a_snapshot_that_is_being_written_are_no_leftovers(tmp_path: Path) -> None:
+    """Another server loads the partition meanwhile."""
+    for batch in range(3):
+        opened(tmp_path).apply(batch, BATCHES[batch], WIRE)
+    files = Files.at(str(tmp_path))
+    slow, other = (PartitionLog(files, Manifest.of(files), 0) for _ in range(2))
+    (first, *_) = files_of(tmp_path, "piece")
+    coming = first.with_name(f"{99:020d}.{'a' * 16}.piece")
+    coming.write_bytes(first.read_bytes())
+    with slow.writing() as held:
+        assert held
+        other.stored()
+        assert coming.exists()
+    other.stored()
+    assert not coming.exists()
+    assert first.exists()
 
 
 def test_two_servers_of_one_partition_take_nothing_from_each_other(tmp_path: Path) -> None:

@@ -322,6 +322,7 @@ class RemoteAgent:
         """Takes in what came of a command."""
         if done.location is not None and done.pid is not None:
             self._pids.add(done.pid)
+            self.deaths.pop(done.pid, None)  # of another one, long ago, with the same id
         with self._changed:
             waits = self._waiting.pop(done.id, None)
         if waits is not None:
