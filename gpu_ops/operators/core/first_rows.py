@@ -143,7 +143,7 @@ class FirstRows:
             done = xp.flatnonzero(read.more & (left <= 0))
             found += self._alike(run, own, hashes, numbers[done], ends[done])
             on = xp.flatnonzero(read.more & (left > 0))
-            if on.size or numbers.size < hashes.size:  # not after the first turn alone: that is no long way
+            if on.size or at is not first:  # what the first turn alone reads is no long way
                 stops = read.stops()
                 ends_of_gone[numbers] = xp.where(only_gone[numbers], stops, ends_of_gone[numbers])
                 only_gone[numbers] &= stops == ends
