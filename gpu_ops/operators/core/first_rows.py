@@ -82,13 +82,13 @@ class _Read(NamedTuple):
         span: of each row that is there and has its key, in which span it was read.
         slots: of these rows.
         more: of each span, whether it ends in an entry of its hash.
-        ends: of each span, where it has the first entry that is another one than of a row that is gone; else its end.
+        stops: gives, of each span, where its first entry is that is not of a row that is gone; else its end.
     """
 
     span: Array
     slots: Slots
     more: Array
-    ends: Positions
+    stops: Callable[[], Positions]
 
 
 class FirstRows:
@@ -138,13 +138,15 @@ class FirstRows:
             ends = xp.minimum(at + width, run.entries.size)
             read = self._read(run, own, hashes, (numbers, at, ends))
             found.append((numbers[read.span], read.slots))
-            ends_of_gone[numbers] = xp.where(only_gone[numbers], read.ends, ends_of_gone[numbers])
-            only_gone[numbers] &= read.ends == ends
             staying = read.span[xp.flatnonzero(status[read.slots] == LIVE)]
             left = left - xp.bincount(staying, minlength=numbers.size)
             done = xp.flatnonzero(read.more & (left <= 0))
             found += self._alike(run, own, hashes, numbers[done], ends[done])
             on = xp.flatnonzero(read.more & (left > 0))
+            if on.size or at is not first:  # what the first turn alone reads is no long way
+                stops = read.stops()
+                ends_of_gone[numbers] = xp.where(only_gone[numbers], stops, ends_of_gone[numbers])
+                only_gone[numbers] &= stops == ends
             numbers, at, left, width = numbers[on], ends[on], left[on], 2 * width[on]
         long = xp.flatnonzero(ends_of_gone - first > (1 if self._kernels.tiny_segments else _LONG))
         if long.size and not self._table.journal.forgotten:  # these come back if this micro-batch is discarded
@@ -177,9 +179,13 @@ class FirstRows:
         behind = xp.cumsum(ends - begins)
         read, more = xp.flatnonzero(ends > begins), xp.zeros(numbers.size, bool)
         more[read] = same[behind[read] - 1]
-        others, stops = xp.flatnonzero(~gone), ends.copy()
-        others = xp.compress(value_changes(xp, span[others]), others)
-        stops[span[others]] = places[others]
+
+        def stops(span: Array = span) -> Positions:
+            others, found = xp.flatnonzero(~gone), ends.copy()
+            others = xp.compress(value_changes(xp, span[others]), others)
+            found[span[others]] = places[others]
+            return found
+
         there = xp.flatnonzero(same & ~gone)
         span, slots = span[there], slots[there]
         if self._types:
