@@ -246,7 +246,7 @@ def test_what_vacuum_removed_is_named(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"version 2 of the table names .*_change_data/.*which is gone: VACUUM"):
         list(read.read(versions[2], ["id"], "feed"))
     assert [row["id"] for batch in read.read(versions[3], ["id"], "feed") for row in batch.to_pylist()] == [4]
-    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+    with pytest.raises(Exception, match=r"(?i)failed_read|not.exist|not.found"):
         session.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 2).load(
             str(path)
         ).count()
