@@ -27,6 +27,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.errors import BadInputError
 from gpu_ops.files.calendars import Calendar
+from gpu_ops.files.columns import WrongError
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.datatypes import arrow_schema
 
@@ -286,15 +287,20 @@ def test_calendars_of_other_writers(spark: Any, tmp_path: Path) -> None:
 def test_rebasing_in_every_zone(spark: Any) -> None:
     rebase = spark._jvm.org.apache.spark.sql.catalyst.util.RebaseDateTime
     choice = random.Random(SEED)
-    zones = spark._jvm.java.time.ZoneId.getAvailableZoneIds()
+    zones, refused = spark._jvm.java.time.ZoneId.getAvailableZoneIds(), 0
     days = [choice.randrange(-719_200, 10_000) for _ in range(300)]
     made = Calendar("LEGACY").days(pa.array(days, pa.int32()).cast(pa.date32()))
     assert made.cast(pa.int32()).to_pylist() == [rebase.rebaseJulianToGregorianDays(day) for day in days]
     for zone in [*choice.sample(sorted(zones), 30 * ROUNDS), "+08:00", "-03:30", "GMT", "Z"]:
         micros = [choice.choice([choice.randrange(YEAR_1, 0), choice.choice(EDGES)]) for _ in range(20)]
-        made = Calendar("LEGACY", zone).instants(pa.array(micros).cast(pa.timestamp("us")))
+        try:
+            made = Calendar("LEGACY", zone).instants(pa.array(micros).cast(pa.timestamp("us")))
+        except WrongError:  # a zone that is younger than Spark's table is refused
+            refused += 1
+            continue
         theirs = [rebase.rebaseJulianToGregorianMicros(zone, x) for x in micros]
         assert made.cast(pa.int64()).to_pylist() == theirs, zone
+    assert refused < 10 * ROUNDS
 
 
 def test_timestamps_of_orc_in_every_zone(spark: Any, tmp_path: Path) -> None:
