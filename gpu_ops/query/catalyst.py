@@ -349,6 +349,10 @@ class Catalyst:
         nothing = self._class(f"{_CATALYST}.expressions.Literal").create(None, value.dataType())
         return self._expression("If", condition, value, nothing)
 
+    def unless_null(self, value: Any, result: Any) -> Any:
+        """A result where a value is not null, null elsewhere."""
+        return self.only_where(self._expression("IsNotNull", value), result)
+
     def true(self) -> Any:
         """The constant."""
         return self._class(f"{_CATALYST}.expressions.Literal").TrueLiteral()

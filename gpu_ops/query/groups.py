@@ -23,7 +23,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.descriptions.groups import Order
 from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items, position, text_of
-from gpu_ops.query.errors import LIMIT, NODES, SqlError
+from gpu_ops.query.errors import LIMIT, NODES, SESSIONS, SqlError
 from gpu_ops.query.expressions import TURNED, Column, Expr, tree
 from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, TopOf
 from gpu_ops.spark.datatypes import arrow_type, is_window
@@ -105,14 +105,43 @@ def aggregate_of(scope: Scope, node: Any, below: Relation) -> Relation:
     return _Aggregate(scope, node, below).relation()
 
 
-def distinct_of(node: Any, below: Relation) -> Relation:
+def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
     """``SELECT DISTINCT`` as relations: one row per group of all columns.
 
     Args:
+        scope: of the query.
         node: Catalyst's ``Distinct``.
         below: what may have a row several times.
+
+    Raises:
+        SqlError: a column of sessions, which Spark merges here, too.
     """
+    for attribute in items(node.output()):
+        _check_group(scope, attribute, node)
     return Compute(AggregateOf(below, tuple(dict.fromkeys(below.shown.values())), node, ()), {}, below.shown)
+
+
+_WINDOW: Final = "spark.timeWindow"
+"""Key of the metadata that Catalyst gives a column of windows."""
+_SESSION: Final = "spark.sessionWindow"
+"""Likewise of sessions, which it merges wherever such a column is grouped by."""
+
+
+def _says(group: Any, key: str) -> bool:
+    """Whether the metadata of what is grouped by has a key."""
+    return class_of(group) in ("AttributeReference", "Alias") and bool(group.metadata().contains(key))
+
+
+def _check_group(scope: Scope, group: Any, node: Any) -> None:
+    """Refuses a group column that is more than its values."""
+    if _says(group, _SESSION):
+        scope.fail(SESSIONS, node)
+
+
+def _is_window(group: Any) -> bool:
+    """Whether what is grouped by is a window of time, or as good as one: a start and an end, and never null."""
+    plain = not bool(group.nullable()) or _says(group, _WINDOW)
+    return plain and is_window(st._parse_datatype_json_string(group.dataType().json()))
 
 
 class _Aggregate:
@@ -125,7 +154,8 @@ class _Aggregate:
 
     def relation(self) -> Relation:
         for group in items(self.node.groupingExpressions()):
-            if is_window(st._parse_datatype_json_string(group.dataType().json())):
+            _check_group(self.scope, group, self.node)
+            if _is_window(group):
                 start, end = (
                     self.inside.column(self.catalyst.field(group, number), f"window_{part}")
                     for number, part in enumerate(("start", "end"))
@@ -149,7 +179,9 @@ class _Aggregate:
             if column is None:
                 column = self.scope.made(value, str(shown.name()))
                 computed[column] = expr
-            self.scope.columns[number] = ids[number] = column
+            ids[number] = column
+        # a column of windows has one id below and above, and what is below goes on meaning its own
+        self.scope.columns = {**self.scope.columns, **ids}
         return Compute(relation, computed, ids)
 
     def _replaced(self, java: Any) -> Any:
@@ -162,7 +194,8 @@ class _Aggregate:
                 return self._attribute(java, both[int(java.ordinal())])
             if java.semanticEquals(group):
                 parts = [self._attribute(self.catalyst.field(group, n), column) for n, column in enumerate(both)]
-                return self.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
+                window = self.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
+                return self.catalyst.unless_null(parts[0], window) if bool(group.nullable()) else window
         if class_of(java) == _CALL:
             return self._call(java)
         below = items(java.children())
@@ -207,10 +240,6 @@ class _Aggregate:
         attribute = self._attribute(java, made)
         self.calls.append((java, attribute, Call(made, call, column)))
         return attribute
-
-
-_WINDOW: Final = "spark.timeWindow"
-"""Key of the metadata that Catalyst gives a column of windows."""
 
 
 def expanded(scope: Scope, node: Any, below: Relation) -> Relation:

@@ -165,7 +165,7 @@ class Reader(groups.Scope):
             case "Aggregate":
                 return groups.aggregate_of(self, node.java, self._relation(node.args[0]))
             case "Distinct":
-                return groups.distinct_of(node.java, self._relation(node.args[0]))
+                return groups.distinct_of(self, node.java, self._relation(node.args[0]))
             case "GlobalLimit" if node.args[0].kind == "LocalLimit":
                 return self._limit(node, node.args[0].args[0])
             case "Expand":

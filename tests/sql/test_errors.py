@@ -242,6 +242,8 @@ MORE = [
         "SELECT q.i, o.id FROM (SELECT u.uid, §u.uid * INTERVAL 1 MONTH AS i FROM users u) q JOIN orders o USING (uid)",
         "columns of type interval year to month are not carried; CAST",
     ),
+    ("SELECT count(*) AS n FROM clicks §GROUP BY session_window(ts, '5 minutes')", "session_window is not understood"),
+    ("§SELECT DISTINCT session_window(ts, '5 minutes') AS w FROM clicks", "session_window is not understood"),
     (f"SELECT §now() AS t {JOINED}", r"now\(\) gives another value"),
     (f"SELECT §current_date() AS t {JOINED}", r"current_date\(\) gives another value"),
 ]
@@ -259,6 +261,7 @@ TAKEN = [
     "SELECT c.x FROM clicks c ASOF LEFT JOIN views v ON c.ts > v.ts AND c.x > 1",
     "SELECT c.x FROM clicks c ASOF JOIN (SELECT * FROM prices WHERE price > 1) p ON c.uid > p.id",
     "SELECT o.id FROM orders o FULL JOIN (SELECT id, price FROM prices WHERE price > 1) p ON o.id = p.id",
+    "SELECT window, count(*) AS n FROM clicks GROUP BY window(ts, '1 minute')",
     "SELECT count(*) AS n FROM prices GROUP BY window(CAST(price AS TIMESTAMP), '10 seconds', '2 seconds')",
     "SELECT c.x FROM clicks c LEFT JOIN prices FOR SYSTEM_TIME AS OF PROCTIME() AS p ON c.uid = p.id AND p.price > 1",
 ]
