@@ -85,6 +85,7 @@ class Reader(groups.Scope):
         joined = self.catalyst.joined(analysed)
         before = self._tree(joined)
         if self._changes or not joined.deterministic():
+            self._check(tree(json.loads(analysed.toJSON()), lambda: analysed))  # where each call is as it was written
             self._check(before)
         for node in before.walk():
             if node.kind == "Join":

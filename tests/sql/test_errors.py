@@ -119,7 +119,10 @@ EXPRESSIONS = [
         r"max_by\(o.uid, p.price\) is not understood: aggregates are",
     ),
     (f"SELECT §sum(DISTINCT p.price) AS n {JOINED}", "DISTINCT goes with count only"),
-    (f"SELECT §count(o.uid, p.price) AS n {JOINED}", "count takes one value"),
+    (f"SELECT §count(DISTINCT o.uid, u.tags) AS n {JOINED} JOIN users u USING (uid)", "values of type array<string>"),
+    (f"SELECT §try_sum(o.uid) AS n {JOINED}", r"sum\(\) of integers wraps around, and has no error"),
+    ("SELECT count(*) AS n FROM users GROUP BY §array(uid)", r"array\(uid\) of type array<bigint> cannot be a key"),
+    ("SELECT count(*) AS n FROM users §GROUP BY uid, tags", r"tags of type array<string> cannot be a key of groups"),
     (f"SELECT §first_value(o.uid) AS n {JOINED}", "first_value leaves nulls out: .* IGNORE NULLS"),
     (
         f"SELECT §row_number() OVER (PARTITION BY o.uid ORDER BY o.id) AS n {JOINED}",
