@@ -237,12 +237,17 @@ class _Runner:
 
     def result(self) -> DataFrame:
         """The rows of the root, which no operator takes that would know each spelling of a row kind."""
-        node: Node = self.planned.root
+        self._spell(self.planned.root)
+        return self.frame(self.planned.root)
+
+    def _spell(self, node: Node) -> None:
+        """Unions above all operators have Flink's row kinds."""
         while isinstance(node, Calc):
             node = node.input
         if isinstance(node, Union):
+            for part in node.inputs:
+                self._spell(part)
             self._made[id(node)] = self.united(node, spelled=True)
-        return self.frame(self.planned.root)
 
     def united(self, node: Union, *, spelled: bool = False) -> DataFrame:
         """The rows of several nodes; of static inputs alone a static one, else these come with the first micro-batch.
