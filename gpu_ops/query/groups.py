@@ -51,6 +51,12 @@ class Scope:
         """A column that an expression of Catalyst's makes."""
         return Column(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
 
+    def attribute(self, java: Any, column: Column) -> Any:
+        """A new attribute of an expression's type for a column."""
+        made = self.catalyst.attribute(java, column.label)
+        self.columns[id_of(made)] = column
+        return made
+
     def fail(self, message: str, node: Any) -> NoReturn:
         """SqlError where one of Catalyst's nodes comes from."""
         raise SqlError(message, self.sql, *position(node.origin()))
@@ -130,18 +136,34 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
     by, shown = dict[Column, None](), dict(below.shown)
     for attribute in items(node.output()):
         _check_group(scope, attribute, node)
+        number = id_of(attribute)
         if _is_window(attribute):
-            by[below.shown[id_of(attribute)]] = None
+            ends = _ends(scope, inside, attribute)
+            by |= dict.fromkeys(ends)
+            shown[number] = column = scope.made(attribute, str(attribute.name()))
+            computed[column] = scope.expr(_window(scope, attribute, ends))
             continue
         by[inside.compared(attribute, f"group_{len(by) + 1}")] = None
         if _collated(attribute):
             call, value = _text_of_group(scope, inside, attribute, f"text_{len(calls) + 1}")
             calls.append(call)
-            number = id_of(attribute)
             shown[number] = column = scope.made(attribute, str(attribute.name()))
             computed[column] = scope.expr(value)
     scope.columns = {**scope.columns, **shown}  # what is below goes on meaning its own
     return Compute(AggregateOf(inside.of(below), tuple(by), node, tuple(calls)), computed, shown)
+
+
+def _ends(scope: Scope, inside: Below, window: Any) -> tuple[Column, Column]:
+    """The columns of a window's start and end."""
+    start, end = (scope.catalyst.field(window, number) for number in range(2))
+    return inside.column(start, "window_start"), inside.column(end, "window_end")
+
+
+def _window(scope: Scope, window: Any, ends: Sequence[Column]) -> Any:
+    """A window of attributes for the columns of its start and end."""
+    parts = [scope.attribute(scope.catalyst.field(window, number), column) for number, column in enumerate(ends)]
+    made = scope.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
+    return scope.catalyst.unless_null(parts[0], made) if bool(window.nullable()) else made
 
 
 def _collated(java: Any) -> bool:
@@ -211,11 +233,7 @@ class _Aggregate:
         for group in items(self.node.groupingExpressions()):
             _check_group(self.scope, group, self.node)
             if _is_window(group):
-                start, end = (
-                    self.inside.column(self.catalyst.field(group, number), f"window_{part}")
-                    for number, part in enumerate(("start", "end"))
-                )
-                self.windows.append((group, start, end))
+                self.windows.append((group, *_ends(self.scope, self.inside, group)))
             elif not any(known.semanticEquals(group) for known, _ in self.groups):
                 self.groups.append((group, self.inside.compared(group, f"group_{len(self.groups) + 1}")))
         results = [
@@ -246,14 +264,12 @@ class _Aggregate:
             if java.semanticEquals(group):
                 if _collated(group):
                     return self._text(group)
-                return java if class_of(java) == "AttributeReference" else self._attribute(java, column)
+                return java if class_of(java) == "AttributeReference" else self.scope.attribute(java, column)
         for group, *both in self.windows:
             if class_of(java) == "GetStructField" and java.child().semanticEquals(group):
-                return self._attribute(java, both[int(java.ordinal())])
+                return self.scope.attribute(java, both[int(java.ordinal())])
             if java.semanticEquals(group):
-                parts = [self._attribute(self.catalyst.field(group, n), column) for n, column in enumerate(both)]
-                window = self.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
-                return self.catalyst.unless_null(parts[0], window) if bool(group.nullable()) else window
+                return _window(self.scope, group, both)
         if class_of(java) == _CALL:
             return self._call(java)
         below = items(java.children())
@@ -281,11 +297,6 @@ class _Aggregate:
         return self.catalyst.joined_text(
             [self.catalyst.collation_key(value) if _collated(value) else value for value in values]
         )
-
-    def _attribute(self, java: Any, column: Column) -> Any:
-        attribute = self.catalyst.attribute(java, column.label)
-        self.scope.columns[id_of(attribute)] = column
-        return attribute
 
     def _call(self, java: Any) -> Any:
         """The attribute of a call; the same call is made once."""
@@ -322,7 +333,7 @@ class _Aggregate:
         call: Function = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
         label = f"{call}_{len(self.calls) + 1}"
         made = Column(label, "", lambda: arrow_type(kind), nullable=not call.startswith("count"))
-        attribute = self._attribute(java, made)
+        attribute = self.scope.attribute(java, made)
         self.calls.append((java, attribute, Call(made, call, column)))
         return attribute
 

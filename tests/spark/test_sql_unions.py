@@ -63,18 +63,18 @@ def test_a_row_kind_that_there_is_none_of_ends_the_query(spark: Any, tmp_path: P
         stream(spark.readStream.schema("op string, k int").parquet(str(tmp_path / name)), row_kind="op")
         for name in ("c", "s")
     )
-    changes = gpu_ops.sql("SELECT k FROM c UNION ALL SELECT k FROM s", c=c, s=s)
+    changes = gpu_ops.sql("SELECT k FROM c UNION ALL SELECT k FROM s", c=c, s=s)  # without an operator: no state
     query = changes.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    with pytest.raises(Exception, match="input 'c', column 'op': unknown row kind.*: x"):
+    with pytest.raises(Exception, match=r"input 'c', column 'op': unknown row kind.*: x"):
         query.trigger(availableNow=True).start().awaitTermination()
 
 
-def test_an_interval_join_over_a_changelog_is_refused_when_it_is_built(spark: Any) -> None:
+def test_an_interval_join_over_a_changelog_is_refused_when_it_is_built(spark: Any, tmp_path: Path) -> None:
     rows = spark.readStream.format("rate").load()
-    counts = gpu_ops.aggregate(rows, by="timestamp", aggregates={"n": "count(*)"})
+    counts = gpu_ops.aggregate(rows, by="timestamp", aggregates={"n": "count(*)"}, state=str(tmp_path / "counts"))
     with pytest.raises(gpu_ops.DescriptionError, match="is a changelog that takes rows back, and it takes insertions"):
         gpu_ops.interval_join(
             stream(counts.withColumnRenamed("timestamp", "at"), event_time="at"),
             stream(rows.withColumnRenamed("value", "n"), event_time="timestamp"),
-            on="n", lower="0 s", upper="1 s",
+            on="n", lower="0 s", upper="1 s", state=str(tmp_path / "state"),
         )  # fmt: skip

@@ -150,8 +150,8 @@ def apply_operator(
     for number in description.insertions_only:
         if retracting(sides[number].df):
             raise DescriptionError(
-                f"input '{description.inputs[number].name}' of {description.title} is a changelog that takes rows back, and it takes "
-                "insertions alone: join by time first, or give it the rows before they are joined or grouped"
+                f"input '{description.inputs[number].name}' of {description.title} is a changelog that takes rows "
+                "back, and it takes insertions alone: join by time first, then join or group what that gives"
             )
     description, sides = _in_partitions(description, sides, options)
     plan, state, notes = plan_of(description, sides, options)
