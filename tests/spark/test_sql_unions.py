@@ -76,5 +76,5 @@ def test_an_interval_join_over_a_changelog_is_refused_when_it_is_built(spark: An
         gpu_ops.interval_join(
             stream(counts.withColumnRenamed("timestamp", "at"), event_time="at"),
             stream(rows.withColumnRenamed("value", "n"), event_time="timestamp"),
-            on="n", lower="0 s", upper="1 s", state=str(tmp_path / "state"),
+            on="n", lower="0 seconds", upper="1 second", state=str(tmp_path / "state"),
         )  # fmt: skip
