@@ -138,4 +138,12 @@ def test_right_or_refused_at_its_place(spark: Any, tables: dict[str, Any], tmp_p
     query = walk.query(context, calls)
     wanted = Counter(repr(tuple(row)) for row in spark.sql(query).collect())
     named = {name: df for name, df in tables.items() if f" {name} " in query.replace("\n", " ") + " "}
-    assert streamed(spark, gpu_ops.sql(query, **named), tmp_path, "of_" + context.replace(" ", "_")) == wanted
+    assert (
+        streamed(
+            spark,
+            gpu_ops.sql(query, state=str(tmp_path / "state"), **named),
+            tmp_path,
+            "of_" + context.replace(" ", "_"),
+        )
+        == wanted
+    )
