@@ -139,6 +139,14 @@ def test_what_is_no_description_is_refused(text: str) -> None:
         from_json(text)
 
 
+def test_two_columns_called_as_row_kinds_ask_for_row_kind_first() -> None:
+    left, right = (pa.schema([(key, pa.int64()), ("op", pa.string())]) for key in ("a", "b"))
+    with pytest.raises(DescriptionError, match=r"is it the kind of a change.* row_kind='op' of l and r; else rename"):
+        Join("inner", Input("l", left), Input("r", right), (Key("a", "b"),))
+    with pytest.raises(DescriptionError, match="two columns 'op': rename one"):
+        Join("inner", Input("l", left), Input("r", right.set(1, pa.field("op", pa.int64()))), (Key("a", "b"),))
+
+
 def test_a_table_of_a_query_is_written_as_ever() -> None:
     """`gpu_ops.finish` compares a state folder's file with the query's tables."""
     table = Table("t", SCHEMA, ("k",), "op", "t", 60_000, "retract", "drop", "t", 5, event_times=("t",), grows=True)

@@ -25,6 +25,8 @@ UPDATE_AFTER: Final = 2
 DELETE: Final = 3
 
 ROW_KIND_COLUMN: Final = "row_kind"
+ROW_KIND_NAMES: Final = (ROW_KIND_COLUMN, "op", "__op", "_change_type", "change_type", "kind", "rowkind")
+"""What changelogs of other systems call theirs: Debezium, Delta, Flink."""
 SHORT_STRINGS: Final = ("+I", "-U", "+U", "-D")
 
 BAD_ROW_KIND: Final = "bad"

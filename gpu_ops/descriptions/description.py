@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Sel
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN, ROW_KIND_NAMES
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Chain
 from gpu_ops.descriptions.times import show_ms
@@ -214,7 +214,16 @@ class Description(abc.ABC):
         names = [column.name for column in self.output]
         for name in names:
             if names.count(name) > 1 or name == ROW_KIND_COLUMN:
-                raise DescriptionError(f"the {self._noun} would have two columns {name!r}: {hint}")
+                raise DescriptionError(
+                    f"the {self._noun} would have two columns {name!r}: {self._forgotten_kind(name)}{hint}"
+                )
+
+    def _forgotten_kind(self, name: str) -> str:
+        """A question, where a column is called as row kinds are: as a plain column it would give a wrong table."""
+        plain = [x for x in self.inputs if name in x.schema.names and pa.types.is_string(x.schema.field(name).type)]
+        if name.lower() not in ROW_KIND_NAMES or len(plain) < 2:
+            return ""
+        return f"is it the kind of a change? Then say row_kind={name!r} of {plain[0].name} and {plain[1].name}; else "
 
     _noun: ClassVar[str] = "changelog"
 

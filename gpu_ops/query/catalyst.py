@@ -349,6 +349,42 @@ class Catalyst:
         nothing = self._class(f"{_CATALYST}.expressions.Literal").create(None, value.dataType())
         return self._expression("If", condition, value, nothing)
 
+    def as_type(self, value: Any, kind: Any) -> Any:
+        """A value as another type, Catalyst's or Spark's in Python."""
+        if isinstance(kind, st.DataType):
+            kind = self._type(kind)
+        return self._expression("Cast", value, kind, self._class("scala.Option").empty())
+
+    def if_none_is_null(self, values: Sequence[Any]) -> Any:
+        """True where none of some values is null, null elsewhere."""
+        return self.only_where(self._all([self._expression("IsNotNull", value) for value in values]), self.true())
+
+    def joined_text(self, values: Sequence[Any]) -> Any:
+        """A text for some values, another one where one of them is not equal; null where one is null."""
+        text = self._type(st.StringType())
+        colon = self._class(f"{_CATALYST}.expressions.Literal").create(":", text)
+        texts = [self.as_type(self._told_apart(value), text) for value in values]
+        parts = [part for x in texts for part in (self.as_type(self._expression("Length", x), text), colon, x)]
+        return self._expression("Concat", self.seq(parts))
+
+    def _told_apart(self, value: Any) -> Any:
+        """A value whose text is another one where it is not equal."""
+        kind = str(value.dataType().typeName())
+        if kind.startswith("timestamp"):  # an hour that clocks have twice
+            return self._expression("PreciseTimestampConversion", value, value.dataType(), self._type(st.LongType()))
+        if kind in ("double", "float"):  # 0.0 for -0.0
+            zero = self._class(f"{_CATALYST}.expressions.Literal").create(0, self._type(st.IntegerType()))
+            return self._expression("Add", value, self.as_type(zero, value.dataType()))
+        return self._expression("Hex", value) if kind == "binary" else value
+
+    def _type(self, kind: st.DataType) -> Any:
+        """Catalyst's type."""
+        return self._class("org.apache.spark.sql.types.DataType").fromJson(kind.json())
+
+    def unless_null(self, value: Any, result: Any) -> Any:
+        """A result where a value is not null, null elsewhere."""
+        return self.only_where(self._expression("IsNotNull", value), result)
+
     def true(self) -> Any:
         """The constant."""
         return self._class(f"{_CATALYST}.expressions.Literal").TrueLiteral()
@@ -361,7 +397,7 @@ class Catalyst:
     def struct(self, fields: Mapping[str, Any]) -> Any:
         """A struct of values by name."""
         literal = self._class(f"{_CATALYST}.expressions.Literal")
-        text = self._class("org.apache.spark.sql.types.DataType").fromJson(st.StringType().json())
+        text = self._type(st.StringType())
         parts = [part for name, value in fields.items() for part in (literal.create(name, text), value)]
         return self._expression("CreateNamedStruct", self.seq(parts))
 

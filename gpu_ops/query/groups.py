@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
@@ -23,10 +24,10 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.descriptions.groups import Order
 from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items, position, text_of
-from gpu_ops.query.errors import LIMIT, NODES, SqlError
+from gpu_ops.query.errors import LIMIT, NODES, SESSIONS, SqlError
 from gpu_ops.query.expressions import TURNED, Column, Expr, tree
 from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, TopOf
-from gpu_ops.spark.datatypes import arrow_type, is_window
+from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, is_window
 
 
 class Scope:
@@ -49,6 +50,12 @@ class Scope:
     def made(self, java: Any, label: str, owner: str = "") -> Column:
         """A column that an expression of Catalyst's makes."""
         return Column(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
+
+    def attribute(self, java: Any, column: Column) -> Any:
+        """A new attribute of an expression's type for a column."""
+        made = self.catalyst.attribute(java, column.label)
+        self.columns[id_of(made)] = column
+        return made
 
     def fail(self, message: str, node: Any) -> NoReturn:
         """SqlError where one of Catalyst's nodes comes from."""
@@ -77,6 +84,10 @@ class Below:
             self.made[found] = expr
         return found
 
+    def compared(self, java: Any, label: str) -> Column:
+        """The column that an expression is compared by: of text in a collation its key, of any other it itself."""
+        return self.column(self._scope.catalyst.collation_key(java) if _collated(java) else java, label)
+
     def of(self, relation: Relation) -> Relation:
         """A relation with these columns."""
         return Compute(relation, self.made, relation.shown) if self.made else relation
@@ -88,6 +99,11 @@ _CALL: Final = "AggregateExpression"
 _FUNCTIONS: Final[dict[str, Function]] = {
     "Sum": "sum", "Count": "count", "Average": "avg", "Min": "min", "Max": "max", "First": "first", "Last": "last",
 }  # fmt: skip
+_AS_TEXT: Final = (
+    st.StringType, st.BinaryType, st.BooleanType, st.IntegralType, st.DecimalType, st.FractionalType, st.DateType,
+    st.TimestampType, st.TimestampNTZType,
+)  # fmt: skip
+"""The types whose values `Catalyst.joined_text` tells apart."""
 _THERE_ARE: Final = "aggregates are sum, count, avg, min, max, first_value, last_value and count(DISTINCT ...)"
 
 
@@ -105,14 +121,103 @@ def aggregate_of(scope: Scope, node: Any, below: Relation) -> Relation:
     return _Aggregate(scope, node, below).relation()
 
 
-def distinct_of(node: Any, below: Relation) -> Relation:
+def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
     """``SELECT DISTINCT`` as relations: one row per group of all columns.
 
     Args:
+        scope: of the query.
         node: Catalyst's ``Distinct``.
         below: what may have a row several times.
+
+    Raises:
+        SqlError: a column of sessions, which Spark merges here, too.
     """
-    return Compute(AggregateOf(below, tuple(dict.fromkeys(below.shown.values())), node, ()), {}, below.shown)
+    inside, computed, calls = Below(scope), dict[Column, Expr](), list[Call]()
+    by, shown = dict[Column, None](), dict(below.shown)
+    for attribute in items(node.output()):
+        _check_group(scope, attribute, node)
+        number = id_of(attribute)
+        if _is_window(attribute):
+            ends = _ends(scope, inside, attribute)
+            by |= dict.fromkeys(ends)
+            shown[number] = column = scope.made(attribute, str(attribute.name()))
+            computed[column] = scope.expr(_window(scope, attribute, ends))
+            continue
+        by[inside.compared(attribute, f"group_{len(by) + 1}")] = None
+        if _collated(attribute):
+            call, value = _text_of_group(scope, inside, attribute, f"text_{len(calls) + 1}")
+            calls.append(call)
+            shown[number] = column = scope.made(attribute, str(attribute.name()))
+            computed[column] = scope.expr(value)
+    scope.columns = {**scope.columns, **shown}  # what is below goes on meaning its own
+    return Compute(AggregateOf(inside.of(below), tuple(by), node, tuple(calls)), computed, shown)
+
+
+def _ends(scope: Scope, inside: Below, window: Any) -> tuple[Column, Column]:
+    """The columns of a window's start and end."""
+    start, end = (scope.catalyst.field(window, number) for number in range(2))
+    return inside.column(start, "window_start"), inside.column(end, "window_end")
+
+
+def _window(scope: Scope, window: Any, ends: Sequence[Column]) -> Any:
+    """A window of attributes for the columns of its start and end."""
+    parts = [scope.attribute(scope.catalyst.field(window, number), column) for number, column in enumerate(ends)]
+    made = scope.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
+    return scope.catalyst.unless_null(parts[0], made) if bool(window.nullable()) else made
+
+
+def _collated(java: Any) -> bool:
+    """Whether an expression is text of which other bytes may be equal (Spark 4)."""
+    kind = st._parse_datatype_json_string(java.dataType().json())
+    return isinstance(kind, st.StringType) and not is_binary_collated(kind)
+
+
+def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple[Call, Any]:
+    """What is shown of a group whose texts are equal in their collation: the least of them by its bytes.
+
+    Returns:
+        The call that gives it, and the expression over that.
+    """
+    text = scope.catalyst.as_type(group, st.StringType())
+    attribute = scope.catalyst.attribute(text, label)
+    made = scope.columns[id_of(attribute)] = scope.made(text, label)
+    return Call(made, "min", inside.column(text, f"{label}_of")), scope.catalyst.as_type(attribute, group.dataType())
+
+
+_NAMED: Final = ("AttributeReference", "Alias")
+
+
+def _fails_never(function: Any) -> bool:
+    """Whether a sum or an average is null where integers are beyond its range: that of TRY_SUM, TRY_AVG."""
+    whole = str(function.dataType().typeName()) == "long"
+    return whole and str(function.prettyName()).startswith("try_")
+
+
+_WINDOW: Final = "spark.timeWindow"
+"""Key of the metadata that Catalyst gives a column of windows."""
+_SESSION: Final = "spark.sessionWindow"
+"""Likewise of sessions, which it merges wherever such a column is grouped by."""
+
+
+def _says(group: Any, key: str) -> bool:
+    """Whether the metadata of what is grouped by has a key."""
+    return class_of(group) in _NAMED and bool(group.metadata().contains(key))
+
+
+def _check_group(scope: Scope, group: Any, node: Any) -> None:
+    """Refuses a group column that is more than its values, or whose values are not compared."""
+    if _says(group, _SESSION):
+        scope.fail(SESSIONS, node)
+    if not _is_window(group) and pa.types.is_nested(arrow_type_of(group)):
+        named = class_of(group) in _NAMED
+        what, kind = str(group.name()) if named else text_of(group), str(group.dataType().simpleString())
+        scope.fail(f"{what} of type {kind} cannot be a key of groups", node if named else group)
+
+
+def _is_window(group: Any) -> bool:
+    """Whether what is grouped by is a window of time, or as good as one: a start and an end, and never null."""
+    plain = not bool(group.nullable()) or _says(group, _WINDOW)
+    return plain and is_window(st._parse_datatype_json_string(group.dataType().json()))
 
 
 class _Aggregate:
@@ -120,26 +225,25 @@ class _Aggregate:
         self.scope, self.catalyst, self.node, self.below = scope, scope.catalyst, node, below
         self.inside = Below(scope)
         self.groups: list[tuple[Any, Column]] = []
+        self.texts: list[tuple[Any, Call, Any]] = []
         self.windows: list[tuple[Any, Column, Column]] = []
         self.calls: list[tuple[Any, Any, Call]] = []
 
     def relation(self) -> Relation:
         for group in items(self.node.groupingExpressions()):
-            if is_window(st._parse_datatype_json_string(group.dataType().json())):
-                start, end = (
-                    self.inside.column(self.catalyst.field(group, number), f"window_{part}")
-                    for number, part in enumerate(("start", "end"))
-                )
-                self.windows.append((group, start, end))
+            _check_group(self.scope, group, self.node)
+            if _is_window(group):
+                self.windows.append((group, *_ends(self.scope, self.inside, group)))
             elif not any(known.semanticEquals(group) for known, _ in self.groups):
-                self.groups.append((group, self.inside.column(group, f"group_{len(self.groups) + 1}")))
+                self.groups.append((group, self.inside.compared(group, f"group_{len(self.groups) + 1}")))
         results = [
             (x, self._replaced(x.child() if class_of(x) == "Alias" else x))
             for x in items(self.node.aggregateExpressions())
         ]
         of_windows = [column for _, *both in self.windows for column in both]
         by = tuple(dict.fromkeys([*of_windows, *(column for _, column in self.groups)]))
-        calls, ends = tuple(call for _, _, call in self.calls), tuple(end for _, _, end in self.windows)
+        calls = tuple(call for _, *_, call in self.calls) + tuple(call for _, call, _ in self.texts)
+        ends = tuple(end for _, _, end in self.windows)
         relation = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
         computed: dict[Column, Expr] = {}
         ids: dict[int, Column] = {}
@@ -149,20 +253,23 @@ class _Aggregate:
             if column is None:
                 column = self.scope.made(value, str(shown.name()))
                 computed[column] = expr
-            self.scope.columns[number] = ids[number] = column
+            ids[number] = column
+        # a column of windows has one id below and above, and what is below goes on meaning its own
+        self.scope.columns = {**self.scope.columns, **ids}
         return Compute(relation, computed, ids)
 
     def _replaced(self, java: Any) -> Any:
         """A result with an attribute for each group and each call."""
         for group, column in self.groups:
             if java.semanticEquals(group):
-                return java if class_of(java) == "AttributeReference" else self._attribute(java, column)
+                if _collated(group):
+                    return self._text(group)
+                return java if class_of(java) == "AttributeReference" else self.scope.attribute(java, column)
         for group, *both in self.windows:
             if class_of(java) == "GetStructField" and java.child().semanticEquals(group):
-                return self._attribute(java, both[int(java.ordinal())])
+                return self.scope.attribute(java, both[int(java.ordinal())])
             if java.semanticEquals(group):
-                parts = [self._attribute(self.catalyst.field(group, n), column) for n, column in enumerate(both)]
-                return self.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
+                return _window(self.scope, group, both)
         if class_of(java) == _CALL:
             return self._call(java)
         below = items(java.children())
@@ -171,10 +278,25 @@ class _Aggregate:
             return java.withNewChildren(self.catalyst.seq(made))
         return java
 
-    def _attribute(self, java: Any, column: Column) -> Any:
-        attribute = self.catalyst.attribute(java, column.label)
-        self.scope.columns[id_of(attribute)] = column
-        return attribute
+    def _text(self, group: Any) -> Any:
+        """What is shown of a group of text in a collation."""
+        found = next((value for of, _, value in self.texts if of.semanticEquals(group)), None)
+        if found is None:
+            call, found = _text_of_group(self.scope, self.inside, group, f"text_{len(self.texts) + 1}")
+            self.texts.append((group, call, found))
+        return found
+
+    def _all_of(self, call: Any, values: Sequence[Any], *, distinct: bool) -> Any:
+        """One value for several, null where one of them is; for DISTINCT one that differs where one of them does."""
+        if not distinct:
+            return self.catalyst.if_none_is_null(values)
+        kinds = [st._parse_datatype_json_string(value.dataType().json()) for value in values]
+        unknown = next((kind for kind in kinds if not isinstance(kind, _AS_TEXT)), None)
+        if unknown is not None:
+            self.scope.fail(f"{text_of(call)}: values of type {unknown.simpleString()} are not told apart here", call)
+        return self.catalyst.joined_text(
+            [self.catalyst.collation_key(value) if _collated(value) else value for value in values]
+        )
 
     def _call(self, java: Any) -> Any:
         """The attribute of a call; the same call is made once."""
@@ -188,29 +310,32 @@ class _Aggregate:
         if name in ("First", "Last") and not function.ignoreNulls():
             word = name.lower()
             self.scope.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
-        if name == "Count" and len(given) > 1:
-            self.scope.fail("count takes one value", java)
         distinct = bool(java.isDistinct())
+        if name == "Count" and len(given) > 1:
+            given = [self._all_of(java, given, distinct=distinct)]
+        if name in ("Min", "Max") and _collated(given[0]):
+            self.scope.fail(f"{text_of(java)}: min and max of text in a collation are not understood", java)
+        if name in ("Sum", "Average") and _fails_never(function):
+            self.scope.fail(
+                f"{text_of(java)} is not understood: sum() of integers wraps around, and has no error", java
+            )
         if distinct and name not in ("Count", "Min", "Max"):
             self.scope.fail("DISTINCT goes with count only", java)
         column: Column | None = None
         if java.filter().isDefined():  # null is no value to any of the functions
             given = [self.catalyst.only_where(java.filter().get(), given[0])]
         if not (name == "Count" and class_of(given[0]) == "Literal" and not given[0].nullable()):
-            column = self.inside.column(given[0], f"value_{len(self.calls) + 1}")
+            add = self.inside.compared if distinct else self.inside.column
+            column = add(given[0], f"value_{len(self.calls) + 1}")
         elif distinct:
             self.scope.fail("count(DISTINCT ...) takes a column or an expression over some", java)
         kind = st._parse_datatype_json_string(java.dataType().json())
         call: Function = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
         label = f"{call}_{len(self.calls) + 1}"
         made = Column(label, "", lambda: arrow_type(kind), nullable=not call.startswith("count"))
-        attribute = self._attribute(java, made)
+        attribute = self.scope.attribute(java, made)
         self.calls.append((java, attribute, Call(made, call, column)))
         return attribute
-
-
-_WINDOW: Final = "spark.timeWindow"
-"""Key of the metadata that Catalyst gives a column of windows."""
 
 
 def expanded(scope: Scope, node: Any, below: Relation) -> Relation:
@@ -266,7 +391,7 @@ def top_of(scope: Scope, node: Any, terms: Any, below: Relation) -> Relation:
     if len(calls) != 1 or class_of(function) != "RowNumber":
         scope.fail(_OTHERS, function)
     inside = Below(scope)
-    by = tuple(inside.column(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
+    by = tuple(inside.compared(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
     order = _order(inside, terms)
     if not order:  # Spark itself asks for one, but for LIMIT in a sub-query
         scope.fail(LIMIT, function)
@@ -296,7 +421,7 @@ def _order(inside: Below, terms: Any) -> tuple[tuple[Column, Order], ...]:
     found = []
     for n, term in enumerate(items(terms), 1):
         descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
-        found.append((inside.column(term.child(), f"order_{n}"), Order("", descending, first)))
+        found.append((inside.compared(term.child(), f"order_{n}"), Order("", descending, first)))
     return tuple(found)
 
 

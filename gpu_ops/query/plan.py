@@ -104,7 +104,7 @@ def _check_below_the_last(made: Plan) -> None:
 
 
 def _root(relation: relations.Relation, outputs: Outputs, chooser: Chooser, emit: Emit, *, multi_way: bool) -> Calc:
-    if _without_operator(relation):
+    if _without_operator(relation) and not any(isinstance(below, relations.UnionOf) for below in relation.walk()):
         raise SqlError(JOINS_NOTHING, chooser.sql, 1, 1)
     if emit == "per_batch":
         relation = in_two_phases(relation)

@@ -85,6 +85,7 @@ class Reader(groups.Scope):
         joined = self.catalyst.joined(analysed)
         before = self._tree(joined)
         if self._changes or not joined.deterministic():
+            self._check(tree(json.loads(analysed.toJSON()), lambda: analysed))  # where each call is as it was written
             self._check(before)
         for node in before.walk():
             if node.kind == "Join":
@@ -165,7 +166,7 @@ class Reader(groups.Scope):
             case "Aggregate":
                 return groups.aggregate_of(self, node.java, self._relation(node.args[0]))
             case "Distinct":
-                return groups.distinct_of(node.java, self._relation(node.args[0]))
+                return groups.distinct_of(self, node.java, self._relation(node.args[0]))
             case "GlobalLimit" if node.args[0].kind == "LocalLimit":
                 return self._limit(node, node.args[0].args[0])
             case "Expand":

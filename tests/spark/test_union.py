@@ -134,12 +134,6 @@ def test_union_of_static_inputs_is_done_at_once(spark: Any, feeds: Feeds) -> Non
     orders, prices = spark.table("orders"), spark.table("prices")
     found = gpu_ops.sql(query, orders=orders, prices=prices)
     assert sorted((tuple(row)[1:] for row in found.collect()), key=repr) == expected
-    live = stream(feeds.prices.df, row_kind="op", name="prices")
-    with pytest.raises(NotBuiltError, match="a static input is no part of a UNION ALL with streams"):
-        in_memory(
-            gpu_ops.sql, "SELECT item, count(*) AS n FROM (SELECT item FROM orders UNION ALL SELECT item FROM prices) "
-            "GROUP BY item", orders=orders, prices=live,
-        )  # fmt: skip
 
 
 def test_union_of_two_joins_and_of_one_twice(feeds: Feeds, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -86,6 +87,61 @@ def test_strings_of_a_collation_are_joined_by_it(spark: Any) -> None:
     a, b = (df.withColumn("name", f.expr("name COLLATE UTF8_LCASE")) for df in (a, b))
     found = gpu_ops.sql("SELECT a.k, b.w FROM a LEFT JOIN b ON a.name = b.name", a=a, b=b).collect()
     assert sorted(map(tuple, found)) == [("+I", 1, 3), ("+I", 2, None)]
+
+
+GROUPS = {
+    "count of several": "SELECT k, count(s, d) AS n, count(s, d) FILTER (WHERE d > 0) AS o, count(k, k) AS m FROM t "
+        "GROUP BY k",
+    "count of different tuples": "SELECT count(DISTINCT s, d) AS n, count(DISTINCT k, c) AS m, count(DISTINCT ts, k) AS"
+        " o, count(DISTINCT d, y) AS p, count(DISTINCT s, c) AS q FROM t",
+    "different by a collation": "SELECT k, count(DISTINCT c) AS n, count(DISTINCT c, d) AS m FROM t GROUP BY k",
+    "groups of a collation": "SELECT lower(c) AS c, collation(c) AS l, k, sum(k) AS n FROM t GROUP BY c, k HAVING c <> "
+        "'CY'",
+    "groups of an expression": "SELECT lower(concat(c, 'X')) AS c, count(*) AS n FROM t GROUP BY concat(c, 'X')",
+    "DISTINCT by a collation": "SELECT lower(c) AS c, k FROM (SELECT DISTINCT c, k FROM t)",
+    "UNION by a collation": "SELECT lower(c) AS c, k FROM (SELECT c, k FROM t UNION SELECT c, k + 1 FROM t)",
+    "LIMIT by a collation": "SELECT lower(c) AS c, k, d FROM t ORDER BY c DESC, d, k, s LIMIT 3",
+    "first of each by a collation": "SELECT lower(c) AS c, n, k FROM (SELECT c, k, row_number() OVER (PARTITION BY c "
+        "ORDER BY ts, k) AS n FROM t) WHERE n = 1",
+    "windows whole": "SELECT w, count(*) AS n FROM (SELECT window(ts, '1 minute') AS w FROM t) GROUP BY w",
+    "windows that an outer join leaves out": "SELECT w, count(*) AS n FROM t LEFT JOIN (SELECT k, window(ts, '1 minute'"
+        ") AS w FROM t WHERE k = 1) u ON t.k = u.k GROUP BY w",
+    "windows, different ones": "SELECT DISTINCT window(ts, '1 minute') AS w FROM t",
+    "try_sum of doubles": "SELECT try_sum(d) AS n, try_avg(k) AS m, regr_count(d, k) AS o FROM t WHERE k < 3",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+def test_groups_as_spark_has_them(spark: Any, seed: int) -> None:
+    if spark.version.startswith("3."):
+        pytest.skip("no collations before Spark 4")
+    random = Random(seed)
+    start = dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC)  # an hour that New York has twice
+    drawn = [
+        (
+            random.choice([1, 2, 3, None]),
+            random.choice(["Ann", "ANN", "ann", "bob", "Bob", "Cy", "", "1:a", None]),
+            random.choice([0.0, -0.0, 1.5, float("nan"), None]),
+            random.choice([start, start + dt.timedelta(hours=1), start + dt.timedelta(minutes=2), None]),
+            random.choice([b"a", b"", b"b", None]),
+        )
+        for _ in range(40)
+    ]
+    gone = random.sample(range(40), 15)
+    schema = "k int, s string, d double, ts timestamp, y binary"
+    changes = [("+I", *row) for row in drawn] + [("-D", *drawn[place]) for place in gone]
+    frames = [
+        spark.createDataFrame(rows, columns).withColumn("c", f.expr("s COLLATE UTF8_LCASE"))
+        for rows, columns in (
+            ([row for place, row in enumerate(drawn) if place not in gone], schema),
+            (changes, f"op string, {schema}"),
+        )
+    ]
+    whole, t = frames[0], gpu_ops.stream(frames[1].coalesce(1), row_kind="op")
+    whole.createOrReplaceTempView("t")
+    for what, query in GROUPS.items():
+        wanted = Counter(repr(tuple(row)) for row in spark.sql(query).collect())
+        assert Counter(repr(tuple(row)[1:]) for row in gpu_ops.sql(query, t=t).collect()) == wanted, what
 
 
 def test_views_of_the_session_are_neither_read_nor_changed(spark: Any) -> None:

@@ -119,7 +119,10 @@ EXPRESSIONS = [
         r"max_by\(o.uid, p.price\) is not understood: aggregates are",
     ),
     (f"SELECT §sum(DISTINCT p.price) AS n {JOINED}", "DISTINCT goes with count only"),
-    (f"SELECT §count(o.uid, p.price) AS n {JOINED}", "count takes one value"),
+    (f"SELECT §count(DISTINCT o.uid, u.tags) AS n {JOINED} JOIN users u USING (uid)", "values of type array<string>"),
+    (f"SELECT §try_sum(o.uid) AS n {JOINED}", r"sum\(\) of integers wraps around, and has no error"),
+    ("SELECT count(*) AS n FROM users GROUP BY §array(uid)", r"array\(uid\) of type array<bigint> cannot be a key"),
+    ("SELECT count(*) AS n FROM users §GROUP BY uid, tags", r"tags of type array<string> cannot be a key of groups"),
     (f"SELECT §first_value(o.uid) AS n {JOINED}", "first_value leaves nulls out: .* IGNORE NULLS"),
     (
         f"SELECT §row_number() OVER (PARTITION BY o.uid ORDER BY o.id) AS n {JOINED}",
@@ -242,6 +245,8 @@ MORE = [
         "SELECT q.i, o.id FROM (SELECT u.uid, §u.uid * INTERVAL 1 MONTH AS i FROM users u) q JOIN orders o USING (uid)",
         "columns of type interval year to month are not carried; CAST",
     ),
+    ("SELECT count(*) AS n FROM clicks §GROUP BY session_window(ts, '5 minutes')", "session_window is not understood"),
+    ("§SELECT DISTINCT session_window(ts, '5 minutes') AS w FROM clicks", "session_window is not understood"),
     (f"SELECT §now() AS t {JOINED}", r"now\(\) gives another value"),
     (f"SELECT §current_date() AS t {JOINED}", r"current_date\(\) gives another value"),
 ]
@@ -259,6 +264,7 @@ TAKEN = [
     "SELECT c.x FROM clicks c ASOF LEFT JOIN views v ON c.ts > v.ts AND c.x > 1",
     "SELECT c.x FROM clicks c ASOF JOIN (SELECT * FROM prices WHERE price > 1) p ON c.uid > p.id",
     "SELECT o.id FROM orders o FULL JOIN (SELECT id, price FROM prices WHERE price > 1) p ON o.id = p.id",
+    "SELECT window, count(*) AS n FROM clicks GROUP BY window(ts, '1 minute')",
     "SELECT count(*) AS n FROM prices GROUP BY window(CAST(price AS TIMESTAMP), '10 seconds', '2 seconds')",
     "SELECT c.x FROM clicks c LEFT JOIN prices FOR SYSTEM_TIME AS OF PROCTIME() AS p ON c.uid = p.id AND p.price > 1",
 ]

@@ -43,6 +43,12 @@ def test_below_an_operator_it_is_one_of_its_inputs():
     assert "Union(all=[true])" in show(made)
 
 
+def test_of_changelogs_alone_it_is_a_query():
+    made = planned("SELECT id FROM orders UNION ALL SELECT uid FROM users WHERE uid > 1")
+    assert show(made).splitlines()[:2] == ["Calc(select=[orders__id AS id])", "+- Union(all=[true])"]
+    assert not made.joins
+
+
 def test_filters_and_columns_go_below_it_and_upserts_are_taken_back_there():
     sql = """SELECT k, count(*) AS n FROM (SELECT id AS k, price AS v, 1 AS w FROM prices UNION ALL
              SELECT uid, amount, 2 FROM orders) WHERE v > 2 GROUP BY k"""
@@ -68,7 +74,6 @@ def test_types_of_the_parts_are_made_one():
 @pytest.mark.parametrize(
     ("sql", "message", "place"),
     [
-        ("SELECT id FROM orders UNION ALL SELECT uid FROM users", "joins and groups nothing", (1, 1)),
         (f"SELECT o.id {JOINED} UNION ALL SELECT p.nme {JOINED}", "nme", (1, 73)),
         (f"SELECT o.id {JOINED} UNION ALL SELECT 1, 2 FROM users", "NUM_COLUMNS_MISMATCH", (1, 1)),
         (f"SELECT o.id {JOINED} UNION ALL {ASOF} OR c.x = 1", "an ASOF join stands in FROM", (1, 91)),

@@ -34,7 +34,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import warn_of_local_folder
 from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.plan.build import build, build_bounded, collated_key
-from gpu_ops.spark.plan.column_metadata import delays, lost_row_time
+from gpu_ops.spark.plan.column_metadata import delays, lost_row_time, retracting
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
 from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.state.address import StateAddress
@@ -135,6 +135,12 @@ def apply_operator(
     if description.time_type is None:
         for side in sides:
             refuse_event_time(side)
+    for number in description.insertions_only:
+        if retracting(sides[number].df):
+            raise DescriptionError(
+                f"input '{description.inputs[number].name}' of {description.title} is a changelog that takes rows "
+                "back, and it takes insertions alone: join by time first, then join or group what that gives"
+            )
     description, sides = _in_partitions(description, sides, options)
     plan, state, notes = plan_of(description, sides, options)
     for warning in notes:

@@ -178,8 +178,16 @@ def flattened(source: Stream, by: Sequence[str]) -> tuple[Stream, tuple[str, ...
 
     Returns:
         The input, the group columns, and the windows.
+
+    Raises:
+        DescriptionError: one is of ``session_window``, whose rows are those of single events.
     """
     df = source.df
+    for name in by:
+        if "spark.sessionWindow" in (df.schema[name].metadata or {}):
+            raise DescriptionError(
+                f"by={name!r} is a session_window, which this does not merge: each event would be a session of its own"
+            )
     names = [name for name in by if is_window(df.schema[name].dataType)]
     if not names:
         return source, tuple(by), ()

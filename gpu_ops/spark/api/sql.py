@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
@@ -17,23 +18,23 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.backends import Backend
-from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN, SHORT_STRINGS, SPELLINGS, codes_of
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Union, show, walk
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Scan, Table
 from gpu_ops.spark.api.by_time import timed, timed_input
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, apply_operator, settled
 from gpu_ops.spark.api.finish import calculated, check_runs, remember
-from gpu_ops.spark.api.static import beside_streams, has_result
+from gpu_ops.spark.api.static import as_streams, beside_streams, has_result
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.failures import data_frame, message_in
 from gpu_ops.spark.plan.changes import observed_once, sliced
-from gpu_ops.spark.plan.column_metadata import CHANGELOG, delays
+from gpu_ops.spark.plan.column_metadata import CHANGELOG, delays, is_changelog
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
@@ -112,11 +113,11 @@ def sql(
                 below = state and state.below("union").below(str(number))
                 own = options | {"state": below, "name": name and f"{name}_{number}"}
                 sides, _ = settled(tuple(given.values()), {"state": below})
-                frames.append(_Runner(part, dict(zip(given, sides, strict=True)), own, given).frame(part.root))
-            changes = union(*frames, name=name or "union")
+                frames.append(_Runner(part, dict(zip(given, sides, strict=True)), own, given).result())
+            changes = union(*as_streams(frames, state and state.below("union")), name=name or "union")
         else:
-            changes = _Runner(planned, streams, options, given).frame(planned.root)
-    if state is None and changes.isStreaming:
+            changes = _Runner(planned, streams, options, given).result()
+    if state is None and changes.isStreaming and planned.joins:
         warnings.warn(
             "sql() has no state= folder: its state lives in memory only, and a restart on an old checkpoint will be "
             "refused",
@@ -230,20 +231,42 @@ class _Runner:
             return calculated(node, rows)
         if isinstance(node, LocalAggregate):
             return sliced(node, self.frame(node.input))
-        if isinstance(node, Union):
-            return self.united(node)
         if id(node) not in self._made:
-            self._made[id(node)] = self.joined(node)
+            self._made[id(node)] = self.united(node) if isinstance(node, Union) else self.joined(node)
         return self._made[id(node)]
 
-    def united(self, node: Union) -> DataFrame:
-        """The rows of several nodes."""
-        if any(stream is not None and stream.load is not None for stream in map(self.bare, node.inputs)):
-            raise NotBuiltError(
-                "a static input is no part of a UNION ALL with streams: union the DataFrames in Spark first, with a "
-                "stream of its rows"
-            )
-        return union(*map(self.frame, node.inputs))
+    def result(self) -> DataFrame:
+        """The rows of the root, which no operator takes that would know each spelling of a row kind."""
+        self._spell(self.planned.root)
+        return self.frame(self.planned.root)
+
+    def _spell(self, node: Node) -> None:
+        """Unions above all operators have Flink's row kinds."""
+        while isinstance(node, Calc):
+            node = node.input
+        if isinstance(node, Union):
+            for part in node.inputs:
+                self._spell(part)
+            self._made[id(node)] = self.united(node, spelled=True)
+
+    def united(self, node: Union, *, spelled: bool = False) -> DataFrame:
+        """The rows of several nodes; of static inputs alone a static one, else these come with the first micro-batch.
+
+        Args:
+            node: the union.
+            spelled: whether row kinds of inputs are to be Flink's.
+        """
+        if self.ended is not None and all(scan.table.name in self.ended.streams for scan in _scans(node)):
+            return self.ended.united(node, spelled=spelled)
+        frames = []
+        for part in node.inputs:
+            rows, stream = self.frame(part), self.bare(part)
+            if stream is not None and stream.load is not None and self.ended is not None:
+                stream.load()
+            if spelled and stream is not None and part.row_kind is not None and not is_changelog(stream.df):
+                rows = _spelled(rows, stream)
+            frames.append(rows)
+        return union(*as_streams(frames, self.options["state"]))
 
     def bare(self, node: Node) -> Stream | None:
         """The stream whose rows a node's are, without an operator between; None of any other."""
@@ -299,6 +322,23 @@ class _Runner:
         joined = description.with_inputs(inputs, node.description.emit if sides[0].df.isStreaming else "at_end")
         query = show(self.planned) if number == count else None
         return apply_operator(joined, sides, options, upstream=upstream, query=query)
+
+
+def _spelled(rows: DataFrame, stream: Stream) -> DataFrame:
+    """Changes of an input with Flink's row kinds.
+
+    An unknown kind, and an update without its old row, end the query, as they do in an operator.
+    """
+    keyed = stream.unique_key is not None
+    kind, known = named_column(ROW_KIND_COLUMN), [word for word in SPELLINGS if word != "u" or keyed]
+    codes = codes_of(np.array([SPELLINGS.index(word) for word in known]), has_unique_key=keyed)
+    assert codes is not None
+    flinks = [
+        part for word, code in zip(known, codes, strict=True) for part in (f.lit(word), f.lit(SHORT_STRINGS[code]))
+    ]
+    label = f"input '{stream.name}', column '{stream.row_kind}': unknown row kind, or an update without its old row: "
+    wrong = f.raise_error(f.concat(f.lit(label), f.coalesce(kind, f.lit("null"))))
+    return rows.withColumn(ROW_KIND_COLUMN, f.coalesce(f.create_map(*flinks)[kind], wrong))
 
 
 _UNION: Final = "gpu_ops.union"

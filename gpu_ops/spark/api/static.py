@@ -67,6 +67,25 @@ def beside_streams(sides: Sequence[Stream], state: StateAddress | None) -> list[
     return [side if is_stream(side) else _loaded(side, side.label, state) for side in sides]
 
 
+def as_streams(frames: Sequence[DataFrame], state: StateAddress | None) -> list[DataFrame]:
+    """The parts of a union, static ones beside streams as streams whose rows come in the first micro-batch.
+
+    Args:
+        frames: the parts.
+        state: the state folder; None for none.
+
+    Raises:
+        DescriptionError, StateError: as `beside_streams`.
+    """
+    if len({df.isStreaming for df in frames}) < 2:
+        return list(frames)
+    sides = beside_streams([Stream(f"part {number}", df=df) for number, df in enumerate(frames, 1)], state)
+    for side in sides:
+        if side.load is not None:
+            side.load()
+    return [side.df for side in sides]
+
+
 def is_stream(side: Stream) -> bool:
     """Whether an input goes on while the operator runs."""
     return side.df.isStreaming and _RESULT not in vars(side.df)

@@ -268,6 +268,14 @@ def never_retracts(df: DataFrame) -> bool:
     return plan is not None and plan.join.insert_only
 
 
+def retracting(df: DataFrame) -> bool:
+    """Whether a stream is the changelog of an operator that takes rows back; not of a filter by row kinds above it."""
+    if not df.isStreaming or not is_changelog(df):
+        return False
+    plan = _join_below(df, _ONE_FOR_ONE)
+    return plan is not None and plan.join.emit != "at_end" and not plan.join.insert_only
+
+
 def _join_below(df: DataFrame, through: Set[str]) -> JoinPlan | None:
     node = analyzed(df)
     while (plan := JoinPlan.of(node)) is None:

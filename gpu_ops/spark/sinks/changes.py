@@ -231,7 +231,7 @@ def view(
         write: writes it.
         key: columns that identify a row of the changelog; None for those that are known of it.
         needs_key: why the view needs a key; empty if it does not.
-        exact: whether 0.0 and -0.0 are different rows to it.
+        exact: whether 0.0 and -0.0 are different rows to it; with a key they always are.
     """
 
     def apply(batch: DataFrame, batch_id: int) -> None:
@@ -239,7 +239,7 @@ def view(
         columns = key_of(batch, key)
         if columns is None and needs_key:
             raise DescriptionError(f"{needs_key}; none is known of this changelog: declare key=")
-        rows = net(batch, exact=exact)
+        rows = net(batch, exact=exact or columns is not None)
         mark = batch.schema[ROW_KIND_COLUMN].metadata.get(CHANGELOG, "changelog")
         schema = st.StructType([x for x in batch.schema if x.name != ROW_KIND_COLUMN])
         changed = (without_key(rows) if columns is None else by_key(rows, columns)).persist()
