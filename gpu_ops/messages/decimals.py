@@ -34,7 +34,8 @@ def unscaled(values: pa.BinaryArray, scale: int, kind: pa.Decimal128Type) -> pa.
     lengths = pc.binary_length(full).to_numpy()
     if (lengths < 1).any():
         raise pa.ArrowInvalid("a decimal of no bytes")
-    if max(abs(scale), abs(kind.scale - scale)) > _DIGITS or (lengths > _BYTES).any():  # Arrow would wrap round
+    digits = _DIGITS - max(0, kind.scale - scale)  # with more of them Arrow's cast would wrap round
+    if abs(scale) > _DIGITS or digits < 1 or (lengths > _BYTES).any():
         return pa.array([None if x is None else _exact(x, scale, kind) for x in values.to_pylist()], kind)
     negative = pc.greater_equal(full, b"\x80").to_numpy(zero_copy_only=False)
     signs = pa.array([sign * count for sign in (b"\0", b"\xff") for count in range(_BYTES)], pa.binary())
@@ -43,7 +44,7 @@ def unscaled(values: pa.BinaryArray, scale: int, kind: pa.Decimal128Type) -> pa.
     made = np.frombuffer(whole[0].as_buffer(), np.uint8).reshape(-1, _BYTES)[:, ::-1]
     mask = pa.array(values.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
     buffers = [mask, pa.py_buffer(np.ascontiguousarray(made))]
-    decimals = pa.Array.from_buffers(pa.decimal128(_DIGITS, scale), len(values), buffers)
+    decimals = pa.Array.from_buffers(pa.decimal128(digits, scale), len(values), buffers)
     try:
         decimals.validate(full=True)
     except pa.ArrowInvalid:  # of more digits, some of which may be zeros behind the point

@@ -94,6 +94,7 @@ DECIMALS = [
     decimal("-2", of(1), pa.decimal128(20, 2), "100.00"), decimal(-2, of(-1), pa.decimal128(20, 0), "-100"),
     decimal("-37", of(1), pa.decimal128(38, 0), str(10**37)), decimal("-38", of(1), pa.decimal128(38, 0), BAD),
     decimal("-21", of(-1), pa.decimal128(37, 37), BAD),
+    decimal("-33", of(-5 * 10**31), pa.decimal128(38, 0), BAD),
     decimal("-84", of(1), pa.decimal128(38, 0), BAD), decimal("-84", of(0), pa.decimal128(38, 0), "0"),
     decimal("-2147483648", of(1), pa.decimal128(38, 0), BAD), decimal("2147483647", of(1), pa.decimal128(38, 0), BAD),
     decimal("2147483647", of(0), pa.decimal128(38, 2), "0.00"), decimal("0", of(MOST), pa.decimal128(38, 0), str(MOST)),
