@@ -132,6 +132,8 @@ def _moves_of(zone: str) -> tuple[Numbers, Numbers] | None:
         return None
     if spelled != "UTC" and spelled[0] not in "+-":
         return None
+    if zone[0] in "+-":
+        spelled = "UTC"  # so Spark has them: Java knows such zones as GMT+08:00 alone
     local = pc.local_timestamp(pa.array([0], pa.timestamp("us", spelled))).cast(pa.int64())
     return _BEGINS * _DAY - local[0].as_py(), _MOVES * _DAY
 
