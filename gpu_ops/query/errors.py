@@ -75,6 +75,8 @@ CHANGING: Final = (
 SUBQUERIES: Final = {"ScalarSubquery", "ListQuery", "Exists", "InSubquery", "LateralSubquery"}
 NOW: Final = {"CurrentTimestamp", "CurrentDate", "CurrentTime", "Now", "LocalTimestamp", "CurrentBatchTimestamp"}
 """Constant within a micro-batch, and another one in the next."""
+TODAY: Final = r"\s*(?:now|today|tomorrow|yesterday)\b"
+"""What Spark takes in texts for the time at which a plan is made (``SpecialDatetimeValues``)."""
 
 
 def one(noun: str) -> str:

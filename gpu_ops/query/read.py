@@ -31,6 +31,15 @@ Outputs = list[tuple[str, Column]]
 """A query's columns by their names, in its order."""
 
 
+_TODAY: Final = re.compile(f'"value":"{errors.TODAY}', re.IGNORECASE)
+_TYPED_TODAY: Final = re.compile(rf"\b(?:DATE|TIMESTAMP(?:_NTZ|_LTZ)?)\s*(['\"]){errors.TODAY}.*?\1", re.IGNORECASE)
+
+
+def _is_a_time(java: Any) -> bool:
+    """Whether an expression gives dates or timestamps."""
+    return str(java.dataType().simpleString()) in ("date", "timestamp", "timestamp_ntz")
+
+
 class Reader(groups.Scope):
     """Reads the plan of one query."""
 
@@ -45,6 +54,11 @@ class Reader(groups.Scope):
 
     def read(self, parsed: Any) -> tuple[Relation, Outputs]:
         """The relation of a parsed query, and the result's columns by their names."""
+        written = _TYPED_TODAY.search(self.sql)
+        if written is not None:
+            before = self.sql[: written.start()]
+            place = before.count("\n") + 1, written.start() - (before.rfind("\n") + 1) + 1
+            raise SqlError(errors.CHANGING.format(written.group()), self.sql, *place)
         analysed = self.analysed(parsed)
         names = [str(name) for name in analysed.schema().fieldNames()]
         relation = self.plan(analysed)
@@ -84,7 +98,7 @@ class Reader(groups.Scope):
         self._aliases |= _aliases(json.loads(analysed.toJSON()))
         joined = self.catalyst.joined(analysed)
         before = self._tree(joined)
-        if self._changes or not joined.deterministic():
+        if self._changes or _TODAY.search(analysed.toJSON()) or not joined.deterministic():
             self._check(tree(json.loads(analysed.toJSON()), lambda: analysed))  # where each call is as it was written
             self._check(before)
         for node in before.walk():
@@ -130,7 +144,9 @@ class Reader(groups.Scope):
     def _check_expression(self, java: Any) -> None:
         for below in items(java.children()):
             self._check_expression(below)
-        if str(java.nodeName()) in errors.NOW or not java.deterministic():
+        name = str(java.nodeName())
+        today = name == "Cast" and _is_a_time(java) and re.match(f"'{errors.TODAY}", str(java.child().sql()), re.I)
+        if name in errors.NOW or today or not java.deterministic():
             self.fail(errors.CHANGING.format(text_of(java)), java)
 
     # --- nodes ----------------------------------------------------------------------------------
