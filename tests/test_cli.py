@@ -339,10 +339,10 @@ def test_run_without_the_package_for_metrics_starts_no_spark(command, monkeypatc
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", never)
     job = Path(__file__).resolve().parents[1] / "examples" / "job.sql"
     for given in (["--metrics-port", "9095"], ["--conf", "spark.gpu_ops.prometheus.port=h:9095", "--explain"]):
-        status, said = command("run", str(job), *given)[:2]
-        assert status == 1
+        status, out, said = command("run", str(job), *given)
+        assert (status, out) == (1, "")
         assert "metrics for Prometheus need prometheus-client: pip install 'gpu-join[metrics]'" in said
-    status, said = command("run", str(job), "--metrics-port", "none")[:2]
+    status, _, said = command("run", str(job), "--metrics-port", "none")
     assert status == 1
     assert "spark.gpu_ops.prometheus.port" in said
 

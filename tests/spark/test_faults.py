@@ -248,7 +248,10 @@ def test_a_server_starts_where_the_folder_of_its_log_is_gone(tmp_path: Path, mon
     try:
         shutil.rmtree(tmp_path / "temporary")
         server = launcher.start("cpu", "cpu-0")
-        assert "listening" in launcher.tail("cpu-0")
+        until = time.monotonic() + 30
+        while "listening" not in launcher.tail("cpu-0"):
+            assert time.monotonic() < until
+            time.sleep(0.01)
         os.kill(server.pid, signal.SIGKILL)
         while server.running:
             time.sleep(0.01)

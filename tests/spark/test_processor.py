@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_ops.errors import StateError
 from gpu_ops.spark.driver import process
 from gpu_ops.spark.driver.machine import KEPT_MEMORY, numpy_environment
 from gpu_ops.spark.driver.process import Launcher
@@ -59,11 +60,11 @@ def test_a_state_server_has_it_and_what_a_user_says_goes_first(monkeypatch: pyte
     ours = {"NPY_DISABLE_CPU_FEATURES": "X86_V4", **KEPT_MEMORY}
     for name in ours:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(OSError, match="enough"):
+    with pytest.raises(StateError, match="enough"):
         launcher.start("cpu", "cpu-0")
     for name in ours:
         monkeypatch.setenv(name, "7")
-    with pytest.raises(OSError, match="enough"):
+    with pytest.raises(StateError, match="enough"):
         launcher.start("cpu", "cpu-0")
     launcher.close()
     assert [{name: env[name] for name in ours} for env in seen] == [ours, dict.fromkeys(ours, "7")]

@@ -166,5 +166,5 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
         in_memory(gpu_ops.top, source.df, "item", order_by="price")
     with pytest.raises(DescriptionError, match="input 'sold': by names 'region'; there are item, amount"):
         in_memory(gpu_ops.top, stream(source.df, name="sold"), "region", order_by="amount")
-    with pytest.raises(TypeError, match=r"top\(\) has no option orderby=; did you mean"):
+    with pytest.raises(TypeError, match=r"top\(\) has no option orderby=; order_by= is the order"):
         in_memory(gpu_ops.top, source.df, "item", order_by="amount", orderby="amount")

@@ -461,7 +461,7 @@ def test_what_tasks_are_told_of_a_run_is_taken_by_servers(tmp_path: Path, run: s
         assert left(folder, BATCHES[0])
         (file,) = folder.iterdir()
         assert blocks.checked(str(file), str(tmp_path), file=True) == file
-    assert (folder is not None) == (run in ("a-1", "5dd0c6b2-5f3b-4d3e-9c5e"))
+    assert (folder is not None) == (run in ("a-1", "5dd0c6b2-5f3b-4d3e-9c5e-0d6f3a1b2c4d"))
 
 
 def test_strange_names_beside_those_of_micro_batches_are_no_error(tmp_path: Path) -> None:
