@@ -125,11 +125,16 @@ def ingest(
             decoded = _decode(source, batch, order, start, join)
         start += decoded.rows_in
         sides.append(decoded)
-    total = sum(s.kinds.size for s in sides)
-    if total > MAX_CHANGES:
-        raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
+    _check_size(join, sides)
     ordered = _in_total_order(join.inputs, sides)
     return _as_taken(join, ordered)
+
+
+def _check_size(join: Description, changes: Sequence[Ingested]) -> None:
+    """Refuses more changes than a micro-batch may have."""
+    total = sum(change.kinds.size for change in changes)
+    if total > MAX_CHANGES:
+        raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
 
 
 def ingest_checked(
@@ -154,6 +159,7 @@ def ingest_checked(
         wrong = _mask_of(source, _faults(source, change.rows, join, text=False))
         bad = 0 if wrong is None else int(wrong.sum())
         admitted.append(change if wrong is None else dataclasses.replace(change.pick(~wrong), bad_rows=bad))
+    _check_size(join, admitted)
     before = np.sort(np.concatenate([change.sequence for change in admitted]))
     return _as_taken(join, _ranked(admitted, None)), before
 

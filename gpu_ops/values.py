@@ -200,7 +200,8 @@ def equal_codes(values: pa.Array) -> npt.NDArray[np.int64]:
         texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(values), [None, pa.py_buffer(offsets), items])
         return equal_codes(pa.StructArray.from_arrays([texts], names=["items"], mask=values.is_null()))
     if t.is_floating(kind):
-        values = pc.add(values, pa.scalar(0.0, kind))  # -0.0 becomes 0.0
+        values = pc.add(values, pa.scalar(0.0, kind))  # -0.0 becomes 0.0, and all NaN one
+        values = pc.if_else(pc.is_nan(values), pa.scalar(np.nan, kind), values)
     return _numbered(as_bytes(values))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import gpu_ops
-from gpu_ops.descriptions.dataflow import Dataflow, Vertex
+from gpu_ops.descriptions.dataflow import Dataflow, Vertex, bounded_times
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.join_engine import JoinEngine
 
@@ -134,3 +135,50 @@ def test_at_end_the_last_operator_gives_its_result() -> None:
         {"row_kind": "+I", "item": "ink", "n": 1, "total": 7},
         {"row_kind": "+I", "item": "pen", "n": 2, "total": 4},
     ]
+
+
+DAY = pa.timestamp("ms")
+
+
+def timed(columns: str, time: str, name: str = "input") -> gpu_ops.Input:
+    """An input of integers and one time, which may come in any order within a day."""
+    schema = pa.schema([(c, DAY if c == time else pa.int64()) for c in columns])
+    return gpu_ops.Input.of(schema, name=name, event_time=time, delay_ms=0)
+
+
+def test_a_watermark_below_says_nothing_of_other_times() -> None:
+    """What the output watermark of an operator bounds are the event times of its inputs, and of some the left one."""
+    left, right = timed("kau", "a", "x"), timed("kb", "b", "y")
+    key = (gpu_ops.Key("k", "k", using=True),)
+    interval = gpu_ops.IntervalJoin("inner", left, right, key, interval=gpu_ops.Interval(-1000, 1000))
+    assert bounded_times(interval) == {"a", "b"}
+    asof = gpu_ops.AsofJoin("left", left, right, key, asof=gpu_ops.Asof("backward"), emit="at_watermark")
+    assert bounded_times(asof) == {"a"}
+    assert bounded_times(gpu_ops.Join("left", left, right, key)) == set()
+
+
+def test_rows_without_a_time_are_the_operators_own_affair() -> None:
+    left, right = timed("ka", "a", "x"), timed("kb", "b", "y")
+    join = gpu_ops.AsofJoin(
+        "left", left, right, (gpu_ops.Key("k", "k", using=True),), asof=gpu_ops.Asof("backward"), emit="per_event"
+    )
+    above = gpu_ops.Aggregate.of(join.as_input("xy"), ("k",), {"n": "count(*)"}, "per_batch")
+    nothing = pa.table({"k": pa.array([1]), "a": pa.array([None], DAY)})
+    with closing(JoinEngine(Dataflow.over(above, {"xy": join}), "cpu")) as engine:
+        assert engine.process(nothing, None).to_pylist() == [{"row_kind": "+I", "k": 1, "n": 1}]
+
+
+def test_an_operator_s_name_has_no_dot() -> None:
+    description = totals().join.operators[0].description
+    with pytest.raises(DescriptionError, match=r"cannot be called 'a\.b'"):
+        Dataflow(description.inputs, (Vertex("a.b", description, ("orders", "prices")),))
+
+
+def test_the_clock_goes_on_after_a_restore() -> None:
+    orders = gpu_ops.Input.of(ORDERS, name="orders", ttl_ms=60_000)
+    joined = gpu_ops.engine(orders=orders, prices=PRICES, on="item", backend="cpu")
+    engine = gpu_ops.engine(joined=joined, by="item", aggregates={"n": "count(*)"}, backend="cpu")
+    engine.process(orders=ORDERS, clock_ms=1_000_000)
+    other = gpu_ops.engine(joined=joined, by="item", aggregates={"n": "count(*)"}, backend="cpu")
+    other.restore(engine.snapshot())
+    assert other._operator._clock_ms == 1_000_000

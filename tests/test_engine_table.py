@@ -9,6 +9,7 @@ import os
 import random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from test_taken import any_array, any_type, values_of
@@ -247,6 +248,13 @@ def test_values_are_the_same_at_any_depth() -> None:
         array = any_array(rng, any_type(rng))
         codes, values = equal_codes(array), [str(value) for value in values_of(array)]
         assert len(set(codes)) == len(set(values)) == len(set(zip(codes, values, strict=True))), number
+
+
+def test_all_bits_of_nan_are_one_value() -> None:
+    negative = np.frombuffer(np.uint64(0xFFF8 << 48).tobytes(), np.float64)
+    values = pa.array(np.concatenate([np.array([np.nan]), negative, -negative]))
+    assert set(equal_codes(values)) == {0}
+    assert set(equal_codes(pa.array([[x] for x in values.to_pylist()]))) == {0}
 
 
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])

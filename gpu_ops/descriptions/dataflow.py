@@ -108,6 +108,8 @@ class Dataflow(Description):
             known[name] = one
         before = [x.name for x in self.inputs]
         for vertex in self.operators:
+            if "." in vertex.name:  # which ends an operator's name in those of its tables
+                raise DescriptionError(f"an operator of a dataflow cannot be called {vertex.name!r}: it has a dot")
             if len(vertex.sources) != len(vertex.description.inputs):
                 count = len(vertex.description.inputs)
                 raise DescriptionError(f"operator '{vertex.name}' has {count} inputs and reads {len(vertex.sources)}")
@@ -209,6 +211,11 @@ class Dataflow(Description):
         """Columns that identify a row of the output."""
         return self.last.unique_key
 
+    @property
+    def times_may_be_null(self) -> bool:
+        """Whether it takes rows without an event time: each operator says so of its own."""
+        return True
+
     def why_no_backlog(self) -> str | None:
         """What keeps it from beginning with a backlog; None if it can."""
         return "of a dataflow each operator would have to begin with one"
@@ -227,6 +234,26 @@ class Dataflow(Description):
             head, *more = vertex.description.lines()
             lines += [line(vertex.name, head), *(f"  {one}" for one in more)]
         return lines
+
+
+def bounded_times(description: Description) -> frozenset[str]:
+    """The columns of an operator's output that hold no time before its output watermark.
+
+    They are the event times of its inputs, of an ASOF or temporal join the left one, and of an aggregate the end of its
+    windows.
+    """
+    if not description.by_event_time or description.behind_ms is None:
+        return frozenset()
+    closes = getattr(description, "closes", None)
+    if closes is not None:
+        return frozenset({closes})
+    sides = description.inputs if description.interval is not None else description.inputs[:1]
+    return frozenset(
+        column.name
+        for column in description.output
+        for side, source in enumerate(sides)
+        if source.event_time is not None and description.own_column(side, column) == source.event_time
+    )
 
 
 def _vertex(name: str, description: Description) -> Vertex:

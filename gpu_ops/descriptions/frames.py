@@ -265,6 +265,8 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _number(array: pa.Array, kind: pa.DataType) -> pa.Array:
     t, there = pa.types, array.type
+    if t.is_float16(there):  # which Arrow does not compare
+        array, there = array.cast(pa.float32()), pa.float32()
     made = array.cast(kind, safe=not t.is_floating(kind))
     if t.is_floating(there) or t.is_floating(kind):
         changed = pc.not_equal(made.cast(there, safe=False), array)

@@ -542,12 +542,14 @@ class Backlog(Operator):
         for name, value in first.metrics.items():
             metrics[name] = metrics.get(name, 0) + value
         values = [values_table(self.join, self.kernels, made.values) for made in (first, then)]
+        before = np.full(first.sequence.size, -1, np.int64)
+        sequences, beside = [then.sequence[: then.kinds.size]], [then.sequence[then.kinds.size :]]
         return Output(
             pa.concat_tables(values),
             np.concatenate([first.kinds, then.kinds]),
-            np.concatenate([np.full(first.sequence.size, -1, np.int64), then.sequence]),
+            np.concatenate([before[: first.kinds.size], *sequences, before[first.kinds.size :], *beside]),
             metrics,
-            beside=then.beside,
+            beside=(*first.beside, *then.beside),
         )
 
     def _all(self) -> tuple[Ingested, ...]:

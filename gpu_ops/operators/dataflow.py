@@ -19,19 +19,23 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from gpu_ops import operators
-from gpu_ops.descriptions.dataflow import Dataflow, Vertex
+from gpu_ops.descriptions.dataflow import Dataflow, Vertex, bounded_times
 from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.ingest import Ingested, ingest_checked
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.operator import InputTable, Operator, Room, TimedOperator
 from gpu_ops.output import Changelog, Output, changelog, value_schema, values_table
 from gpu_ops.state.pieces import FromSnapshot, Storable
+
+_CLOCK = "clock_ms"
+"""What a snapshot calls the time of the last micro-batch; tables of operators have a dot in their names."""
 
 
 class DataflowOperator(Operator):
@@ -107,11 +111,11 @@ class DataflowOperator(Operator):
         """The watermark of an operator: that of the input which is behind."""
         if not isinstance(operator, TimedOperator) or not vertex.description.by_event_time:
             return operator.watermark_ms(clock_ms)
-        above = {v.name: self._output_watermark(v, one) for v, one in self._pairs() if v.description.by_event_time}
-        marks = [
-            above[name] if name in above else operator.input_watermark_ms(number)
-            for number, name in enumerate(vertex.sources)
-        ]
+        below = {v.name: (v, one) for v, one in self._pairs()}
+        marks = []
+        for number, (source, name) in enumerate(zip(vertex.description.inputs, vertex.sources, strict=True)):
+            follows = name in below and source.event_time in bounded_times(below[name][0].description)
+            marks.append(self._output_watermark(*below[name]) if follows else operator.input_watermark_ms(number))
         known = [mark for mark in marks if mark is not None]
         return min(known) if len(known) == len(marks) else None
 
@@ -147,11 +151,14 @@ class DataflowOperator(Operator):
     # --- state -------------------------------------------------------------------------------
 
     def kept(self) -> dict[str, Storable]:
-        """The committed state of all operators, each name behind that of its operator."""
-        return {f"{v.name}.{name}": table for v, operator in self._pairs() for name, table in operator.kept().items()}
+        """The committed state of all operators, each name behind that of its operator; and the clock."""
+        clock = {_CLOCK: pa.table({_CLOCK: pa.array([self._clock_ms], pa.int64())})}
+        of_each = ((v.name, name, table) for v, operator in self._pairs() for name, table in operator.kept().items())
+        return clock | {f"{vertex}.{name}": table for vertex, name, table in of_each}
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
+        self._clock_ms = cast("pa.Table", state[_CLOCK])[_CLOCK][0].as_py()
         for vertex, operator in self._pairs():
             prefix = f"{vertex.name}."
             own = {name.removeprefix(prefix): table for name, table in state.items() if name.startswith(prefix)}

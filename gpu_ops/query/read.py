@@ -35,9 +35,12 @@ _TODAY: Final = re.compile(f'"value":"{errors.TODAY}', re.IGNORECASE)
 _TYPED_TODAY: Final = re.compile(rf"\b(?:DATE|TIMESTAMP(?:_NTZ|_LTZ)?)\s*(['\"]){errors.TODAY}.*?\1", re.IGNORECASE)
 
 
-def _is_a_time(java: Any) -> bool:
-    """Whether an expression gives dates or timestamps."""
-    return str(java.dataType().simpleString()) in ("date", "timestamp", "timestamp_ntz")
+def _is_today(cast: Any) -> bool:
+    """Whether a cast makes a time of a constant text for which Spark takes today's."""
+    text = cast.child()
+    if str(cast.dataType().simpleString()) not in ("date", "timestamp", "timestamp_ntz") or not text.foldable():
+        return False
+    return re.match(errors.TODAY, str(text.eval(None)), re.IGNORECASE) is not None
 
 
 class Reader(groups.Scope):
@@ -145,8 +148,7 @@ class Reader(groups.Scope):
         for below in items(java.children()):
             self._check_expression(below)
         name = str(java.nodeName())
-        today = name == "Cast" and _is_a_time(java) and re.match(f"'{errors.TODAY}", str(java.child().sql()), re.I)
-        if name in errors.NOW or today or not java.deterministic():
+        if name in errors.NOW or (name == "Cast" and _is_today(java)) or not java.deterministic():
             self.fail(errors.CHANGING.format(text_of(java)), java)
 
     # --- nodes ----------------------------------------------------------------------------------

@@ -154,3 +154,17 @@ def test_what_it_says() -> None:
     ):
         with pytest.raises(DescriptionError, match=problem):
             wrong()
+
+
+def test_bad_rows_of_a_backlog_come_out_with_its_result() -> None:
+    whole = {"op": "+I", "tags": [], "data": b"", "n": 0, "gone": None}
+    lacking = {"op": "+U", "id": 2, "text": None, "tags": [], "data": b"", "n": 0, "gone": ["text"]}
+
+    def table(*rows: Row) -> pa.Table:
+        return pa.Table.from_pylist(list(rows), SCHEMA.append(pa.field("op", pa.string())))
+
+    with CPU.engine(described("per_batch", "tag"), backlog=True) as engine:
+        engine.process(table({**whole, "id": 1, "text": "a"}, lacking), backlog=True)
+        found = engine.prepare(table({**whole, "id": 3, "text": "c"}))
+        assert found.changelog["row_kind"].to_pylist() == ["+I", "+I", "bad"]
+        assert found.sequence.tolist() == [-1, 0, -1]

@@ -140,6 +140,7 @@ EXPRESSIONS = [
     (f"SELECT o.id, §uuid() AS r {JOINED}", r"uuid\(\) gives another value"),
     (f"SELECT o.id {JOINED} WHERE p.price > 1 AND o.note = cast(§current_timestamp() AS STRING)", "another value"),
     (f"SELECT o.id, §CAST('now' AS TIMESTAMP) AS x {JOINED}", "gives another value each time"),
+    (f"SELECT o.id, §CAST(lower('TODAY') AS DATE) AS x {JOINED}", "gives another value each time"),
     (f"SELECT o.id, §to_date('Today') AS x {JOINED}", "gives another value each time"),
     (f"SELECT o.id, §DATE 'yesterday' AS x {JOINED}", "DATE 'yesterday' gives another value each time"),
     (f"SELECT o.id {JOINED} WHERE o.id = §(SELECT max(uid) FROM users)", "a sub-query can stand in FROM, and in WHERE"),

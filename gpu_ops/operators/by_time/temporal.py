@@ -112,7 +112,9 @@ class Retention:
         slots = self.keys.locate(self.kernels.frame(rows)).slots if rows.num_rows else fired[:0]
         slots = distinct(self.kernels.xp, self.kernels.xp.concatenate([slots, fired]))
         times, latest = self.keys.beside[WRITTEN_COLUMN].values[slots], clipped(clock_ms + 3 * self.ttl // 2)
-        moves = (times < clipped(clock_ms + self.ttl)) | (times > latest)
+        moves = times < clipped(clock_ms + self.ttl)
+        if clock_ms:  # 0 while none is known
+            moves |= times > latest
         self.keys.touch(slots[moves], latest)
 
     def times(self, frame: Frame, columns: tuple[str, ...], schema: pa.Schema) -> Array:
