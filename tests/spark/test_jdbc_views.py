@@ -22,7 +22,7 @@ def rows(spark: Any, url: str) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, spark.read.format("jdbc").options(url=url, dbtable="v").load().collect()), key=repr)
 
 
-@pytest.mark.parametrize("key", ["id", None])
+@pytest.mark.parametrize("key", ["id", pytest.param(None, marks=pytest.mark.thorough)])
 def test_rows_of_an_attempt_that_does_not_count_are_left_out(
     spark: Any, monkeypatch: pytest.MonkeyPatch, key: Any
 ) -> None:
@@ -42,6 +42,7 @@ def test_rows_of_an_attempt_that_does_not_count_are_left_out(
     assert rows(spark, url) == [(1, "c", *count), (2, "b", *count), (3, "d", *count)]
 
 
+@pytest.mark.thorough
 def test_staged_rows_that_are_not_all_there_are_an_error(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "jdbc:derby:memory:fewer;create=true"
     view = sinks.jdbc_view(url, "v", "id", options=DERBY)
@@ -53,6 +54,7 @@ def test_staged_rows_that_are_not_all_there_are_an_error(spark: Any, monkeypatch
     assert rows(spark, url) == [(1, "a")]
 
 
+@pytest.mark.thorough
 def test_columns_of_others_stay_and_rows_of_others_are_noticed(spark: Any) -> None:
     url = "jdbc:derby:memory:columns;create=true"
     database = Connection(spark, url, {}, "table v")
