@@ -225,6 +225,21 @@ def test_mapped_columns_are_found_at_any_depth(tmp_path: Path, mode: str) -> Non
         assert "the file has no ids" in table.refusal(1)
 
 
+@pytest.mark.parametrize(("reader", "mode"), [(1, "name"), (1, "id"), (2, "none"), (2, None)])
+def test_physical_names_are_no_matter_where_columns_are_not_mapped(
+    tmp_path: Path, reader: int, mode: str | None
+) -> None:
+    """PROTOCOL.md, "Reader Requirements for Column Mapping": display names, of partitions as well."""
+    table = Table(tmp_path, minReaderVersion=reader, minWriterVersion=5)
+    columns = [("id", "long"), ("s", struct_of(mapped("x", "long", "c9", 9))), ("p", "string")]
+    fields = [mapped(name, kind, f"c{n}", n) for n, (name, kind) in enumerate(columns)]
+    table.header[1] = table.metadata(*fields, by=("p",), **({"delta_columnMapping_mode": mode} if mode else {}))
+    rows = pa.table({"id": [1], "s": [{"x": 2, "c9": 8}], "c0": [7]})
+    table.commit(table.file("a", rows, partitionValues={"p": "here", "c2": "no"}))
+    wanted = pa.schema([("id", INT), ("s", pa.struct([("x", INT)])), ("p", TEXT)])
+    assert table.rows(0, wanted) == [(1, {"x": 2}, "here")]
+
+
 def test_the_schema_is_that_of_the_commit(tmp_path: Path) -> None:
     table = Table(tmp_path, minReaderVersion=2, minWriterVersion=5)
     mode = {"delta_columnMapping_mode": "name"}
