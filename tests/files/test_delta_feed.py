@@ -268,6 +268,34 @@ def test_the_schema_is_that_of_the_commit(tmp_path: Path) -> None:
     assert "not double" in table.refusal(2, pa.schema([("s", pa.struct([("x", INT), ("y", pa.float64())]))]))
 
 
+@pytest.mark.parametrize("upgraded", [False, True])
+def test_a_column_dropped_and_another_added_by_its_name_is_not_taken_for_it(tmp_path: Path, upgraded: bool) -> None:
+    """Such a commit would bring (1, 5), and a later one take (1, null). Upgraded: mapped only when it was dropped."""
+    table, mode = Table(tmp_path, minReaderVersion=2, minWriterVersion=5), {"delta_columnMapping_mode": "name"}
+    wanted = pa.schema([("id", INT), ("s", pa.struct([("x", INT), ("c", INT)])), ("C", INT)])
+    some = "c" if upgraded else "col-3"
+
+    def columns(outer: str, inner: str) -> list[dict[str, Any]]:
+        within = struct_of(mapped("x", "long", "x", 5), mapped("c", "long", inner, 4))
+        return [mapped("id", "long", "id", 1), mapped("s", within, "s", 2), mapped("c", "long", outer, 3)]
+
+    table.header[1] = table.metadata(*columns(some, some), **({} if upgraded else mode))
+    first = pa.Table.from_pylist([{"id": 1, "s": {"x": 2, some: 3}, some: 5}])
+    table.commit(table.file("a", first))
+    assert table.rows(0, wanted) == [(1, {"x": 2, "c": 3}, 5)]
+    table.commit(table.metadata(*columns(some, some), **mode))
+    assert table.rows(0, wanted) == [(1, {"x": 2, "c": 3}, 5)]
+    version = table.commit(table.metadata(*columns("col-8", "col-9"), **mode), act("remove", "a"))
+    message = table.refusal(0, wanted)
+    assert "column 's.c'" in message
+    assert f"in data files it is '{some}', and 'col-9' in the latest version: it was renamed or dropped" in message
+    message = table.refusal(0, wanted.remove(1))
+    assert "column 'C'" in message
+    assert f"in data files it is '{some}', and 'col-8'" in message
+    inner = pa.schema([("id", INT), ("s", pa.struct([("x", INT)]))])
+    assert table.rows(0, inner) == table.rows(version, inner) == [(1, {"x": 2})]
+
+
 WIDER = [("byte", pa.int8(), 7, "double", pa.float64(), 7.0), ("integer", pa.int32(), -1, "long", INT, -1),
          ("float", pa.float32(), 0.5, "double", pa.float64(), 0.5),
          ("date", pa.date32(), dt.date(9999, 12, 31), "timestamp_ntz", pa.timestamp("us"), dt.datetime(9999, 12, 31)),
