@@ -10,8 +10,6 @@ from typing import Any, Final
 from pyspark.errors import AnalysisException
 from pyspark.sql.streaming import DataStreamWriter
 
-from gpu_ops.errors import GpuJoinError
-
 _STARTING: Final = ("start", "toTable")
 _guard = threading.Lock()
 
@@ -55,7 +53,7 @@ def _checked(start: Callable[..., Any]) -> Callable[..., Any]:
         try:
             for check in _checks:
                 check(query)
-        except GpuJoinError:
+        except BaseException:
             query.stop()
             raise
         return query

@@ -41,7 +41,7 @@ def check_topics(query: Any) -> None:
         query: that was started.
 
     Raises:
-        StateError: which topic.
+        StateError: which topic; or the ids cannot be written to the checkpoint.
     """
     try:
         running = query._jsq.streamingQuery()
@@ -61,7 +61,13 @@ def check_topics(query: Any) -> None:
             "and state folder; with options={'failOnDataLoss': 'false'} it goes on at these offsets"
         )
     if any(known.get(topic) != ids for topic, ids in now.items()):
-        file.write({**known, **now})
+        try:
+            file.write({**known, **now})
+        except Exception as error:  # of any file system of Hadoop's, by way of py4j
+            raise StateError(
+                f"the ids of topics {', '.join(sorted(now))} cannot be written to the query's checkpoint, so that one "
+                f"that is made anew would not be noticed: {error}"
+            ) from error
 
 
 def _sources(node: Any) -> Iterator[Any]:
