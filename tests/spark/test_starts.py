@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -51,6 +52,24 @@ def test_whatever_a_check_raises_stops_the_query(writer: type[Writer], error: Ba
     with pytest.raises(type(error)):
         writer().start()
     assert [query.stopped for query in looked_at] == [True]
+
+
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_a_start_that_another_tool_wraps_is_checked_once(writer: type[Writer], when: str) -> None:
+    def wrap() -> None:
+        for name in ("start", "toTable"):
+            of_spark: Any = getattr(writer, name)
+            setattr(writer, name, functools.wraps(of_spark)(lambda self, of_spark=of_spark: of_spark(self)))
+
+    looked_at: list[Query] = []
+    if when == "before":
+        wrap()
+    starts.check_starts(looked_at.append)
+    if when == "after":
+        wrap()
+    starts.check_starts(looked_at.append)
+    assert looked_at == []
+    assert [writer().start(), writer().toTable()] == looked_at
 
 
 @pytest.mark.parametrize("anew", [False, True])

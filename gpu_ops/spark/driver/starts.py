@@ -11,6 +11,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.streaming import DataStreamWriter
 
 _STARTING: Final = ("start", "toTable")
+_MARK: Final = "gpu_ops_checked"
+"""An attribute of a method that calls the checks; `functools.wraps` hands it on to what wraps that."""
+
 _guard = threading.Lock()
 
 Check = Callable[[Any], None]
@@ -37,7 +40,7 @@ def check_starts(check: Check, refusal: Refusal | None = None) -> None:
             _refusals.append(refusal)
         for name in _STARTING:
             start = getattr(DataStreamWriter, name)
-            if not hasattr(start, "__wrapped__"):
+            if not hasattr(start, _MARK):
                 setattr(DataStreamWriter, name, _checked(start))
 
 
@@ -58,4 +61,5 @@ def _checked(start: Callable[..., Any]) -> Callable[..., Any]:
             raise
         return query
 
+    setattr(started, _MARK, True)
     return started
