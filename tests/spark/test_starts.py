@@ -97,5 +97,6 @@ def test_ids_of_topics_that_cannot_be_written_are_an_error_of_ours(
     monkeypatch.setattr(topics, "_ids", lambda *_: {"t": {"now"}})
     starts.check_starts(topics.check_topics)
     words = "topic 't' was deleted and made anew" if anew else "ids of topics t cannot be written .* Permission denied"
-    with pytest.raises(StateError, match=words):
+    with pytest.raises(StateError, match=words) as caught:
         writer().start()
+    assert "rows of a first micro-batch may have been written" in str(caught.value)
