@@ -109,11 +109,8 @@ class Changes:
     def _columns(self, declared: pa.Schema) -> pa.Schema:
         feed = {x.name: _FEED[x.name.lower()].with_name(x.name) for x in declared if x.name.lower() in _FEED}
         of_table = pa.schema([field for field in declared if field.name not in feed])
-        found = functools.partial(declared_columns, of_table, self._state.fields, self._state.partitioned_by)
-        try:
-            table = found(None)
-        except LookupError:
-            table = found(self._log.latest_state().fields)
+        state, latest = self._state, self._log.latest_state()
+        table = declared_columns(of_table, state.fields, state.partitioned_by, latest.fields)
         return pa.schema([feed[x.name] if x.name in feed else table.field(x.name) for x in declared])
 
     def _merged_nothing(self) -> bool:

@@ -34,6 +34,7 @@ _MAPPING_VERSION: Final = 2
 _UNORDERED_TIMES: Final = 100
 """Commits in which Delta looks for one whose file is newer than that of the next."""
 
+_OF_MAPPING: Final = "delta.columnMapping."
 _HEADERS: Final = ("metaData", "protocol")
 _MOST_REMEMBERED: Final = 64
 
@@ -57,8 +58,9 @@ class TableState:
 
     @property
     def fields(self) -> list[Action]:
-        """The columns, as the log spells them."""
-        return list(json.loads(self.metadata["schemaString"])["fields"])
+        """The columns, as the log spells them; what it says of mapping is left out where that is ``none``."""
+        hook = _unmapped if self.mapping == "none" else None
+        return list(json.loads(self.metadata["schemaString"], object_hook=hook)["fields"])
 
     @property
     def partitioned_by(self) -> frozenset[str]:
@@ -102,6 +104,10 @@ class TableState:
     @property
     def _configuration(self) -> Mapping[str, str]:
         return dict(self.metadata.get("configuration") or {})
+
+
+def _unmapped(part: Action) -> Action:
+    return {name: value for name, value in part.items() if not name.startswith(_OF_MAPPING)}
 
 
 _remembered: dict[tuple[str, int, int], TableState] = {}

@@ -38,7 +38,7 @@ _ESCAPES: Final = r"(?:\\u00[0-9A-Fa-f]{2})+"
 
 
 def declared_columns(
-    declared: pa.Schema, fields: Sequence[Field], partitioned_by: frozenset[str], later: Sequence[Field] | None
+    declared: pa.Schema, fields: Sequence[Field], partitioned_by: frozenset[str], later: Sequence[Field]
 ) -> pa.Schema:
     """What is declared of a table's columns, in the table's types.
 
@@ -46,14 +46,13 @@ def declared_columns(
         declared: the columns; names may differ from the table's in upper case, as in Spark.
         fields: the table's at the version that is read.
         partitioned_by: the table's columns whose values are in the log.
-        later: the table's columns now: what is new there had no values before.
+        later: the table's columns now: what is new there had no values before, be it of a name that was there.
 
     Returns:
         A schema with the declared names. What was added later is null.
 
     Raises:
-        LookupError: a column is not there, and ``later`` is None.
-        WrongError: a column or field that is not there, or has another name there.
+        WrongError: a column or field that is not there, or has another name there, or is another one now.
     """
     found = []
     for column in declared:
@@ -65,17 +64,21 @@ def declared_columns(
     return pa.schema(found)
 
 
-def _found(declared: pa.Field, fields: Sequence[Field], later: Sequence[Field] | None, within: str) -> pa.Field:
-    field, newer = (_named(declared.name, some) for some in (fields, later or ()))
+def _found(declared: pa.Field, fields: Sequence[Field], later: Sequence[Field], within: str) -> pa.Field:
+    field, newer = (_named(declared.name, some) for some in (fields, later))
     path = f"{within}{declared.name}"
     if field is not None:
-        kind = _part(declared.type, field["type"], None if later is None else (newer or {}).get("type"), f"{path}.")
+        if newer is not None and _physical(newer).lower() != _physical(field).lower():
+            raise WrongError(
+                f"in data files it is {_physical(field)!r}, and {_physical(newer)!r} in the latest version: it was "
+                "renamed or dropped later, and another one of its name was added",
+                path,
+            )
+        kind = _part(declared.type, field["type"], (newer or {}).get("type"), f"{path}.")
         metadata = {_PHYSICAL: _physical(field)}
         if _ID in field.get("metadata", {}):
             metadata[_ID] = str(field["metadata"][_ID])
         return pa.field(declared.name, kind, metadata=metadata)
-    if later is None:
-        raise LookupError(path)
     names = ", ".join(f["name"] for f in fields)
     if newer is None:
         raise WrongError(f"it is not among its columns {names}", path)
@@ -96,15 +99,13 @@ def _physical(field: Field) -> str:
 def _part(declared: pa.DataType, kind: Any, later: Any, within: str) -> pa.DataType:
     """As much of a table's type as is declared; all of it where it is of another kind."""
     t, nested = pa.types, None if isinstance(kind, str) else kind["type"]
-    latest = later if isinstance(later, Mapping) and later["type"] == nested else None
-    none: Any = None if later is None else {}
+    latest = later if isinstance(later, Mapping) and later["type"] == nested else {}
 
     def inner(of: pa.DataType, key: str) -> pa.DataType:
-        return _part(of, kind[key], none if latest is None else latest[key], within)
+        return _part(of, kind[key], latest.get(key), within)
 
     if t.is_struct(declared) and nested == "struct":
-        newer = None if later is None else (latest or {"fields": ()})["fields"]
-        fields = [_found(field, kind["fields"], newer, within) for field in declared]
+        fields = [_found(field, kind["fields"], latest.get("fields", ()), within) for field in declared]
         if all(t.is_null(field.type) for field in fields):
             raise WrongError("none of the declared fields has values in this version of the table", within[:-1])
         return pa.struct(fields)

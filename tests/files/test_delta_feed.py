@@ -225,6 +225,21 @@ def test_mapped_columns_are_found_at_any_depth(tmp_path: Path, mode: str) -> Non
         assert "the file has no ids" in table.refusal(1)
 
 
+@pytest.mark.parametrize(("reader", "mode"), [(1, "name"), (1, "id"), (2, "none"), (2, None)])
+def test_physical_names_are_no_matter_where_columns_are_not_mapped(
+    tmp_path: Path, reader: int, mode: str | None
+) -> None:
+    """PROTOCOL.md, "Reader Requirements for Column Mapping": display names, of partitions as well."""
+    table = Table(tmp_path, minReaderVersion=reader, minWriterVersion=5)
+    columns = [("id", "long"), ("s", struct_of(mapped("x", "long", "c9", 9))), ("p", "string")]
+    fields = [mapped(name, kind, f"c{n}", n) for n, (name, kind) in enumerate(columns)]
+    table.header[1] = table.metadata(*fields, by=("p",), **({"delta_columnMapping_mode": mode} if mode else {}))
+    rows = pa.table({"id": [1], "s": [{"x": 2, "c9": 8}], "c0": [7]})
+    table.commit(table.file("a", rows, partitionValues={"p": "here", "c2": "no"}))
+    wanted = pa.schema([("id", INT), ("s", pa.struct([("x", INT)])), ("p", TEXT)])
+    assert table.rows(0, wanted) == [(1, {"x": 2}, "here")]
+
+
 def test_the_schema_is_that_of_the_commit(tmp_path: Path) -> None:
     table = Table(tmp_path, minReaderVersion=2, minWriterVersion=5)
     mode = {"delta_columnMapping_mode": "name"}
@@ -251,6 +266,34 @@ def test_the_schema_is_that_of_the_commit(tmp_path: Path) -> None:
     nested = pa.schema([("s", pa.struct([("z", INT)]))])
     assert "column 's.z'" in table.refusal(2, nested)
     assert "not double" in table.refusal(2, pa.schema([("s", pa.struct([("x", INT), ("y", pa.float64())]))]))
+
+
+@pytest.mark.parametrize("upgraded", [False, True])
+def test_a_column_dropped_and_another_added_by_its_name_is_not_taken_for_it(tmp_path: Path, upgraded: bool) -> None:
+    """Such a commit would bring (1, 5), and a later one take (1, null). Upgraded: mapped only when it was dropped."""
+    table, mode = Table(tmp_path, minReaderVersion=2, minWriterVersion=5), {"delta_columnMapping_mode": "name"}
+    wanted = pa.schema([("id", INT), ("s", pa.struct([("x", INT), ("c", INT)])), ("C", INT)])
+    some = "c" if upgraded else "col-3"
+
+    def columns(outer: str, inner: str) -> list[dict[str, Any]]:
+        within = struct_of(mapped("x", "long", "x", 5), mapped("c", "long", inner, 4))
+        return [mapped("id", "long", "id", 1), mapped("s", within, "s", 2), mapped("c", "long", outer, 3)]
+
+    table.header[1] = table.metadata(*columns(some, some), **({} if upgraded else mode))
+    first = pa.Table.from_pylist([{"id": 1, "s": {"x": 2, some: 3}, some: 5}])
+    table.commit(table.file("a", first))
+    assert table.rows(0, wanted) == [(1, {"x": 2, "c": 3}, 5)]
+    table.commit(table.metadata(*columns(some, some), **mode))
+    assert table.rows(0, wanted) == [(1, {"x": 2, "c": 3}, 5)]
+    version = table.commit(table.metadata(*columns("col-8", "col-9"), **mode), act("remove", "a"))
+    message = table.refusal(0, wanted)
+    assert "column 's.c'" in message
+    assert f"in data files it is '{some}', and 'col-9' in the latest version: it was renamed or dropped" in message
+    message = table.refusal(0, wanted.remove(1))
+    assert "column 'C'" in message
+    assert f"in data files it is '{some}', and 'col-8'" in message
+    inner = pa.schema([("id", INT), ("s", pa.struct([("x", INT)]))])
+    assert table.rows(0, inner) == table.rows(version, inner) == [(1, {"x": 2})]
 
 
 WIDER = [("byte", pa.int8(), 7, "double", pa.float64(), 7.0), ("integer", pa.int32(), -1, "long", INT, -1),

@@ -177,6 +177,33 @@ def test_zeros_of_both_signs(spark: Any, sent: list[pa.Table]) -> None:
     assert [one["key"].to_pylist() for one in sent[2:]] == [['{"x":0}'], ['{"x":0}']]
 
 
+def test_zeros_of_both_signs_within_a_key_are_one_message_key(spark: Any, sent: list[pa.Table]) -> None:
+    kind = "struct<`x.y`: float, inner: struct<z: double>, of: array<struct<x: double>>, n: int>"
+    schema = f"row_kind string, s {kind}, xs array<array<double>>, v int"
+
+    def row(change: str, zero: float, v: int) -> tuple[Any, ...]:
+        return (change, (zero, (zero,), [(zero,), None, (1.5,)], 7), [[zero, None, math.nan], None], v)
+
+    empty = (None, (None,), None, None)
+    for sink in (sinks.kafka_upsert, sinks.kafka_debezium):
+        sent.clear()
+        view = sink("nobody:1", "topic", ["s", "xs"])
+        view(spark.createDataFrame([row("+I", -0.0, 1), ("+I", None, None, 3), ("+I", empty, [], 4)], schema), 0)
+        view(spark.createDataFrame([row("-U", -0.0, 1), row("+U", 0.0, 2)], schema), 1)
+        first, second = (one["key"].to_pylist() for one in sent)
+        zeros = '{"s":{"x.y":0,"inner":{"z":0},"of":[{"x":0},null,{"x":1.5}],"n":7},"xs":[[0,null,"NaN"],null]}'
+        nulls = ['{"s":null,"xs":null}', '{"s":{"x.y":null,"inner":{"z":null},"of":null,"n":null},"xs":[]}']
+        assert sorted(first) == sorted([zeros, *nulls])
+        assert second == [zeros]
+
+
+def test_maps_of_floats_in_a_key_are_refused_by_name(spark: Any, sent: list[pa.Table]) -> None:
+    rows = spark.sql("SELECT '+I' AS row_kind, map('a', -0.0D) AS m")
+    with pytest.raises(DescriptionError, match=r"in key 'm' there is map<string,double>"):
+        sinks.kafka_upsert("nobody:1", "topic", "m")(rows, 0)
+    assert sent == []
+
+
 @pytest.mark.thorough
 def test_what_has_no_json_text_is_refused_before_anything_is_sent(spark: Any, sent: list[pa.Table]) -> None:
     rows = spark.sql("SELECT '+I' AS row_kind, 1 AS id, INTERVAL '1' DAY AS took")

@@ -10,9 +10,10 @@ from typing import Any, Final
 from pyspark.errors import AnalysisException
 from pyspark.sql.streaming import DataStreamWriter
 
-from gpu_ops.errors import GpuJoinError
-
 _STARTING: Final = ("start", "toTable")
+_MARK: Final = "gpu_ops_checked"
+"""An attribute of a method that calls the checks; `functools.wraps` hands it on to what wraps that."""
+
 _guard = threading.Lock()
 
 Check = Callable[[Any], None]
@@ -39,7 +40,7 @@ def check_starts(check: Check, refusal: Refusal | None = None) -> None:
             _refusals.append(refusal)
         for name in _STARTING:
             start = getattr(DataStreamWriter, name)
-            if not hasattr(start, "__wrapped__"):
+            if not hasattr(start, _MARK):
                 setattr(DataStreamWriter, name, _checked(start))
 
 
@@ -55,9 +56,10 @@ def _checked(start: Callable[..., Any]) -> Callable[..., Any]:
         try:
             for check in _checks:
                 check(query)
-        except GpuJoinError:
+        except BaseException:
             query.stop()
             raise
         return query
 
+    setattr(started, _MARK, True)
     return started

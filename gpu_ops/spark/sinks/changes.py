@@ -409,10 +409,29 @@ def _key(changes: Changes) -> Column:
     columns = []
     for name in changes.key or changes.schema.names:
         column, kind = row[name], changes.schema[name].dataType
-        if changes.key and isinstance(kind, st.FloatType | st.DoubleType):
-            column = f.when(column == 0, f.lit(0.0).cast(kind)).otherwise(column)
-        columns.append(column.alias(name))
+        columns.append((_without_signs(column, kind, name) if changes.key else column).alias(name))
     return f.struct(*columns)
+
+
+def _without_signs(value: Column, kind: st.DataType, name: str) -> Column:
+    """A value of a key with 0.0 for -0.0 at any depth.
+
+    Raises:
+        DescriptionError: there are floating-point numbers in a map.
+    """
+    if not _has_floats(kind):
+        return value
+    if isinstance(kind, st.StructType):
+        fields = [_without_signs(value.getField(x.name), x.dataType, name).alias(x.name) for x in kind]
+        return f.when(value.isNotNull(), f.struct(*fields))
+    if isinstance(kind, st.ArrayType):
+        of = kind.elementType
+        return f.transform(value, lambda element: _without_signs(element, of, name))
+    if isinstance(kind, st.MapType):
+        raise DescriptionError(
+            f"a message's key has no maps of floating-point numbers; in key {name!r} there is {kind.simpleString()}"
+        )
+    return f.when(value == 0, f.lit(0.0).cast(kind)).otherwise(value)
 
 
 def _json(rows: DataFrame, columns: st.StructType) -> DataFrame:

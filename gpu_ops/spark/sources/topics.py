@@ -26,6 +26,9 @@ _WITHIN_MS: Final = 10_000
 _NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 """That of a topic of an older Kafka."""
 
+_MAY_HAVE_RUN: Final = "The query was stopped, and rows of a first micro-batch may have been written"
+"""Spark has started it when it is looked at."""
+
 _log = logging.getLogger(__name__)
 
 Ids = Mapping[str, set[str]]
@@ -41,7 +44,7 @@ def check_topics(query: Any) -> None:
         query: that was started.
 
     Raises:
-        StateError: which topic.
+        StateError: which topic; or the ids cannot be written to the checkpoint.
     """
     try:
         running = query._jsq.streamingQuery()
@@ -57,11 +60,17 @@ def check_topics(query: Any) -> None:
     if anew and any(options.get("failondataloss", "true").lower() != "false" for options in sources):
         raise StateError(
             f"topic {anew[0]!r} was deleted and made anew since the query's last run, and its checkpoint has offsets "
-            "of the one before: its first messages would not be read. Begin the query anew, with another checkpoint "
-            "and state folder; with options={'failOnDataLoss': 'false'} it goes on at these offsets"
+            f"of the one before: its first messages would not be read. {_MAY_HAVE_RUN}. Begin the query anew, with "
+            "another checkpoint and state folder; with options={'failOnDataLoss': 'false'} it goes on at these offsets"
         )
     if any(known.get(topic) != ids for topic, ids in now.items()):
-        file.write({**known, **now})
+        try:
+            file.write({**known, **now})
+        except Exception as error:  # of any file system of Hadoop's, by way of py4j
+            raise StateError(
+                f"the ids of topics {', '.join(sorted(now))} cannot be written to the query's checkpoint, so that one "
+                f"that is made anew would not be noticed ({_MAY_HAVE_RUN}): {error}"
+            ) from error
 
 
 def _sources(node: Any) -> Iterator[Any]:
