@@ -53,6 +53,22 @@ def test_staged_rows_that_are_not_all_there_are_an_error(spark: Any, monkeypatch
     assert rows(spark, url) == [(1, "a")]
 
 
+def test_attempts_that_the_driver_was_not_told_of_are_an_error(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark only logs an accumulator's update that fails: of one task, or of all."""
+    url = "jdbc:derby:memory:untold;create=true"
+    view, counted = sinks.jdbc_view(url, "v", "id", options=DERBY), Marks.counted
+    view(changelog(spark, ("+I", 1, "a")), 0)
+    batch = changelog(spark, *(("+I", n, "b") for n in range(2, 12)))
+    for kept in (0, -1):
+        monkeypatch.setattr(Marks, "counted", lambda marks, kept=kept: dict([*counted(marks).items()][:kept]))
+        with pytest.raises(DatabaseError, match=r"view v: 10 rows change, and the driver was told of \d "):
+            view(batch, 1)
+        assert rows(spark, url) == [(1, "a")]
+    monkeypatch.undo()
+    view(batch, 1)
+    assert len(rows(spark, url)) == 11
+
+
 def test_columns_of_others_stay_and_rows_of_others_are_noticed(spark: Any) -> None:
     url = "jdbc:derby:memory:columns;create=true"
     database = Connection(spark, url, {}, "table v")

@@ -377,7 +377,7 @@ class _Database:
             raise BadInputError(self._changes.changelog, None, str(error)) from error
 
     def _check_staged(self, attempts: Mapping[int, int]) -> None:
-        """That the rows of those attempts are there, and each once."""
+        """That the rows of those attempts are there, each once, and are all that the micro-batch changes."""
         mark = self._names([_ATTEMPT])[0]
         staged = f"SELECT {mark}, COUNT(*) FROM {self.staging} WHERE {self._counts(attempts)} GROUP BY {mark}"
         rows = {int(x): int(count) for x, count in self._connection.rows(staged)}
@@ -385,6 +385,12 @@ class _Database:
             raise DatabaseError(
                 f"view {self._table}: {sum(attempts.values())} rows were written into {self.staging}, and "
                 f"{sum(rows.values())} are there: another writer, or a database without transactions"
+            )
+        if sum(rows.values()) != self._changes.count:  # Spark only logs an accumulator's update that fails
+            raise DatabaseError(
+                f"view {self._table}: {self._changes.count} rows change, and the driver was told of "
+                f"{sum(rows.values())} that tasks have written into {self.staging}: an update of Spark's accumulators "
+                "was lost (see the driver's log), or the changelog's query gave other rows when it was run again"
             )
 
     def _counts(self, attempts: Mapping[int, int]) -> str:
