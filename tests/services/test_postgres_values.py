@@ -126,6 +126,37 @@ def _shown(df: Any) -> list[str]:
     return sorted(map(repr, df.selectExpr(*values).collect()))
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Shanghai"])
+def test_instants_are_exact_by_the_old_time_parser_too(spark: Any, postgres: Postgres, zone: str) -> None:
+    """Clocks that skip an hour and have one twice, the first and last years; in arrays and from other types."""
+    settings = {"spark.sql.session.timeZone": zone, "spark.sql.legacy.timeParserPolicy": "LEGACY"}
+    before = {x: spark.conf.get(x) for x in settings}
+    postgres.run("CREATE TABLE t (id BIGINT, x TIMESTAMPTZ, l TIMESTAMPTZ[], n TIMESTAMPTZ, d TIMESTAMPTZ)")
+    micros = [
+        1710037800123456, 1730609999999999, 1730613599999999, -1, 0, -62135568000000000, 253402300799999999,
+        9223371331200000000, None,
+    ]  # fmt: skip
+    instants = ", ".join(f"({n}, CAST({x} AS BIGINT))".replace("None", "NULL") for n, x in enumerate(micros))
+    values = "id, timestamp_micros(m) AS x, array(timestamp_micros(m), NULL) AS l"
+    days = "TIMESTAMP_NTZ'2024-07-01 12:00:00.000001' AS n, DATE'0001-01-02' AS d"
+    try:
+        for x, setting in settings.items():
+            spark.conf.set(x, setting)
+        batch = spark.sql(f"SELECT '+I' AS row_kind, {values}, {days} FROM VALUES {instants} AS v (id, m)")
+        view_of(postgres, "t")(batch, 0)
+        times = "TIMESTAMP_NTZ'2024-07-01 12:00:00.000001'", "DATE'0001-01-02'"
+        micro = "CAST(unix_micros(CAST({} AS TIMESTAMP)) AS STRING)"
+        other = spark.sql(f"SELECT {', '.join(map(micro.format, times))}").first()
+    finally:
+        for x, setting in before.items():
+            spark.conf.set(x, setting)
+    micro = "(extract(epoch FROM {}) * 1000000)::bigint::text"
+    shown = ", ".join(map(micro.format, ("x", "l[1]", "n", "d")))
+    texts = [None if x is None else str(x) for x in micros]
+    expected = [(str(n), text, text, *other) for n, text in enumerate(texts)]
+    assert postgres.rows(f"SELECT id, {shown} FROM t") == sorted(expected, key=repr)
+
+
 REFUSED = [
     ("DOUBLE", "1.25", "NUMERIC(10, 1)"), ("DOUBLE", "1.25", "INTEGER"), ("DECIMAL(10, 2)", "1.25", "NUMERIC(10, 1)"),
     ("DECIMAL(10, 2)", "1.25", "INTEGER"), ("DECIMAL(12, 2)", "123456789.5", "NUMERIC(5, 2)"),

@@ -19,8 +19,6 @@ _TIMES: Final = (st.DateType, st.TimestampType, st.TimestampNTZType)
 _TEXTS: Final = ("text", "character varying", "bpchar")
 _APPROXIMATE: Final = ("real", "double precision")
 _INSTANT: Final = "timestamp with time zone"
-_INSTANT_TEXT: Final = "yyyy-MM-dd HH:mm:ss.SSSSSSXXXXX"
-"""With the offset, and its seconds, so that the session's zone in Postgres does not matter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +83,21 @@ def staged_value(value: Column, kind: st.DataType, type: Type) -> Column:  # noq
         return f.transform(value, lambda x: staged_value(x, kind.elementType, type))
     if not isinstance(kind, _TIMES):
         return value
-    text = f.date_format(value.cast("timestamp"), _INSTANT_TEXT) if type.element == _INSTANT else value.cast("string")
+    text = _utc_text(value) if type.element == _INSTANT else value.cast("string")
     return f.regexp_replace(text, r"^\+", "")  # of years after 9999
+
+
+def _utc_text(value: Column) -> Column:
+    """An instant's text in UTC, so that the session's zone in Postgres does not matter.
+
+    It is the text of a time without zone: patterns, and clocks that skip an hour, depend on the session's settings.
+    """
+    since = f.unix_micros(value.cast("timestamp")) * f.expr("INTERVAL '0.000001' SECOND")
+    text = (f.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'") + since).cast("string")
+    # east of Greenwich the year 1 begins before it does in UTC; Spark has a year 0
+    return f.when(text.startswith("0000-"), f.concat(f.lit("0001"), text.substr(5, 30), f.lit("Z BC"))).otherwise(
+        f.concat(text, f.lit("Z"))
+    )
 
 
 def before_year_one(value: Column, kind: st.DataType) -> Column | None:
