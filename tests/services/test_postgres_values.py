@@ -287,3 +287,27 @@ def test_scan_once_refuses_what_spark_has_no_value_of(
         return
     with pytest.raises(Exception, match=message):
         runner.run(load(tmp_path / "job.sql"), Console(file=io.StringIO()), once=True)
+
+
+WHOLE = [
+    ("NUMERIC", "1.5", "BIGINT", "1.5 is no BIGINT"), ("NUMERIC", "0.000000000000000000001", "INT", "1 is no INT"),
+    ("NUMERIC(20, 2)", "3000000000.00", "INT", "3000000000 is no INT"), ("NUMERIC", "NaN", "BIGINT", "is no BIGINT"),
+    ("NUMERIC", "1e38", "BIGINT", "is no BIGINT"), ("NUMERIC", "128", "TINYINT", "128 is no TINYINT"),
+    ("NUMERIC[]", "{2,1.5}", "ARRAY<BIGINT>", "1.5 is no BIGINT"), ("NUMERIC", "1", "BOOLEAN", "no BOOLEAN is made"),
+    ("NUMERIC[]", "{1}", "ARRAY<BOOLEAN>", "no BOOLEAN is made"), ("NUMERIC", "1", "TIMESTAMP", "no TIMESTAMP is"),
+    ("NUMERIC(5, 2)", "-7.00", "SMALLINT", -7), ("NUMERIC", "9223372036854775807.000", "BIGINT", 2**63 - 1),
+    ("NUMERIC(5, 2)[]", "{1.00,NULL,-2}", "ARRAY<BIGINT>", [1, None, -2]), ("NUMERIC", "1.5", "DOUBLE", 1.5),
+    ("NUMERIC[]", "{1.50}", "ARRAY<VARCHAR(9)>", ["1.50"]),
+]  # fmt: skip
+
+
+def test_a_decimal_with_a_fraction_is_no_whole_number(spark: Any, postgres: Postgres) -> None:
+    """Nor one that is too large for it, and none is a boolean or a time."""
+    for n, (kept, text, kind, expected) in enumerate(WHOLE):
+        postgres.run(f"CREATE TABLE w{n} (x {kept})", f"INSERT INTO w{n} VALUES ('{text}'), (NULL)")
+        options = {**OPTIONS, "url": f"jdbc:{postgres.url}", "dbtable": f"w{n}"}
+        if not isinstance(expected, str):
+            assert [x for (x,) in read_table(spark, options, [("x", kind)]).collect()] == [expected, None]
+            continue
+        with pytest.raises(Exception, match=rf"table w{n}, column x: .*{expected}"):
+            read_table(spark, options, [("x", kind)]).collect()
