@@ -165,7 +165,17 @@ REFUSED = [
     ("STRING", "abc  ", "VARCHAR(3)"), ("STRING", "abcd", "CHAR(3)"), ("STRING", "1.25", "NUMERIC(10, 1)"),
     ("STRING", "2024-05-06 07:08:09", "DATE"), ("STRING", "n" * 70, "NAME"), ("STRING", "10:00:00.5", "TIME(0)"),
     ("TIMESTAMP_NTZ", "2024-05-06 07:08:09", "DATE"), ("TIMESTAMP", "2024-05-06 07:08:09.5+08:05:43", "TIMESTAMPTZ(0)"),
-    ("TIMESTAMP_NTZ", "2024-05-06 07:08:09.123456", "TIMESTAMP(3)"), ("STRING", "x", "UUID"), ("STRING", "{", "JSONB"),
+    ("TIMESTAMP_NTZ", "2024-05-06 07:08:09.123456", "TIMESTAMP(3)"), ("STRING", "x", "UUID"),
+    ("STRING", "2024-01-01 00:00:00+02", "TIMESTAMP"), ("STRING", "2024-01-01T00:00:00Z", "TIMESTAMP"),
+    ("STRING", "2024-01-01 00:00:00 Asia/Tokyo", "TIMESTAMP"), ("STRING", "2024-01-01 00:00 PST", "TIMESTAMP(3)"),
+    ("STRING", "2024-01-01 00:00:00.1234567", "TIMESTAMP"), ("STRING", "2024-01-01 00:00:00.0000001Z", "TIMESTAMPTZ"),
+    ("STRING", "2024-01-01 00:00:00+02", "DATE"), ("STRING", "2024-01-01 00:00:00.0000001", "DATE"),
+    ("STRING", "10:00:00+02", "TIME"), ("STRING", "2024-01-01 10:00:00", "TIME"),
+    ("STRING", "10:00:00.0000001", "TIME"),
+    ("STRING", "10:00:00.0000001+02", "TIMETZ"), ("STRING", "now", "TIMESTAMP"), ("STRING", "today", "DATE"),
+    ("STRING", "2024-01-01 00:00:00+02", "zoneless"), ("STRING", '{"2024-01-01 00:00:00+02"}', "TIMESTAMP[]"),
+    ("ARRAY<STRING>", '{NULL,"2024-01-01 00:00:00 UTC"}', "TIMESTAMP[]"),
+    ("ARRAY<STRING>", '{"2024-05-06 07:08:09"}', "DATE[]"), ("STRING", "{", "JSONB"),
     ("STRING", "abcd", "three"), ("BIGINT", "-1", "counted"), ("ARRAY<DOUBLE>", "{1.25}", "INTEGER[]"),
 ]  # fmt: skip
 TAKEN = [
@@ -176,13 +186,23 @@ TAKEN = [
      "abcdefab-0000-0000-0000-000000000000"), ("TIMESTAMP_NTZ", "2024-05-06 00:00:00", "DATE", "2024-05-06"),
     ("STRING", "abc", "three", "abc"), ("DATE", "1582-10-10", "TEXT", "1582-10-10"), ("BIGINT", "7", "VARCHAR(3)", "7"),
     ("TIMESTAMP", "1900-01-01 00:00:00", "TIMESTAMP", "1900-01-01 00:00:00"), ("STRING", "{ }", "JSON", "{ }"),
+    ("STRING", "2024-01-01T10:00:00.12345600", "TIMESTAMP", "2024-01-01 10:00:00.123456"),
+    ("STRING", "2024-01-01", "TIMESTAMP", "2024-01-01 00:00:00"), ("STRING", "-infinity", "TIMESTAMP", "-infinity"),
+    ("STRING", "2024-01-01 10:00", "zoneless", "2024-01-01 10:00:00"), ("STRING", " 2024-1-02 ", "DATE", "2024-01-02"),
+    ("STRING", "10:00:00.500", "TIME", "10:00:00.5"), ("STRING", "10:00:00+02", "TIMETZ", "10:00:00+02"),
+    ("STRING", "2024-01-01 10:00:00.5+02:00", "TIMESTAMPTZ", "2024-01-01 08:00:00.5+00"),
+    ("ARRAY<STRING>", '{NULL,"2024-01-01 00:00:00"}', "TIMESTAMP[]", '{NULL,"2024-01-01 00:00:00"}'),
     ("TIMESTAMP", "1900-01-01 00:00:00+08:05:43", "TIMESTAMPTZ", "1899-12-31 15:54:17+00"),
 ]  # fmt: skip
 
 
 def test_a_value_that_the_type_cannot_hold_is_noticed(spark: Any, postgres: Postgres) -> None:
     """What is the same value in the type of the view's column is taken; else there is a sample, or the cast fails."""
-    postgres.run("CREATE DOMAIN three AS VARCHAR(3)", "CREATE DOMAIN counted AS BIGINT CHECK (VALUE >= 0)")
+    postgres.run(
+        "CREATE DOMAIN three AS VARCHAR(3)",
+        "CREATE DOMAIN counted AS BIGINT CHECK (VALUE >= 0)",
+        "CREATE DOMAIN zoneless AS TIMESTAMP",
+    )
     database = Connection(spark, f"jdbc:{postgres.url}", OPTIONS, "view t")
     database.execute("SET TIME ZONE 'UTC'")
     for n, (kind, text, kept, *shown) in enumerate([*REFUSED, *TAKEN]):

@@ -19,6 +19,18 @@ _TIMES: Final = (st.DateType, st.TimestampType, st.TimestampNTZType)
 _TEXTS: Final = ("text", "character varying", "bpchar")
 _APPROXIMATE: Final = ("real", "double precision")
 _INSTANT: Final = "timestamp with time zone"
+_FRACTION: Final = r"([.]\d{0,6}0*)?"
+_CLOCK: Final = rf"\d{{1,2}}:\d{{2}}(:\d{{2}}{_FRACTION})?"
+_DAY: Final = rf"(\d{{4,6}}-\d{{1,2}}-\d{{1,2}}([ T]\s*{_CLOCK})?(\s+(AD|BC))?|[+-]?infinity|epoch)"
+_EXACT_TEXTS: Final = {
+    "date": rf"~* '^\s*{_DAY}\s*$'",
+    "timestamp without time zone": rf"~* '^\s*{_DAY}\s*$'",
+    "time without time zone": rf"~* '^\s*{_CLOCK}\s*$'",
+    _INSTANT: r"!~ '[.]\d{6}\d*[1-9]'",
+    "time with time zone": r"!~ '[.]\d{6}\d*[1-9]'",
+}
+"""What texts of times look like of which Postgres leaves out nothing: it drops a zone where the type has none, a day
+before a time of day, and rounds digits beyond microseconds, without a word."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +202,18 @@ class Cast:
         kept = f"CAST({self._exact} AS {self.type.whole})"
         if not self._is_text:
             return f"CAST({kept} AS {self.source}) IS DISTINCT FROM CAST({self.staged} AS {self.source})"
-        if self.type.bare in ("date", "name", '"char"'):  # whose input takes times, and long texts, and cuts them
-            wider = "timestamp without time zone" if self.type.bare == "date" else "text"
-            return f"CAST({self.staged} AS {wider}) IS DISTINCT FROM CAST({kept} AS {wider})"
-        if self.type.bare == self.type.whole:
-            return None
-        return f"CAST({self.staged} AS {self.type.bare}) IS DISTINCT FROM {kept}"
+        lossy, lists = [], "[]" * self.type.bare.endswith("[]")
+        if self.type.element in _EXACT_TEXTS:
+            texts = f"unnest(CAST({self.staged} AS text[]))" if lists else f"CAST({self.staged} AS text)"
+            lossy.append(
+                f"EXISTS (SELECT 1 FROM {texts} gpu_ops_text WHERE NOT gpu_ops_text {_EXACT_TEXTS[self.type.element]})"
+            )
+        if self.type.element in ("date", "name", '"char"'):  # whose input takes times, and long texts, and cuts them
+            wider = ("timestamp without time zone" if self.type.element == "date" else "text") + lists
+            lossy.append(f"CAST({self.staged} AS {wider}) IS DISTINCT FROM CAST({kept} AS {wider})")
+        elif self.type.bare != self.type.whole:
+            lossy.append(f"CAST({self.staged} AS {self.type.bare}) IS DISTINCT FROM {kept}")
+        return " OR ".join(lossy) or None
 
     @property
     def sample(self) -> str:
