@@ -417,6 +417,7 @@ class _Database:
             table=self._table, rows=f"({rows})", staged=staged, kept=kept, key=changes.key, count=count,
             total=self._names([self._spelled[COUNT]])[0] if changes.key is None else "", postgres=self._postgres,
             others=len(self._columns) > len(self._spelled), nulls=nulls,
+            texts=[x for x in changes.key or names if isinstance(changes.schema[x].dataType, st.StringType)],
         )  # fmt: skip
 
     def _bring(self, merge: Merge, attempts: Mapping[int, int]) -> None:
@@ -427,7 +428,7 @@ class _Database:
             if samples:
                 problem = f"two keys of the changelog are one in the types of view {self._table}"
                 raise BadInputError(self._changes.changelog, ", ".join(key), problem, samples[0][0])
-        bring(self._connection, merge, f"view {self._table}")
+        bring(self._connection, merge, f"view {self._table}", self._changes.changelog)
 
     def _check_values(self, attempts: Mapping[int, int]) -> None:
         """That the columns of a table of Postgres hold the staged values.
