@@ -27,6 +27,9 @@ column was made by a view: no other is emptied."""
 _IN_LIST: Final = 900
 """Values of a list that all databases take."""
 
+_LOCK_WAIT: Final = 60
+"""Seconds to wait for those that have an earlier run's staging table locked."""
+
 _BATCHES: Final = ("query_id", "batch_id")
 
 _QUOTES: Final = {'"': '"', "`": "`", "[": "]"}
@@ -197,7 +200,7 @@ class _Database:
             self._create(self._batches, st.StructType.fromDDL("query_id STRING, batch_id BIGINT"), types)
         if first or staging is None:
             if staging is not None:
-                self.execute(f"DROP TABLE {self.staging}")
+                self._drop_staging()
             self._create_staging()
         else:
             self._empty()
@@ -272,6 +275,22 @@ class _Database:
 
     def _create(self, table: str, schema: st.StructType, more: Mapping[str, str] | None = None) -> None:
         self._connection.create(table, self._java(schema), more)
+
+    def _drop_staging(self) -> None:
+        """Drops the staging table; whoever reads it or writes into it has it locked, and may do so for ever.
+
+        Raises:
+            DatabaseError: it cannot be dropped, or not in that time.
+        """
+        try:
+            self._connection.changed(f"DROP TABLE {self.staging}", _LOCK_WAIT)
+        except DatabaseError as error:
+            reason = str(error).removeprefix(f"view {self._table}: ")
+            raise DatabaseError(
+                f"view {self._table}: {self.staging} of an earlier run could not be dropped: {reason}. Another session "
+                f"may have it locked, such as a backup or a task of that run; it is waited for {_LOCK_WAIT} s: end it",
+                error.state,
+            ) from error
 
     def _create_staging(self) -> None:
         own = [st.StructField(STAGED, st.LongType()), st.StructField(_ATTEMPT, st.LongType())]
