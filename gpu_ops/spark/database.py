@@ -89,11 +89,19 @@ class Connection:
         for sql in statements:
             self.changed(sql)
 
-    def changed(self, sql: str) -> int:
-        """Runs a statement, and says how many rows it changed."""
+    def changed(self, sql: str, seconds: int = 0) -> int:
+        """Runs a statement, and says how many rows it changed.
+
+        Args:
+            sql: the statement.
+            seconds: after which it is an error, where the driver can end it; 0 for the driver's own limit.
+        """
         with self._errors():
             statement = self._java.createStatement()
             try:
+                if seconds:
+                    with suppress(Py4JJavaError):
+                        statement.setQueryTimeout(seconds)
                 return int(statement.executeUpdate(sql))
             finally:
                 with suppress(Py4JJavaError):  # what it failed by is the error

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError
+from gpu_ops.spark.sinks import jdbc
 from services.postgres import OPTIONS, Postgres, changelog, view_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
@@ -76,6 +77,27 @@ def test_the_numbers_of_before_are_taken_over(spark: Any, postgres: Postgres, na
     assert postgres.rows(f"SELECT * FROM {name}") == [("1", "1")]
     view(changelog(spark, "id LONG", ("+I", 1)), 5)
     assert postgres.rows(f"SELECT * FROM {name}") == [("1", "2")]
+
+
+def test_a_lock_on_the_staging_table_of_an_earlier_run_is_not_waited_for_without_end(
+    spark: Any, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view is begun anew while a backup reads the staging table; once that ends it goes on."""
+    view_of(postgres, "t")(changelog(spark, "id LONG", ("+I", 1)), 0)
+    (schema,) = postgres.rows("SELECT current_schema()")[0]
+    other = Postgres(spark, schema)
+    other.run("BEGIN", "SELECT * FROM t_staged")
+    monkeypatch.setattr(jdbc, "_LOCK_WAIT", 1)
+    view, batch = view_of(postgres, "t"), changelog(spark, "id LONG", ("+I", 2))
+    with pytest.raises(
+        DatabaseError, match=r"view t: t_staged of an earlier run could not be dropped: .*locked"
+    ) as told:
+        view(batch, 1)
+    assert told.value.state == "57014"
+    assert postgres.rows("SELECT * FROM t") == [("1",)]
+    other.run("ROLLBACK")
+    view(batch, 1)
+    assert postgres.rows("SELECT * FROM t") == [("1",), ("2",)]
 
 
 def test_names_with_dots_quotes_and_upper_case(spark: Any, postgres: Postgres) -> None:

@@ -126,6 +126,37 @@ def _shown(df: Any) -> list[str]:
     return sorted(map(repr, df.selectExpr(*values).collect()))
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Shanghai"])
+def test_instants_are_exact_by_the_old_time_parser_too(spark: Any, postgres: Postgres, zone: str) -> None:
+    """Clocks that skip an hour and have one twice, the first and last years; in arrays and from other types."""
+    settings = {"spark.sql.session.timeZone": zone, "spark.sql.legacy.timeParserPolicy": "LEGACY"}
+    before = {x: spark.conf.get(x) for x in settings}
+    postgres.run("CREATE TABLE t (id BIGINT, x TIMESTAMPTZ, l TIMESTAMPTZ[], n TIMESTAMPTZ, d TIMESTAMPTZ)")
+    micros = [
+        1710037800123456, 1730609999999999, 1730613599999999, -1, 0, -62135568000000000, 253402300799999999,
+        9223371331200000000, None,
+    ]  # fmt: skip
+    instants = ", ".join(f"({n}, CAST({x} AS BIGINT))".replace("None", "NULL") for n, x in enumerate(micros))
+    values = "id, timestamp_micros(m) AS x, array(timestamp_micros(m), NULL) AS l"
+    days = "TIMESTAMP_NTZ'2024-07-01 12:00:00.000001' AS n, DATE'0001-01-02' AS d"
+    try:
+        for x, setting in settings.items():
+            spark.conf.set(x, setting)
+        batch = spark.sql(f"SELECT '+I' AS row_kind, {values}, {days} FROM VALUES {instants} AS v (id, m)")
+        view_of(postgres, "t")(batch, 0)
+        times = "TIMESTAMP_NTZ'2024-07-01 12:00:00.000001'", "DATE'0001-01-02'"
+        micro = "CAST(unix_micros(CAST({} AS TIMESTAMP)) AS STRING)"
+        other = spark.sql(f"SELECT {', '.join(map(micro.format, times))}").first()
+    finally:
+        for x, setting in before.items():
+            spark.conf.set(x, setting)
+    micro = "(extract(epoch FROM {}) * 1000000)::bigint::text"
+    shown = ", ".join(map(micro.format, ("x", "l[1]", "n", "d")))
+    texts = [None if x is None else str(x) for x in micros]
+    expected = [(str(n), text, text, *other) for n, text in enumerate(texts)]
+    assert postgres.rows(f"SELECT id, {shown} FROM t") == sorted(expected, key=repr)
+
+
 REFUSED = [
     ("DOUBLE", "1.25", "NUMERIC(10, 1)"), ("DOUBLE", "1.25", "INTEGER"), ("DECIMAL(10, 2)", "1.25", "NUMERIC(10, 1)"),
     ("DECIMAL(10, 2)", "1.25", "INTEGER"), ("DECIMAL(12, 2)", "123456789.5", "NUMERIC(5, 2)"),
@@ -134,7 +165,17 @@ REFUSED = [
     ("STRING", "abc  ", "VARCHAR(3)"), ("STRING", "abcd", "CHAR(3)"), ("STRING", "1.25", "NUMERIC(10, 1)"),
     ("STRING", "2024-05-06 07:08:09", "DATE"), ("STRING", "n" * 70, "NAME"), ("STRING", "10:00:00.5", "TIME(0)"),
     ("TIMESTAMP_NTZ", "2024-05-06 07:08:09", "DATE"), ("TIMESTAMP", "2024-05-06 07:08:09.5+08:05:43", "TIMESTAMPTZ(0)"),
-    ("TIMESTAMP_NTZ", "2024-05-06 07:08:09.123456", "TIMESTAMP(3)"), ("STRING", "x", "UUID"), ("STRING", "{", "JSONB"),
+    ("TIMESTAMP_NTZ", "2024-05-06 07:08:09.123456", "TIMESTAMP(3)"), ("STRING", "x", "UUID"),
+    ("STRING", "2024-01-01 00:00:00+02", "TIMESTAMP"), ("STRING", "2024-01-01T00:00:00Z", "TIMESTAMP"),
+    ("STRING", "2024-01-01 00:00:00 Asia/Tokyo", "TIMESTAMP"), ("STRING", "2024-01-01 00:00 PST", "TIMESTAMP(3)"),
+    ("STRING", "2024-01-01 00:00:00.1234567", "TIMESTAMP"), ("STRING", "2024-01-01 00:00:00.0000001Z", "TIMESTAMPTZ"),
+    ("STRING", "2024-01-01 00:00:00+02", "DATE"), ("STRING", "2024-01-01 00:00:00.0000001", "DATE"),
+    ("STRING", "10:00:00+02", "TIME"), ("STRING", "2024-01-01 10:00:00", "TIME"),
+    ("STRING", "10:00:00.0000001", "TIME"),
+    ("STRING", "10:00:00.0000001+02", "TIMETZ"), ("STRING", "now", "TIMESTAMP"), ("STRING", "today", "DATE"),
+    ("STRING", "2024-01-01 00:00:00+02", "zoneless"), ("STRING", '{"2024-01-01 00:00:00+02"}', "TIMESTAMP[]"),
+    ("ARRAY<STRING>", '{NULL,"2024-01-01 00:00:00 UTC"}', "TIMESTAMP[]"),
+    ("ARRAY<STRING>", '{"2024-05-06 07:08:09"}', "DATE[]"), ("STRING", "{", "JSONB"),
     ("STRING", "abcd", "three"), ("BIGINT", "-1", "counted"), ("ARRAY<DOUBLE>", "{1.25}", "INTEGER[]"),
 ]  # fmt: skip
 TAKEN = [
@@ -145,13 +186,23 @@ TAKEN = [
      "abcdefab-0000-0000-0000-000000000000"), ("TIMESTAMP_NTZ", "2024-05-06 00:00:00", "DATE", "2024-05-06"),
     ("STRING", "abc", "three", "abc"), ("DATE", "1582-10-10", "TEXT", "1582-10-10"), ("BIGINT", "7", "VARCHAR(3)", "7"),
     ("TIMESTAMP", "1900-01-01 00:00:00", "TIMESTAMP", "1900-01-01 00:00:00"), ("STRING", "{ }", "JSON", "{ }"),
+    ("STRING", "2024-01-01T10:00:00.12345600", "TIMESTAMP", "2024-01-01 10:00:00.123456"),
+    ("STRING", "2024-01-01", "TIMESTAMP", "2024-01-01 00:00:00"), ("STRING", "-infinity", "TIMESTAMP", "-infinity"),
+    ("STRING", "2024-01-01 10:00", "zoneless", "2024-01-01 10:00:00"), ("STRING", " 2024-1-02 ", "DATE", "2024-01-02"),
+    ("STRING", "10:00:00.500", "TIME", "10:00:00.5"), ("STRING", "10:00:00+02", "TIMETZ", "10:00:00+02"),
+    ("STRING", "2024-01-01 10:00:00.5+02:00", "TIMESTAMPTZ", "2024-01-01 08:00:00.5+00"),
+    ("ARRAY<STRING>", '{NULL,"2024-01-01 00:00:00"}', "TIMESTAMP[]", '{NULL,"2024-01-01 00:00:00"}'),
     ("TIMESTAMP", "1900-01-01 00:00:00+08:05:43", "TIMESTAMPTZ", "1899-12-31 15:54:17+00"),
 ]  # fmt: skip
 
 
 def test_a_value_that_the_type_cannot_hold_is_noticed(spark: Any, postgres: Postgres) -> None:
     """What is the same value in the type of the view's column is taken; else there is a sample, or the cast fails."""
-    postgres.run("CREATE DOMAIN three AS VARCHAR(3)", "CREATE DOMAIN counted AS BIGINT CHECK (VALUE >= 0)")
+    postgres.run(
+        "CREATE DOMAIN three AS VARCHAR(3)",
+        "CREATE DOMAIN counted AS BIGINT CHECK (VALUE >= 0)",
+        "CREATE DOMAIN zoneless AS TIMESTAMP",
+    )
     database = Connection(spark, f"jdbc:{postgres.url}", OPTIONS, "view t")
     database.execute("SET TIME ZONE 'UTC'")
     for n, (kind, text, kept, *shown) in enumerate([*REFUSED, *TAKEN]):
@@ -256,3 +307,27 @@ def test_scan_once_refuses_what_spark_has_no_value_of(
         return
     with pytest.raises(Exception, match=message):
         runner.run(load(tmp_path / "job.sql"), Console(file=io.StringIO()), once=True)
+
+
+WHOLE = [
+    ("NUMERIC", "1.5", "BIGINT", "1.5 is no BIGINT"), ("NUMERIC", "0.000000000000000000001", "INT", "1 is no INT"),
+    ("NUMERIC(20, 2)", "3000000000.00", "INT", "3000000000 is no INT"), ("NUMERIC", "NaN", "BIGINT", "is no BIGINT"),
+    ("NUMERIC", "1e38", "BIGINT", "is no BIGINT"), ("NUMERIC", "128", "TINYINT", "128 is no TINYINT"),
+    ("NUMERIC[]", "{2,1.5}", "ARRAY<BIGINT>", "1.5 is no BIGINT"), ("NUMERIC", "1", "BOOLEAN", "no BOOLEAN is made"),
+    ("NUMERIC[]", "{1}", "ARRAY<BOOLEAN>", "no BOOLEAN is made"), ("NUMERIC", "1", "TIMESTAMP", "no TIMESTAMP is"),
+    ("NUMERIC(5, 2)", "-7.00", "SMALLINT", -7), ("NUMERIC", "9223372036854775807.000", "BIGINT", 2**63 - 1),
+    ("NUMERIC(5, 2)[]", "{1.00,NULL,-2}", "ARRAY<BIGINT>", [1, None, -2]), ("NUMERIC", "1.5", "DOUBLE", 1.5),
+    ("NUMERIC[]", "{1.50}", "ARRAY<VARCHAR(9)>", ["1.50"]),
+]  # fmt: skip
+
+
+def test_a_decimal_with_a_fraction_is_no_whole_number(spark: Any, postgres: Postgres) -> None:
+    """Nor one that is too large for it, and none is a boolean or a time."""
+    for n, (kept, text, kind, expected) in enumerate(WHOLE):
+        postgres.run(f"CREATE TABLE w{n} (x {kept})", f"INSERT INTO w{n} VALUES ('{text}'), (NULL)")
+        options = {**OPTIONS, "url": f"jdbc:{postgres.url}", "dbtable": f"w{n}"}
+        if not isinstance(expected, str):
+            assert [x for (x,) in read_table(spark, options, [("x", kind)]).collect()] == [expected, None]
+            continue
+        with pytest.raises(Exception, match=rf"table w{n}, column x: .*{expected}"):
+            read_table(spark, options, [("x", kind)]).collect()

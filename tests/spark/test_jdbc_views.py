@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_ops import sinks
-from gpu_ops.errors import DatabaseError
+from gpu_ops.errors import BadInputError, DatabaseError
 from gpu_ops.spark.database import Connection
 from gpu_ops.spark.sinks.jdbc import _Database
 from gpu_ops.spark.sinks.merging import Merge
@@ -55,6 +55,23 @@ def test_staged_rows_that_are_not_all_there_are_an_error(spark: Any, monkeypatch
 
 
 @pytest.mark.thorough
+def test_attempts_that_the_driver_was_not_told_of_are_an_error(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark only logs an accumulator's update that fails: of one task, or of all."""
+    url = "jdbc:derby:memory:untold;create=true"
+    view, counted = sinks.jdbc_view(url, "v", "id", options=DERBY), Marks.counted
+    view(changelog(spark, ("+I", 1, "a")), 0)
+    batch = changelog(spark, *(("+I", n, "b") for n in range(2, 12)))
+    for kept in (0, -1):
+        monkeypatch.setattr(Marks, "counted", lambda marks, kept=kept: dict([*counted(marks).items()][:kept]))
+        with pytest.raises(DatabaseError, match=r"view v: 10 rows change, and the driver was told of \d "):
+            view(batch, 1)
+        assert rows(spark, url) == [(1, "a")]
+    monkeypatch.undo()
+    view(batch, 1)
+    assert len(rows(spark, url)) == 11
+
+
+@pytest.mark.thorough
 def test_columns_of_others_stay_and_rows_of_others_are_noticed(spark: Any) -> None:
     url = "jdbc:derby:memory:columns;create=true"
     database = Connection(spark, url, {}, "table v")
@@ -72,11 +89,36 @@ def test_columns_of_others_stay_and_rows_of_others_are_noticed(spark: Any) -> No
     database.close()
 
 
+@pytest.mark.parametrize("case", ["key", "others", "no key"])
+def test_a_text_that_the_database_holds_for_another_is_an_error(spark: Any, case: str) -> None:
+    """By a collation that ignores case, or as blanks at the end do not count; the row of the other key stays."""
+    name = case.replace(" ", "")
+    url = f"jdbc:derby:memory:folds{name};create=true;territory=en_US;collation=TERRITORY_BASED:SECONDARY"
+    key, count = (None, (1,)) if case == "no key" else ("item", ())
+    if case == "others":
+        database = Connection(spark, url, {}, "table v")
+        database.execute('CREATE TABLE v ("id" BIGINT, "item" VARCHAR(20), note VARCHAR(20))')
+        database.close()
+        count = (None,)
+    view = sinks.jdbc_view(url, "v", key, options=DERBY)
+    view(changelog(spark, ("+I", 1, "A"), ("+I", 2, "b")), 0)
+    for text in ("a", "A "):
+        with pytest.raises(BadInputError, match=rf"column '.*item': .*equal to 'A', which view v has .*'{text}'"):
+            view(changelog(spark, ("+I", 1, text), ("+I", 3, "c")), 1)
+        assert rows(spark, url) == [(1, "A", *count), (2, "b", *count)]
+    view(changelog(spark, ("-D", 1, "A"), ("+I", 1, "d")), 1)
+    assert rows(spark, url) == [(1, "d", *count), (2, "b", *count)]
+    view = sinks.jdbc_view(url, "v", key, options=DERBY)  # a row of the same key that is there is no error
+    if key:
+        view(changelog(spark, ("+I", 7, "d")), 2)
+        assert rows(spark, url) == [(2, "b", *count), (7, "d", *count)]
+
+
 def merge(**changes: Any) -> Merge:
     names = {x: x for x in "abcd"}
     given: dict[str, Any] = {
         "table": "v", "rows": "(SELECT 1)", "staged": names, "kept": names, "key": tuple("abcd"), "count": "n",
-        "total": "t", "postgres": True, "others": False, "nulls": ["0000"], **changes,
+        "total": "t", "postgres": True, "others": False, "nulls": ["0000"], "texts": [], **changes,
     }  # fmt: skip
     return Merge(**given)
 

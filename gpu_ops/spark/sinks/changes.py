@@ -51,6 +51,7 @@ class Changes:
         query_id: of the streaming query; "none" where the function is called without one.
         batch_id: of the micro-batch.
         changelog: its name, for errors.
+        count: how many ``rows`` there are.
     """
 
     rows: DataFrame
@@ -59,6 +60,7 @@ class Changes:
     query_id: str
     batch_id: int
     changelog: str
+    count: int
 
     def signed(self) -> DataFrame:
         """The view's columns and `COUNT`: negative for rows to remove, 2 where a key has another row before."""
@@ -249,7 +251,7 @@ def view(
             if columns is not None and found[1] is not None:
                 raise BadInputError(mark, ", ".join(columns), "the view's key is not unique", found[1])
             if found[0] or batch_id == 0:  # the first one makes the table, be it empty
-                write(Changes(changed, schema, columns, query, batch_id, mark))
+                write(Changes(changed, schema, columns, query, batch_id, mark, found[0]))
         finally:
             changed.unpersist()
 

@@ -27,6 +27,9 @@ column was made by a view: no other is emptied."""
 _IN_LIST: Final = 900
 """Values of a list that all databases take."""
 
+_LOCK_WAIT: Final = 60
+"""Seconds to wait for those that have an earlier run's staging table locked."""
+
 _BATCHES: Final = ("query_id", "batch_id")
 
 _QUOTES: Final = {'"': '"', "`": "`", "[": "]"}
@@ -197,7 +200,7 @@ class _Database:
             self._create(self._batches, st.StructType.fromDDL("query_id STRING, batch_id BIGINT"), types)
         if first or staging is None:
             if staging is not None:
-                self.execute(f"DROP TABLE {self.staging}")
+                self._drop_staging()
             self._create_staging()
         else:
             self._empty()
@@ -272,6 +275,22 @@ class _Database:
 
     def _create(self, table: str, schema: st.StructType, more: Mapping[str, str] | None = None) -> None:
         self._connection.create(table, self._java(schema), more)
+
+    def _drop_staging(self) -> None:
+        """Drops the staging table; whoever reads it or writes into it has it locked, and may do so for ever.
+
+        Raises:
+            DatabaseError: it cannot be dropped, or not in that time.
+        """
+        try:
+            self._connection.changed(f"DROP TABLE {self.staging}", _LOCK_WAIT)
+        except DatabaseError as error:
+            reason = str(error).removeprefix(f"view {self._table}: ")
+            raise DatabaseError(
+                f"view {self._table}: {self.staging} of an earlier run could not be dropped: {reason}. Another session "
+                f"may have it locked, such as a backup or a task of that run; it is waited for {_LOCK_WAIT} s: end it",
+                error.state,
+            ) from error
 
     def _create_staging(self) -> None:
         own = [st.StructField(STAGED, st.LongType()), st.StructField(_ATTEMPT, st.LongType())]
@@ -377,7 +396,7 @@ class _Database:
             raise BadInputError(self._changes.changelog, None, str(error)) from error
 
     def _check_staged(self, attempts: Mapping[int, int]) -> None:
-        """That the rows of those attempts are there, and each once."""
+        """That the rows of those attempts are there, each once, and are all that the micro-batch changes."""
         mark = self._names([_ATTEMPT])[0]
         staged = f"SELECT {mark}, COUNT(*) FROM {self.staging} WHERE {self._counts(attempts)} GROUP BY {mark}"
         rows = {int(x): int(count) for x, count in self._connection.rows(staged)}
@@ -385,6 +404,12 @@ class _Database:
             raise DatabaseError(
                 f"view {self._table}: {sum(attempts.values())} rows were written into {self.staging}, and "
                 f"{sum(rows.values())} are there: another writer, or a database without transactions"
+            )
+        if sum(rows.values()) != self._changes.count:  # Spark only logs an accumulator's update that fails
+            raise DatabaseError(
+                f"view {self._table}: {self._changes.count} rows change, and the driver was told of "
+                f"{sum(rows.values())} that tasks have written into {self.staging}: an update of Spark's accumulators "
+                "was lost (see the driver's log), or the changelog's query gave other rows when it was run again"
             )
 
     def _counts(self, attempts: Mapping[int, int]) -> str:
@@ -411,6 +436,7 @@ class _Database:
             table=self._table, rows=f"({rows})", staged=staged, kept=kept, key=changes.key, count=count,
             total=self._names([self._spelled[COUNT]])[0] if changes.key is None else "", postgres=self._postgres,
             others=len(self._columns) > len(self._spelled), nulls=nulls,
+            texts=[x for x in changes.key or names if isinstance(changes.schema[x].dataType, st.StringType)],
         )  # fmt: skip
 
     def _bring(self, merge: Merge, attempts: Mapping[int, int]) -> None:
@@ -421,7 +447,7 @@ class _Database:
             if samples:
                 problem = f"two keys of the changelog are one in the types of view {self._table}"
                 raise BadInputError(self._changes.changelog, ", ".join(key), problem, samples[0][0])
-        bring(self._connection, merge, f"view {self._table}")
+        bring(self._connection, merge, f"view {self._table}", self._changes.changelog)
 
     def _check_values(self, attempts: Mapping[int, int]) -> None:
         """That the columns of a table of Postgres hold the staged values.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gpu_ops.errors import DatabaseError
+from gpu_ops.errors import BadInputError, DatabaseError
 from gpu_ops.spark.database import Connection, literal
 
 STAGED: Final = "gpu_ops_staged"
@@ -34,6 +34,8 @@ class Merge:
         others: whether the view has columns that the changelog lacks.
         nulls: patterns of nulls in the key, ``1`` for each column that is null; without a key one of all columns,
             ``1`` for each that has nulls.
+        texts: columns of the changelog, of those by which rows are found, that are text.
+        texts: columns of the changelog that are text.
     """
 
     table: str
@@ -46,6 +48,7 @@ class Merge:
     postgres: bool
     others: bool
     nulls: Sequence[str]
+    texts: Sequence[str]
 
     def matches(self) -> list[str]:
         """Conditions that a staged row and its row of the view have in common; a staged row can meet one of them."""
@@ -110,6 +113,15 @@ class Merge:
         having = f"{comes} OR ({new} AND ({there}))"
         return f"SELECT {shown} FROM {self.rows} {STAGED} GROUP BY {', '.join(keys)} HAVING {having}"
 
+    def texts_of(self, kinds: str = "") -> list[str]:
+        """Queries of the texts by which rows of the view and staged ones match: all of the view, then all staged."""
+        kept = [f"{self.table}.{self.kept[x]}" for x in self.texts]
+        chosen = ", ".join([*kept, *(f"{STAGED}.{self.staged[x]}" for x in self.texts)])
+        return [
+            f"SELECT {chosen} FROM {self.table}, {self.rows} {STAGED} WHERE {match}{f' AND {kinds}' if kinds else ''}"
+            for match in self.matches()
+        ]
+
     def lacking(self) -> str:
         """The query of keys of rows that go or change and of which the view has none."""
         keys = ", ".join(f"{STAGED}.{self.staged[x]}" for x in self.key or ())
@@ -165,19 +177,22 @@ _KEPT: Final = (
 )
 
 
-def bring(connection: Connection, merge: Merge, what: str) -> None:
+def bring(connection: Connection, merge: Merge, what: str, changelog: str) -> None:
     """Brings staged rows into a view, in the transaction that the connection is in.
 
     Args:
         connection: to the database.
         merge: the statements.
         what: the view, for errors.
+        changelog: its name, for errors.
 
     Raises:
+        BadInputError: a text that the database, other than Postgres, holds for equal to another one of the view.
         DatabaseError: the database refuses a statement, or changes other rows than it was to.
     """
     sizes = {int(kind): int(rows) for kind, rows in connection.rows(merge.sizes())}
     if merge.key is None:
+        _check_texts(connection, merge, what, changelog)
         stays = f"{merge.table}.{merge.total} + {merge.counted}"
         gone = _changed(connection, merge.delete(f"{stays} = 0"))
         added = _changed(connection, merge.add())
@@ -200,6 +215,7 @@ def bring(connection: Connection, merge: Merge, what: str) -> None:
     kind = merge.counted
     if not (merge.postgres or merge.others):
         check(_changed(connection, merge.delete(f"{kind} <> 1")), less + other, "deleted")
+        _check_texts(connection, merge, what, changelog, f"{kind} = 1")
         _changed(connection, merge.delete(f"{kind} = 1"))
         check(connection.changed(merge.insert(f"{kind} > 0")), new + other, "inserted")
         return
@@ -207,7 +223,23 @@ def bring(connection: Connection, merge: Merge, what: str) -> None:
     check(_updated(connection, merge), other, "changed")
     inserted = connection.changed(merge.insert(f"{kind} = 1 AND {merge.missing()}"))
     if inserted != new:  # others are there from before the changelog
+        _check_texts(connection, merge, what, changelog, f"{kind} = 1")
         check(_changed(connection, merge.update(f"{kind} = 1")), new, "inserted")
+
+
+def _check_texts(connection: Connection, merge: Merge, what: str, changelog: str, kinds: str = "") -> None:
+    """That texts are the same by which rows match: a database's own ``=`` may ignore case, accents or blanks.
+
+    Of Postgres that is known before, see `Merge.twice`; of others each text is compared here.
+    """
+    if merge.postgres or not merge.texts:
+        return
+    size = len(merge.texts)
+    for query in merge.texts_of(kinds):
+        differ = next((row for row in connection.rows(query) if row[:size] != row[size:]), None)
+        if differ is not None:
+            problem = f"the database holds it for equal to {', '.join(differ[:size])!r}, which {what} has"
+            raise BadInputError(changelog, ", ".join(merge.texts), problem, ", ".join(differ[size:]))
 
 
 def _changed(connection: Connection, statements: Sequence[str]) -> int:

@@ -19,8 +19,18 @@ _TIMES: Final = (st.DateType, st.TimestampType, st.TimestampNTZType)
 _TEXTS: Final = ("text", "character varying", "bpchar")
 _APPROXIMATE: Final = ("real", "double precision")
 _INSTANT: Final = "timestamp with time zone"
-_INSTANT_TEXT: Final = "yyyy-MM-dd HH:mm:ss.SSSSSSXXXXX"
-"""With the offset, and its seconds, so that the session's zone in Postgres does not matter."""
+_FRACTION: Final = r"([.]\d{0,6}0*)?"
+_CLOCK: Final = rf"\d{{1,2}}:\d{{2}}(:\d{{2}}{_FRACTION})?"
+_DAY: Final = rf"(\d{{4,6}}-\d{{1,2}}-\d{{1,2}}([ T]\s*{_CLOCK})?(\s+(AD|BC))?|[+-]?infinity|epoch)"
+_EXACT_TEXTS: Final = {
+    "date": rf"~* '^\s*{_DAY}\s*$'",
+    "timestamp without time zone": rf"~* '^\s*{_DAY}\s*$'",
+    "time without time zone": rf"~* '^\s*{_CLOCK}\s*$'",
+    _INSTANT: r"!~ '[.]\d{6}\d*[1-9]'",
+    "time with time zone": r"!~ '[.]\d{6}\d*[1-9]'",
+}
+"""What texts of times look like of which Postgres leaves out nothing: it drops a zone where the type has none, a day
+before a time of day, and rounds digits beyond microseconds, without a word."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +95,21 @@ def staged_value(value: Column, kind: st.DataType, type: Type) -> Column:  # noq
         return f.transform(value, lambda x: staged_value(x, kind.elementType, type))
     if not isinstance(kind, _TIMES):
         return value
-    text = f.date_format(value.cast("timestamp"), _INSTANT_TEXT) if type.element == _INSTANT else value.cast("string")
+    text = _utc_text(value) if type.element == _INSTANT else value.cast("string")
     return f.regexp_replace(text, r"^\+", "")  # of years after 9999
+
+
+def _utc_text(value: Column) -> Column:
+    """An instant's text in UTC, so that the session's zone in Postgres does not matter.
+
+    It is the text of a time without zone: patterns, and clocks that skip an hour, depend on the session's settings.
+    """
+    since = f.unix_micros(value.cast("timestamp")) * f.expr("INTERVAL '0.000001' SECOND")
+    text = (f.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'") + since).cast("string")
+    # east of Greenwich the year 1 begins before it does in UTC; Spark has a year 0
+    return f.when(text.startswith("0000-"), f.concat(f.lit("0001"), text.substr(5, 30), f.lit("Z BC"))).otherwise(
+        f.concat(text, f.lit("Z"))
+    )
 
 
 def before_year_one(value: Column, kind: st.DataType) -> Column | None:
@@ -179,12 +202,18 @@ class Cast:
         kept = f"CAST({self._exact} AS {self.type.whole})"
         if not self._is_text:
             return f"CAST({kept} AS {self.source}) IS DISTINCT FROM CAST({self.staged} AS {self.source})"
-        if self.type.bare in ("date", "name", '"char"'):  # whose input takes times, and long texts, and cuts them
-            wider = "timestamp without time zone" if self.type.bare == "date" else "text"
-            return f"CAST({self.staged} AS {wider}) IS DISTINCT FROM CAST({kept} AS {wider})"
-        if self.type.bare == self.type.whole:
-            return None
-        return f"CAST({self.staged} AS {self.type.bare}) IS DISTINCT FROM {kept}"
+        lossy, lists = [], "[]" * self.type.bare.endswith("[]")
+        if self.type.element in _EXACT_TEXTS:
+            texts = f"unnest(CAST({self.staged} AS text[]))" if lists else f"CAST({self.staged} AS text)"
+            lossy.append(
+                f"EXISTS (SELECT 1 FROM {texts} gpu_ops_text WHERE NOT gpu_ops_text {_EXACT_TEXTS[self.type.element]})"
+            )
+        if self.type.element in ("date", "name", '"char"'):  # whose input takes times, and long texts, and cuts them
+            wider = ("timestamp without time zone" if self.type.element == "date" else "text") + lists
+            lossy.append(f"CAST({self.staged} AS {wider}) IS DISTINCT FROM CAST({kept} AS {wider})")
+        elif self.type.bare != self.type.whole:
+            lossy.append(f"CAST({self.staged} AS {self.type.bare}) IS DISTINCT FROM {kept}")
+        return " OR ".join(lossy) or None
 
     @property
     def sample(self) -> str:

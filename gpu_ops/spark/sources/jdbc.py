@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
+from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.database import POSTGRES, Connection
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
@@ -47,6 +48,7 @@ def read_table(spark: SparkSession, options: Mapping[str, str], columns: Sequenc
 
     Raises:
         DatabaseError: the database cannot be reached, or has no such table.
+        DescriptionError: a column `numeric` is read as something that is neither a number nor text.
     """
     reader = spark.read.format("jdbc")
     if not options["url"].startswith(POSTGRES):
@@ -84,24 +86,37 @@ def read_table(spark: SparkSession, options: Mapping[str, str], columns: Sequenc
 def _value(text: str, kind: str, to: st.DataType, where: str) -> str:
     """What a text of Postgres's is in SQL, or an error that says where it stands.
 
+    A decimal with a fraction is no whole number.
+
     Args:
         text: the text, an expression.
         kind: the type of Postgres.
         to: the type that its value is cast to after this.
         where: for errors.
+
+    Raises:
+        DescriptionError: decimals are read as something that is neither a number nor text.
     """
     if kind.startswith("_"):
         element = to.elementType if isinstance(to, st.ArrayType) else st.StringType()
         return f"transform({text}, x -> {_value('x', kind[1:], element, where)})"
-    is_other = "false"
+    is_other, whole = "false", None
     if kind in _TYPES:
         to, is_other = _TYPES[kind], f"{text} LIKE '% BC%'"  # what stands behind a day Spark does not look at
+    elif isinstance(to, st.IntegralType):
+        to, whole = st.DecimalType(38, 0), to  # texts of elements of lists have zeros after the point
+    elif isinstance(to, (st.CharType, st.VarcharType)):
+        to = st.StringType()
     elif not isinstance(to, (st.DecimalType, st.DoubleType, st.FloatType, st.StringType)):
-        to = st.DecimalType(38, 18)  # of which Spark makes whole numbers, and whatever else
+        raise DescriptionError(f"{where}: it is numeric, of which no {to.simpleString().upper()} is made")
     name = "TIMESTAMP_LTZ" if isinstance(to, st.TimestampType) else to.simpleString().upper()
     if isinstance(to, st.DecimalType):
         is_other = f"length(regexp_extract({text}, '[.]([0-9]*[1-9])0*$', 1)) > {to.scale}"
+    value = f"try_cast({text} AS {name})"
+    if whole is not None:
+        name = whole.simpleString().upper()
+        value = f"try_cast({value} AS {name})"
     quoted = where.replace("\\", "\\\\").replace("'", "\\'")
     problem = f"raise_error(concat('{quoted}: ', {text}, ' is no {name}'))"
-    cast = f"coalesce(try_cast({text} AS {name}), {problem})"
+    cast = f"coalesce({value}, {problem})"
     return f"CASE WHEN {text} IS NULL THEN CAST(NULL AS {name}) WHEN {is_other} THEN {problem} ELSE {cast} END"
