@@ -364,6 +364,7 @@ def test_names_of_columns_and_fields(spark: Any, tmp_path: Path) -> None:
                 assert mine == theirs or either, (name, sensitive, ddl, str(table.schema))
 
 
+@pytest.mark.slow
 def test_files_of_duckdb_and_of_arrow(spark: Any, tmp_path: Path) -> None:
     """Types that Spark has not, and ways of writing those that it has: as Spark reads them, or refused."""
     import duckdb

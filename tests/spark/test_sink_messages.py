@@ -112,7 +112,7 @@ def read(form: str, messages: pa.Table, zone: str, **more: Any) -> pa.RecordBatc
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("zone", [ZONES[0], *(pytest.param(zone, marks=pytest.mark.slow) for zone in ZONES[1:])])
 def test_what_is_sent_is_read(spark: Any, sent: list[pa.Table], zone: str) -> None:
     """Two micro-batches: rows come, and each then changes, or goes; to the bit, in values and in keys."""
     choice, before = random.Random(f"{SEED} {zone}"), spark.conf.get("spark.sql.session.timeZone")
