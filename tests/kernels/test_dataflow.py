@@ -23,7 +23,8 @@ from kernels.engines import CPU, alike, run
 def test_same_as_the_cpu(engines: Backend, seed: int, emit: str) -> None:
     rng = random.Random(seed)
     flow = dataflow(rng, emit)
-    batches = [(x["inputs"], {"orders": x["orders"]}) for x in cut(flow, trace(rng, flow.inputs, 120), rng, 60)]
+    parts = cut(flow, trace(rng, flow.inputs, 120), rng, 60)
+    batches = [(x["inputs"], {"orders": x["orders"], "clock_ms": number}) for number, x in enumerate(parts)]
     alike(run(engines, flow, batches), run(CPU, flow, batches))
 
 
