@@ -288,7 +288,9 @@ def make_importable(session: SparkSession) -> None:
     if "site-packages" not in PACKAGE_ROOT:
         known = [*context.environment.get("PYTHONPATH", "").split(os.pathsep)]
         if PACKAGE_ROOT not in known:
-            context.environment["PYTHONPATH"] = os.pathsep.join([PACKAGE_ROOT, *filter(None, known)])
+            path = os.pathsep.join([PACKAGE_ROOT, *filter(None, known)])
+            # another one, as a query on another thread may be reading this one
+            context.environment = {**context.environment, "PYTHONPATH": path}
     if context not in _begun:
         _begun.add(context)
         threading.Thread(target=_begin, args=(session,), name=BEGINNING, daemon=True).start()
