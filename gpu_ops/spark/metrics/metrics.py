@@ -88,7 +88,7 @@ def free_name(wanted: str, taken: Iterable[str]) -> str:
     return wanted
 
 
-def observed(names: Sequence[str], column: str) -> Column:
+def observed(names: Sequence[str], column: str, number: int = 0) -> Column:
     """What ``DataFrame.observe`` is given: one column `METRICS_FIELD`, with a field per metric.
 
     Spark analyses, optimises and generates code of it for every operator in every micro-batch, and updates every
@@ -97,12 +97,13 @@ def observed(names: Sequence[str], column: str) -> Column:
     Args:
         names: of the metrics.
         column: the hidden column.
+        number: of the row that has them, among those that have any.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
     from pyspark.sql import types as st  # noqa: PLC0415
 
     fields = [st.StructField(name, st.DoubleType() if name in _TIMES else st.LongType()) for name in names]
-    said = f.get(f.collect_list(f.col(backquoted(column))), f.lit(0))
+    said = f.get(f.collect_list(f.col(backquoted(column))), f.lit(number))
     return f.from_json(said, st.StructType(fields)).alias(METRICS_FIELD)
 
 

@@ -35,6 +35,7 @@ class Message(NamedTuple):
         source: a file's path, or "".
         number: a count within the source.
         block: where the rows are.
+        operator: the plan id of the operator that they are for, as one task may run several.
     """
 
     partition: int
@@ -43,12 +44,26 @@ class Message(NamedTuple):
     source: str
     number: int
     block: Block
+    operator: str
 
     @classmethod
     def of(cls, text: str) -> Message:
         """From JSON."""
-        *first, block = json.loads(text)
-        return cls._make((*first, Block._make(block)))
+        *first, block, operator = json.loads(text)
+        return cls._make((*first, Block._make(block), operator))
+
+
+def by_operator(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """Messages by the operator and the partition that they are for.
+
+    Args:
+        batch: of `PACKED`.
+    """
+    rows: dict[tuple[str, int], list[int]] = {}
+    for row, about in enumerate(map(Message.of, batch["about"].to_pylist())):
+        rows.setdefault((about.operator, about.partition), []).append(row)
+    for (operator, partition), some in rows.items():
+        yield operator, partition, batch if len(rows) == 1 else batch.take(pa.array(some))
 
 
 class Carried(NamedTuple):
@@ -90,7 +105,8 @@ class Arrivals:
                     read.add(same)
         arrived, lanes = 0, [carried.places for carried in self._inputs]
         messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
-        for (_, number, *_, block), inline in messages:
+        for message, inline in messages:
+            number, block = message.input, message.block
             if block.file:
                 yield Part(number, lanes[number], arrived, block)
                 arrived += block.rows
