@@ -47,7 +47,7 @@ _MOST_INPUTS: Final = np.iinfo(np.int8).max
 
 
 class Block(NamedTuple):
-    """Where an Arrow message is.
+    """The place of an Arrow message in a file.
 
     Attributes:
         file: its path; empty where the message is with Spark's rows.
@@ -178,7 +178,7 @@ def leave(folder: Path, rows: pa.Table, most_rows: int) -> str | None:
 
 
 def taken(path: str) -> pa.RecordBatchReader:
-    """What `leave` has left, which has no name any more then."""
+    """Reads the rows that `leave` has left in a file, and deletes the file."""
     content = mapped(path)
     Path(path).unlink()
     return pa.ipc.open_stream(content)
@@ -207,7 +207,7 @@ class Mapped:
         self._folder, self._files = folder, dict[str, pa.Buffer]()
 
     def message(self, block: Block) -> pa.Buffer:
-        """What was put there, to the bit.
+        """Reads the message of a block and checks it.
 
         Raises:
             DescriptionError: it lies elsewhere.
@@ -241,7 +241,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, data: Sequence[Any]) -> Part:
-        """From JSON.
+        """Reads a part from JSON.
 
         Raises:
             DescriptionError: it is none.

@@ -76,7 +76,7 @@ _TIMES: Final = ("watermark_ms", "left_latest_ms", "right_latest_ms")
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """What a partition knows of event time after a micro-batch, in milliseconds since the epoch.
+    """Event time that a partition knows after a micro-batch, in milliseconds since the epoch.
 
     Attributes:
         watermark: the one in force in the micro-batch, None while there is none.
@@ -92,7 +92,7 @@ class Times:
         return Times(later(self.watermark, other.watermark), (left, right))
 
     def to_facts(self) -> dict[str, str]:
-        """As metadata of a file; what there is none of is left out."""
+        """Gives the times as metadata of a file, without those that are None."""
         values = zip(_TIMES, (self.watermark, *self.latest), strict=True)
         return {name: str(value) for name, value in values if value is not None}
 
@@ -140,7 +140,7 @@ class Record:
 
 
 class _Kind(NamedTuple):
-    """What a file is, by its name."""
+    """A kind of file in a partition's folder, recognised by its name."""
 
     suffix: str
     number: str
@@ -152,7 +152,7 @@ class _Kind(NamedTuple):
         return f"{folder}/{number if isinstance(number, str) else f'{number:020d}'}.{self.suffix}"
 
     def of(self, sizes: Mapping[str, int]) -> dict[int, int]:
-        """Of files by name, with their sizes, those of this kind by number."""
+        """Picks the files of this kind from names with sizes, by number."""
         found = {re.fullmatch(rf"(\d{{20}})\.{self.suffix}", name): size for name, size in sizes.items()}
         return {int(name[1]): size for name, size in found.items() if name is not None}
 
@@ -170,14 +170,14 @@ _PIECE: Final = _Kind("piece", "piece", "piece")
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What a partition's folder holds: sizes in bytes of records by batch, snapshots by version, pieces by name."""
+    """Contents of a partition's folder: sizes in bytes of records by batch, snapshots by version, pieces by name."""
 
     records: dict[int, int]
     snapshots: dict[int, int]
     pieces: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def since(self, version: int, unneeded: Collection[str] = ()) -> Stored:
-        """What a snapshot of a version leaves of it, without some pieces."""
+        """Drops the records and snapshots before a version, and some pieces: what a snapshot leaves."""
         return Stored(
             {batch: size for batch, size in self.records.items() if batch >= version},
             {at: size for at, size in self.snapshots.items() if at >= version},
@@ -216,7 +216,7 @@ class PartitionLog:
         return self._files.name(_RECORD.path(self._folder, batch_id))
 
     def stored(self, *, clean: bool = True) -> Stored:
-        """What is there.
+        """Lists the records, snapshots and pieces in the folder.
 
         Args:
             clean: delete leftovers of writes that a crash cut short; for the owner of the partition only,
@@ -277,7 +277,7 @@ class PartitionLog:
             yield held
 
     def try_to_clean(self) -> None:
-        """As `clean`, where files that stay do no more than take room."""
+        """Cleans the folder, and only logs an error: files that stay do no more than take room."""
         try:
             self.clean()
         except StateError as error:
@@ -393,7 +393,7 @@ class PartitionLog:
             return None if facts is None else Times.from_facts(facts)
 
     def in_backlog(self, version: int) -> bool:
-        """Whether the micro-batches before a version, of which there are some, were all backlog."""
+        """Tells whether all micro-batches before a version, at least one, were backlog."""
         facts = self._facts(_RECORD, version - 1) or self._facts(_SNAPSHOT, version)
         return facts is not None and _BACKLOG in facts
 
@@ -492,7 +492,7 @@ class PartitionLog:
         return write(flush, self.read_piece, store, most), sizes
 
     def read_piece(self, name: str) -> Content:
-        """What is in a piece.
+        """Reads the rows and the index entries of a piece.
 
         Raises:
             StateError: it is missing, cut short or damaged.
@@ -538,12 +538,12 @@ class PartitionLog:
 
 
 def _backlog(value: bool) -> dict[str, str]:
-    """As a fact; absent where it is none, as in folders of earlier versions."""
+    """Gives the backlog flag as metadata of a file; no entry for False, as in folders of earlier versions."""
     return {_BACKLOG: "1"} if value else {}
 
 
 def _blocks(names: Iterable[str]) -> dict[str, int]:
-    """Of the names of files, those that a record keeps, with its batch."""
+    """Picks the files of blocks that records keep from a list of names, with the batch of each."""
     found = {name: _BLOCK.fullmatch(name) for name in names}
     return {name: int(one[1]) for name, one in found.items() if one is not None}
 

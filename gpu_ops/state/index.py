@@ -44,12 +44,12 @@ class Run:
 
     @property
     def held(self) -> object:
-        """The buffer."""
+        """The buffer, by which runs that share it know each other."""
         return self.buffer
 
     @property
     def directory(self) -> Array:
-        """Where each hash prefix begins."""
+        """The place of the first entry of each hash prefix; computed when first asked for."""
         if self.made is None:
             self.made = self.home.directory(self.entries, self.shift)
         return self.made
@@ -65,7 +65,7 @@ class Run:
 
 
 class HashIndex(Runs[Run]):
-    """Slots by hash."""
+    """An index of a table's slots by the hash of a key."""
 
     # In 100k-change micro-batches up to 12M rows 4, 10 and 16 took 6.1, 5.3 and 5.4 s of CPU: the more merges, the
     # fewer runs a lookup looks in.
@@ -81,7 +81,7 @@ class HashIndex(Runs[Run]):
         self.stage_entries(layouts.entries(hashes, slots))
 
     def stage_entries(self, entries: Array) -> None:
-        """The same, of n entries (uint64), which are sorted in place."""
+        """Makes rows findable like `stage`, given n entries (uint64), which are sorted in place."""
         if entries.size:
             entries.sort()
             self.staged = _hash_run(self._kernels, entries)
@@ -187,7 +187,7 @@ class OrderIndex(HashIndex):
         self.rows = self.looked = 0
 
     def pays(self, rows: int, more: int) -> bool:
-        """Whether it costs no more to bring it up to date than what was looked at without it.
+        """Tells whether bringing the index up to date costs no more than what was looked at without it.
 
         Args:
             rows: how many committed slots there are.

@@ -49,7 +49,7 @@ class Growing:
 
     @property
     def _all(self) -> Array:
-        """Of all there is room for."""
+        """The whole array, with the room that is not in use yet."""
         return self._data if self.records is None else self.records.data[self.field]
 
     @property
@@ -59,7 +59,7 @@ class Growing:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use."""
+        """Bytes that are in use."""
         return self.length * self.dtype.itemsize
 
     @property

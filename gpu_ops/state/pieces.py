@@ -51,13 +51,13 @@ def most_bytes(table: int) -> int:
 
 
 class Content(NamedTuple):
-    """What is in a piece: rows, and their index entries if it has them."""
+    """The rows of a piece, and their index entries if it has them."""
 
     rows: pa.Table
     entries: Entries
 
     def of(self, present: npt.NDArray[np.bool_] | None) -> Content:
-        """The same without the other rows; None for all."""
+        """The content without the rows whose flag is False; None keeps all."""
         if present is None:
             return self
         places: Any = np.where(present, np.cumsum(present) - 1, -1)
@@ -83,22 +83,22 @@ class Piece:
 
     @property
     def present(self) -> npt.NDArray[np.bool_] | None:
-        """Which rows have a slot; None for all."""
+        """Flags of the rows that have a slot; None for all."""
         return None if self.bits is None else np.unpackbits(self.bits, count=self.rows).view(bool)
 
     @functools.cached_property
     def slots(self) -> int:
-        """How many have one."""
+        """The number of rows that have a slot."""
         present = self.present
         return self.rows if present is None else int(present.sum())
 
     def having(self, present: npt.NDArray[np.bool_]) -> Piece:
-        """The same piece, of which these rows have a slot."""
+        """Gives a copy of the piece in which the flagged rows have a slot."""
         return dataclasses.replace(self, bits=None if present.all() else np.packbits(present))
 
 
 class Flush(NamedTuple):
-    """What a snapshot of a table is made of.
+    """The pieces, new rows and numbers that the next snapshot of a table is made of.
 
     Attributes:
         pieces: in the order of slots; the last one may be new.
@@ -132,13 +132,13 @@ class Pieced(Protocol):
         """Rows and numbers, whole."""
 
     def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
-        """The same, so many rows at a time; None for all at once."""
+        """Gives the rows and numbers of `snapshot`, ``most`` rows at a time; None for all at once."""
 
     def entries_of(self, rows: pa.Table) -> Entries:
         """The index entries that a piece has beside its rows."""
 
     def flush(self) -> Flush:
-        """What a snapshot is made of; nothing that changes later. What is new among it counts as a piece from here."""
+        """Gives the parts of a snapshot, which never change; new rows among them count as a piece from here."""
 
 
 Storable: TypeAlias = pa.Table | Pieced
@@ -210,7 +210,7 @@ class Written(NamedTuple):
 
 
 def merges(pieces: Sequence[Piece], most: int) -> tuple[range, ...]:
-    """Which pieces become one, in order: small ones side by side; the others are ranges of one.
+    """Chooses the pieces to merge, in order: ranges of small neighbours; a range of one for each of the others.
 
     Args:
         pieces: the last of them may be new, without a name.
@@ -330,7 +330,7 @@ class StoredTable:
                 yield coming[0].result()
 
     def _numbers(self) -> Iterator[pa.Table]:
-        """Those of each piece's rows."""
+        """Gives the numbers of each piece's rows, a table a piece."""
         batches, left = self.numbers(), list[pa.RecordBatch]()
         for name, rows in self.pieces:
             while sum(map(len, left)) < rows:

@@ -83,7 +83,7 @@ class Sorted(Protocol):
 
     @property
     def held(self) -> object:
-        """What these are in, which nothing else is."""
+        """An object that holds the entries and identifies the run: no other run shares it."""
 
     @property
     def nbytes(self) -> int:
@@ -95,11 +95,11 @@ class Sorted(Protocol):
 
     @property
     def file(self) -> File | None:
-        """Where all its arrays but the directory lie, if on disk."""
+        """The file of all arrays but the directory; None for a run in memory."""
 
 
 class Passed:
-    """Where in a run entries of rows that are gone end, with which a hash begins: no lookup reads them again."""
+    """Places in a run where the entries of dead rows at the beginning of a hash end: no lookup reads them again."""
 
     def __init__(self) -> None:
         self._begins: Array = None
@@ -124,11 +124,11 @@ class Passed:
 
 
 class AnyRun(Sorted, SearchedRun, Protocol):
-    """The same by hash, so that it can be searched."""
+    """A run sorted by hash, so that it can be searched."""
 
     @property
     def passed(self) -> Passed:
-        """What lookups of first rows have passed over."""
+        """The dead entries that lookups of first rows have passed over."""
 
 
 _PART = 1 << 15
@@ -151,7 +151,7 @@ def _on_disk(run: Sorted) -> int:
 
 @dataclasses.dataclass
 class _FollowedRun(Generic[S]):
-    """What of a run has followed a compaction."""
+    """The progress of one run in following a compaction."""
 
     held: object
     """What the run's entries are in."""
@@ -327,7 +327,7 @@ class Following(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def discard(self) -> None:
-        """Forget it."""
+        """Forgets what is staged."""
 
     @staticmethod
     @abc.abstractmethod
@@ -339,17 +339,17 @@ class Following(abc.ABC, Generic[S]):
         """A run like another one, of some of its entries in new slots."""
 
     def _as_now(self, run: S, made: list[S]) -> list[S]:
-        """What was made of a run, without what has left that since."""
+        """Drops from the runs made of a followed run what has left it since."""
         del run
         return made
 
     def left(self, followed: Followed[S]) -> int:
-        """How many entries are still to follow, given what has."""
+        """The number of entries that are still to follow a compaction, given what has."""
         looked = (followed[id(run.held)].looked if id(run.held) in followed else 0 for run in self.runs)
         return sum(int(run.entries.size) for run in self.runs) - sum(looked)
 
     def follow(self, new_slots: Slots, before: Followed[S], most: int | None) -> Followed[S]:
-        """What has followed a compaction, and some entries more.
+        """Moves some entries more to their new slots after a compaction.
 
         A run that was merged or moved since begins again. One on disk follows at once: a half of it has no place.
 
@@ -425,7 +425,7 @@ class Runs(Following[R]):
     @staticmethod
     @abc.abstractmethod
     def _made(run: R, arrays: Sequence[Array]) -> R:
-        """As `_like`, in memory."""
+        """Makes a run in memory of some arrays, else like a given one."""
 
     def _like(self, run: R, arrays: Sequence[Array]) -> R:
         made = self._made(run, arrays)
@@ -463,7 +463,7 @@ class Runs(Following[R]):
             self._merge(coming)
 
     def _grows(self, run: R, added: Sequence[R]) -> bool:
-        """Whether a run and those after it become one."""
+        """Tells whether a run and those after it are to be merged."""
         most = self._kernels.piece_bytes
         small = most is None or run.nbytes + sum(one.nbytes for one in added) <= most
         here = run.home is self._kernels and run.file is None and id(run.held) not in self.followed
@@ -499,7 +499,7 @@ class Runs(Following[R]):
         return self._xp.concatenate([self._xp.empty(0, np.int64), *pairs])
 
     def begin(self, run: R, hashes: Hashes) -> Positions:
-        """Where in a run, wherever it lies, the entries of each of n hashes begin, or would."""
+        """The place in a run, wherever it lies, where the entries of each of n hashes begin, or would."""
         needles = Both(self._kernels, layouts.entries(hashes, self._xp.zeros(hashes.size, np.int64)))
         own = needles.at(run.home)
         fetch(run, own)
@@ -570,7 +570,7 @@ class Runs(Following[R]):
 
 
 def fetch(run: AnyRun, needles: Array) -> None:
-    """Some entries are going to be looked for: the pages of a run on disk where they would be are read together."""
+    """Reads together the pages of a run on disk on which the entries of some probe rows would be."""
     file = run.file
     if file is None or not needles.size:
         return
@@ -585,5 +585,5 @@ def fetch(run: AnyRun, needles: Array) -> None:
 
 
 def prefix_shift(size: int, bucket: int) -> int:
-    """How far a 32-bit hash is shifted to be a prefix shared by at most ``bucket`` of ``size`` entries on average."""
+    """The shift that makes of a 32-bit hash a prefix of at most ``bucket`` of ``size`` entries on average."""
     return 32 - max(1, int(size // bucket).bit_length())

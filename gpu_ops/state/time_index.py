@@ -49,7 +49,7 @@ class TimeRun:
 
     @property
     def held(self) -> object:
-        """The entries."""
+        """The entries, by which runs know each other."""
         return self.entries
 
     @property
@@ -112,7 +112,7 @@ class TimeIndex(Runs[TimeRun]):
         return layouts.unpaired(pairs)
 
     def first(self, hashes: Hashes, earliest: Array) -> list[tuple[Positions, Slots]]:
-        """Of each run the first committed entry of a needle's hash that is not too early, if there is one.
+        """Finds in each run the first committed entry of a probe row's hash that is not too early.
 
         Args:
             hashes: n uint64.
@@ -131,11 +131,11 @@ class TimeIndex(Runs[TimeRun]):
         return found
 
     def begin(self, run: TimeRun, hashes: Hashes) -> Positions:
-        """Where in a run, wherever it lies, the entries of each of n hashes begin, or would."""
+        """The place in a run, wherever it lies, where the entries of each of n hashes begin, or would."""
         return self.bisect(run, hashes, self._xp.full(hashes.size, BEFORE_ALL, np.int64), after=False)
 
     def bisect(self, run: TimeRun, hashes: Hashes, times: Array, *, after: bool) -> Array:
-        """Where needles stand in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
+        """The place of each probe row in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
         needles, times_ = Both(self._kernels, self._kernels.entries(hashes, 0)), Both(self._kernels, times)
         fetch(run, needles.at(run.home))
         at = run.home.bisect(run, needles.at(run.home), times_.at(run.home), after=after)
@@ -256,12 +256,12 @@ class _Chunk:
 
     @property
     def held(self) -> object:
-        """The entries."""
+        """The entries, by which runs know each other."""
         return self.entries
 
     @property
     def size(self) -> int:
-        """Of how many slots it still is."""
+        """The number of slots that are still in the chunk."""
         return int(self.entries.size) - self.first
 
     @property
