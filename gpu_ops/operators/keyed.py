@@ -51,7 +51,7 @@ class KeyedOperator(Operator):
 
     @abc.abstractmethod
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Any:
-        """What the micro-batch makes and unmakes.
+        """Finds what the micro-batch adds to the operator's result and takes from it.
 
         Args:
             sides: the lifetimes of each input's rows.
@@ -93,7 +93,7 @@ class KeyedOperator(Operator):
             self.room.check_output(rows, _NUMBERS.get(self.join.emit, _NUMBERS["per_batch"]) + sum(widths))
 
     def count_expired(self) -> None:
-        """What is counted of rows follows those that have just expired."""
+        """Takes rows that have just expired off the counts of the other rows."""
 
     def __init__(self, join: Any, kernels: Kernels) -> None:
         self.join, self.kernels = join, kernels
@@ -105,7 +105,7 @@ class KeyedOperator(Operator):
         return self._prepare(changes, clock_ms, net=self.join.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
-        """As `prepare`, but only the net change comes out, whatever the join's ``emit``."""
+        """Computes one micro-batch like `prepare`, but only its net change, whatever ``emit`` is."""
         return self._prepare(changes, clock_ms, net=True)
 
     def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
@@ -224,7 +224,7 @@ class TwoWayJoin(KeyedOperator):
 
     @property
     def by_key(self) -> bool:
-        """Whether counts are kept by key."""
+        """Tells whether association counts are kept by key."""
         return any(self.counts)
 
     def pairs(self, sides: Sequence[Lifetimes], *, net: bool, needed: bool) -> Pairs | None:
@@ -247,7 +247,7 @@ class TwoWayJoin(KeyedOperator):
         return find(self.tables, both, wanted) if needed or not self.by_key else None
 
     def visible(self, side: int, sides: Sequence[Lifetimes], pairs: Any, when: When, *, net: bool) -> Any:
-        """How the visibility of one input's rows changes; moves their association counts.
+        """Computes how the visibility of one input's rows changes; moves their association counts.
 
         Args:
             side: the input.

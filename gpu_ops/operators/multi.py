@@ -65,7 +65,7 @@ def step_count(step: int) -> str:
 
 
 def _turns(xp: Any, begin: Instants, end: Instants) -> tuple[Positions, Instants, Array]:
-    """Where pairs come and go within the micro-batch: which pair, when, and 1 or -1."""
+    """Lists when pairs come and go within the micro-batch: the pair, the logical time, and 1 or -1."""
     lives = begin < end
     comes, goes = xp.flatnonzero(lives & (begin != ALWAYS)), xp.flatnonzero(lives & (end != NEVER))
     signs = xp.full(comes.size + goes.size, -1, np.int8)
@@ -329,7 +329,7 @@ class Lookup:
 
 
 class Operation(NamedTuple):
-    """What brings a tuple on.
+    """One step on a tuple's path: it binds an input, extends the tuple, or checks a condition.
 
     Attributes:
         kind: *bind*: find rows of an input that must be there; *extend*: find an input's rows by its own step, or none;
@@ -345,7 +345,7 @@ class Operation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LookupPlan:
-    """How tuples are found.
+    """The lookups by which tuples are found.
 
     Attributes:
         key_sets: per input, by what its rows are looked up.
@@ -453,7 +453,7 @@ def _pairs(group: dict[InputColumn, int], compared: set[int], bound: set[int], i
 
 
 def _rank(join: MultiJoin, pairs: list[Pair], input_index: int) -> tuple[bool, int, int]:
-    """What is best looked up next: by a unique key, else by most columns."""
+    """Ranks an input to be looked up next: by a unique key first, else by as many columns as possible."""
     columns = {column for column, _ in pairs}
     unique = join.inputs[input_index].unique_key
     return bool(columns) and unique is not None and set(unique) <= columns, len(columns), -input_index
@@ -479,11 +479,11 @@ class Tuples:
 
     @property
     def size(self) -> int:
-        """How many."""
+        """The number of tuples."""
         return int(self.instants.size)
 
     def pick(self, positions: Positions) -> Tuples:
-        """Some of them, repeated where a position is."""
+        """Gathers the tuples at some positions; a position may repeat."""
         rest = (a[positions] for a in (self.instants, self.signs, self.ranks, self.pads))
         return Tuples({p: s[positions] for p, s in self.slots.items()}, *rest)
 

@@ -105,7 +105,7 @@ class RegularJoin(TwoWayJoin):
         return in_order(self.kernels, parts)
 
     def _net_rows(self, found: NetPairs, sides: Sequence[Lifetimes]) -> OutputRows:
-        """What leaves, pads first, then what comes, pads last."""
+        """Lists the rows that go, unmatched rows first, then those that come, unmatched rows last."""
         xp, (left, right) = self.kernels.xp, found.slots
         leaving, coming = [], [(left[found.comes], right[found.comes])]
         for side in (0, 1):
@@ -164,7 +164,7 @@ class SemiAntiJoin(TwoWayJoin):
         return found
 
     def rows(self, found: _Visible, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
-        """Those of `find`."""
+        """Makes output rows of the changes of visibility that `find` gives."""
         xp = self.kernels.xp
         if isinstance(found, tuple):
             hides, shows = found
@@ -177,7 +177,7 @@ class SemiAntiJoin(TwoWayJoin):
 
 
 def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
-    """How many right rows without a key, and how many at all, there are over the micro-batch."""
+    """Counts right rows without a key, and all right rows, over the micro-batch."""
     kernels, xp = right.kernels, right.kernels.xp
     rows, when, step = change.events(kernels)
     order = kernels.argsort(when)

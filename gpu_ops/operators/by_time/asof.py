@@ -62,7 +62,7 @@ def times_of(table: KeyedTable) -> Array:
 
 
 def ties_of(table: KeyedTable) -> Array | None:
-    """What orders rows of one time, by slot; None where only their arrival does."""
+    """The numbers that order rows of one time, by slot; None where only their arrival does."""
     column = table.beside.get(TIES_COLUMN)
     return None if column is None else column.values
 
@@ -93,7 +93,7 @@ class Rows:
         self.slots, self.times, self.key = slots[self.at], times[self.at], Columns(table.store, table.keys)
 
     def pick(self, some: Positions) -> Rows:
-        """Some of them."""
+        """Gathers some of the rows."""
         picked = object.__new__(Rows)
         picked.at, picked.slots, picked.key = self.at[some], self.slots[some], self.key
         picked.hashes, picked.times = self.hashes[some], self.times[some]
@@ -149,7 +149,7 @@ class Lookup:
         return met
 
     def nearer(self, times: Array, before: Slots, after: Slots) -> Slots:
-        """Of two right rows, before and after each of n times, -1 for none, the nearer; the first if as near."""
+        """Chooses the nearer of two right rows, before and after each of n times, -1 for none; the first if as near."""
         xp, stored = self._kernels.xp, times_of(self._tables[1])
         if not stored.size:
             return before
@@ -236,7 +236,7 @@ class Lookup:
         return rows.pick(xp.flatnonzero(reached))
 
     def _best_of_their_time(self, rows: Rows) -> Rows:
-        """Those that no other row in U of their key and time is preferred to."""
+        """Keeps the rows to which no other row in U of their key and time is preferred."""
         return rows.pick(self._kernels.xp.flatnonzero(self._beside(rows, "backward", exact=True) == rows.slots))
 
     def _spans(self, rows: Rows) -> tuple[Array, Array]:
@@ -287,7 +287,7 @@ class Spans:
 def matches_over_time(
     lookup: Lookup, tables: tuple[KeyedTable, KeyedTable], sides: Sequence[Lifetimes], lefts: Slots
 ) -> Spans:
-    """What left rows meet while they live.
+    """Finds the right rows that left rows meet while they live.
 
     Args:
         lookup: of the join.
@@ -331,7 +331,7 @@ def _states(instants: Array) -> Array:
 def _side_by_side(
     kernels: Kernels, lookup: Lookup, times: Array, back: tuple[Array, Array, Slots], ahead: tuple[Array, Array, Slots]
 ) -> tuple[Array, Array, Slots]:
-    """Of what rows meet before and after their times, from some state on, the nearer, from each of these states on."""
+    """Merges what rows meet before and after their times into the nearer of both, state by state."""
     xp = kernels.xp
     owner, begin, met = (xp.concatenate(parts) for parts in zip(back, ahead, strict=True))
     when = layouts.owned(owner, begin)
@@ -379,7 +379,7 @@ class _Painting:
     def paint(
         self, direction: Direction, stays: Slots, owner: Array, begin: Array, end: Array
     ) -> tuple[Array, Array, Slots]:
-        """What each left row meets from its first state to before its last.
+        """Finds the right rows that each left row meets from its first state to before its last.
 
         Args:
             direction: where it looks.

@@ -65,7 +65,7 @@ _FOREVER = np.iinfo(np.int64).max
 
 @dataclasses.dataclass(frozen=True)
 class IntervalClock(Clock):
-    """What an interval join knows of time; by processing time in milliseconds.
+    """The clock of an interval join; by processing time in milliseconds.
 
     Attributes:
         cleaned: per side, the time up to which rows were last cleaned up, of any key.
@@ -75,7 +75,7 @@ class IntervalClock(Clock):
 
 
 def looks(xp: Any, reach: Array, cleaned: int, over: int) -> tuple[Array, int]:
-    """Which of a side's new rows look for rows of the other side, and clean up as they go.
+    """Finds the new rows of a side that look for rows of the other side, and clean up as they go.
 
     Args:
         xp: numpy or cupy.
@@ -523,7 +523,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         return OutputRows(kinds, left_right(side, own, others), instants)
 
     def _pads(self, side: int, slots: Slots, instants: Instants | int) -> OutputRows:
-        """Those of these rows that have met no match, with nulls for the other side; none if it is no outer side."""
+        """Makes unmatched rows of those that have met no match; none if it is no outer side."""
         xp, matched = self.kernels.xp, self.tables[side].matched
         shown = slots[:0] if matched is None or not self.join.outer[side] else matched[slots] == 0
         alone = slots[shown]

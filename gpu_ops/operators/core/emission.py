@@ -47,17 +47,17 @@ class OutputRows:
 
     @property
     def size(self) -> int:
-        """How many."""
+        """The number of rows."""
         return int(self.kinds.size)
 
     def pick(self, positions: Positions) -> OutputRows:
-        """Some of the rows, in the order given."""
+        """Gathers some of the rows, in the order given."""
         slots = tuple(s[positions] for s in self.slots)
         return OutputRows(self.kinds[positions], slots, self.instants[positions])
 
 
 def left_right(side: int, own: Any, other: Any) -> tuple[Any, Any]:
-    """What belongs to one of two inputs, and what to the other: the left's first."""
+    """Orders a pair of one input's and the other's: the left's first."""
     return (own, other) if side == 0 else (other, own)
 
 
@@ -118,7 +118,7 @@ Sides = tuple[Lifetimes, Lifetimes]
 
 
 class Wanted(NamedTuple):
-    """Which pairs are looked for.
+    """The condition and the limits by which pairs are looked for.
 
     Attributes:
         condition: the residual condition.
@@ -190,7 +190,7 @@ def net_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> NetPairs:
 def _net(  # noqa: PLR0917 - what is fused takes no keywords
     left: Array, right: Array, new_left: int, new_right: int, left_dies: Array | None, right_dies: Array | None
 ) -> tuple[Array, Array, Array]:
-    """What pairs of slots do to counts; masks of those that come, and of those that go."""
+    """Computes by how much pairs of slots move counts, and masks of those that come and of those that go."""
     new = (left >= new_left) | (right >= new_right)
     dies: Array = right_dies if left_dies is None else left_dies if right_dies is None else left_dies | right_dies
     return new.astype(np.int32) - dies, new & ~dies, dies & ~new
@@ -213,7 +213,7 @@ def timed_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> TimedPairs:
 
 
 def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:
-    """What pairs of these times do to counts; masks of those that come, and of those that go."""
+    """Computes by how much pairs of such times move counts, and masks of those that come and of those that go."""
     comes, goes = begin != ALWAYS, end != NEVER
     return comes.astype(np.int32) - goes, comes, goes
 

@@ -76,7 +76,7 @@ def order_rows(
 
 
 class _Read(NamedTuple):
-    """What was read in spans of a run, a number each.
+    """Rows that were read in spans of a run, in arrays of a number each.
 
     Attributes:
         span: of each row that is there and has its key, in which span it was read.

@@ -44,7 +44,7 @@ class Located(NamedTuple):
 
 
 class KeyTable(StateTable):
-    """Keys, each once.
+    """A table of distinct keys, with numbers beside each.
 
     Args:
         kernels: the backend.
@@ -120,7 +120,7 @@ class KeyTable(StateTable):
                 self.beside[name] = column
 
     def locate(self, frame: Frame) -> Located:
-        """Where the keys of some rows are; those that are not there yet are staged, all numbers 0.
+        """Finds the slots of some rows' keys; keys that are new are staged, all numbers 0.
 
         Args:
             frame: n rows with the columns of a key.
@@ -179,7 +179,7 @@ class KeyTable(StateTable):
         return xp.where(same, slots, -1)
 
     def _place(self, hashes: Hashes) -> Positions:
-        """Where a key of each hash would be among the places."""
+        """The place in the cache of places where a key of each hash would be."""
         return (hashes >> np.uint64(65 - int(self._places.size).bit_length())).view(np.int64)
 
     def _searched(self, frame: Frame, hashes: Hashes) -> Slots:

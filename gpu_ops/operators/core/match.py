@@ -110,7 +110,7 @@ def match_among(
     by_candidate: bool = False,
     residual: Residual | None = None,
 ) -> Pairs:
-    """As `match`, where the rows that are there are known by their state: the backend looks at all of it at once.
+    """Finds the candidates that match like `match`, by the state of rows: the backend looks at all of it at once.
 
     Args:
         kernels: the backend.
@@ -355,7 +355,10 @@ class Nearest:
     def _last_of_time(
         self, run: TimeRun, needles: tuple[tuple[Columns, Array], Hashes], needle: Positions, at: Array
     ) -> tuple[Positions, Array]:
-        """Of the rows that needles have found the newest of the same time; arguments and result as of `_walk`."""
+        """Moves on from the rows that were found to the newest of the same key and time.
+
+        Arguments and result are those of `_walk`.
+        """
         xp, index = self.kernels.xp, self.index
         hashed, time, _ = index.read(run, at)
         after = xp.minimum(at + 1, run.entries.size - 1)

@@ -78,7 +78,7 @@ class Groups:
 
     @property
     def starts(self) -> Positions:
-        """Where groups begin in their order."""
+        """The position at which each group begins."""
         return self.bounds[:-1]
 
     @functools.cached_property
@@ -157,7 +157,7 @@ def _own_codes(column: pa.Array) -> Ints | None:
 
 
 def exact(kind: pa.DataType) -> bool:
-    """Whether different values of a type have different `value_codes`, that no other values can have."""
+    """Tells whether different values of a type always have different `value_codes`."""
     t = pa.types
     if t.is_decimal(kind):
         return bool(kind.precision <= 18)

@@ -140,7 +140,7 @@ def flickers(xp: Any, rows: Array, changes: Array) -> Array:
 
 @dataclasses.dataclass
 class Crossings:
-    """Where counts become zero or stop being zero: parallel arrays.
+    """Events at which association counts become zero or stop being zero: parallel arrays.
 
     Attributes:
         first: position of one of the events that do it.
@@ -157,7 +157,7 @@ class Crossings:
 def crossings(
     kernels: Kernels, events: tuple[Array, Array, Array], before: Array, own: Array | None, *, net: bool
 ) -> Crossings:
-    """Where counts cross zero.
+    """Finds the events at which counts become zero or stop being zero.
 
     Args:
         kernels: the backend.
@@ -186,7 +186,7 @@ def crossings(
 
 @dataclasses.dataclass
 class VisibilityChanges:
-    """Where visibility changes: parallel arrays.
+    """Changes of rows' visibility: parallel arrays.
 
     Attributes:
         appears: whether the row becomes visible, or stops being.
@@ -201,7 +201,7 @@ class VisibilityChanges:
 
 @dataclasses.dataclass
 class Barrier:
-    """How many rows of the other side hide rows of this one without matching them, over time.
+    """The number of rows of the other side that hide rows of this one without matching them, over time.
 
     Attributes:
         before: the number before the micro-batch.
@@ -245,7 +245,7 @@ class When:
     barriers: tuple[Barrier, Barrier] | None = None
 
     def barrier_moves(self, table: KeyedTable) -> bool:
-        """Whether a barrier rises or falls in the micro-batch."""
+        """Tells whether a barrier rises or falls in the micro-batch."""
         return self.barriers is not None and any(b.crossings(table).size for b in self.barriers)
 
 
@@ -394,7 +394,7 @@ def changes_per_batch(
 def _crosses(
     before: Array, after: Array | None, slots: Slots, first_new: int, dies: Array | None
 ) -> tuple[Array, Array]:
-    """Of rows that were there and stay, a mask of those whose count becomes zero or stops being it; and their slots.
+    """Flags the rows that were there and stay whose count becomes zero or stops being it; gives their slots, too.
 
     Slots are `_MARK` higher where the count was not zero. ``after``: None where it only grows.
     """
@@ -428,7 +428,7 @@ def _barrier_events(table: KeyedTable, change: Lifetimes, barriers: tuple[Barrie
 
 @dataclasses.dataclass(frozen=True)
 class _Touched:
-    """What a micro-batch does to the numbers of rows of g keys.
+    """The changes that a micro-batch makes to the numbers of rows of g keys.
 
     Attributes:
         slots: of the keys, ascending.
@@ -444,7 +444,7 @@ class _Touched:
 
 
 class KeyCounts:
-    """How many live rows of one input each key has, for the rows of the other.
+    """Counts the live rows of one input by key, for the rows of the other.
 
     Args:
         kernels: the backend.
@@ -495,7 +495,7 @@ class KeyCounts:
         return all_keys
 
     def _numbers(self, keys: Slots) -> Array:
-        """How many rows each of some keys has now; those that are not there have none."""
+        """The number of rows that each of some keys has now; 0 for a key that is not there."""
         xp, rows = self._kernels.xp, self._keys.beside[_ROWS].values
         return xp.where(keys >= 0, rows[keys], 0) if rows.size else xp.zeros(keys.size, np.int32)
 
@@ -627,7 +627,7 @@ class KeyCounts:
         return found
 
     def _switches(self, touched: _Touched) -> tuple[Slots, Instants, Array]:
-        """Where keys get their first row and lose their last: slots, by slot and instant; instants; whether they end.
+        """Finds when keys get their first row and lose their last: slots, by slot and logical time; times; ends or not.
 
         What an upsert takes and gives back within one change is left out.
         """
