@@ -54,7 +54,7 @@ def hash_columns(columns: list[pa.Array], length: int) -> UInt64s:
 
 
 def hash_rows(columns: list[pa.Array], length: int) -> UInt64s:
-    """As `hash_columns`, where nothing stored depends on it, in fewer steps: numbers are mixed once, with the rest."""
+    """Hashes rows like `hash_columns`, but in fewer steps, where nothing stored depends on the hash."""
     if len(columns) < 2:
         return hash_columns(columns, length)
     total = hash_array(columns[0])

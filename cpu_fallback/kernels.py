@@ -35,7 +35,7 @@ _KEPT = (32 << 20) - (1 << 16)
 
 
 class CpuKernels:
-    """The CPU backend.
+    """The backend of host memory, by numpy and pyarrow.
 
     Args:
         tiny_segments: test setting: merge and grow at the smallest sizes.
@@ -66,11 +66,11 @@ class CpuKernels:
         return pa.Table.from_arrays(arrays, schema=schema)
 
     def asarray(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The array itself."""
+        """Gives the array itself."""
         return values
 
     def asnumpy(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The array itself."""
+        """Gives the array itself."""
         return values
 
     def num_rows(self, frame: Frame) -> int:
@@ -133,7 +133,7 @@ class CpuKernels:
         return evaluate(condition, batches, length=length)
 
     def argsort(self, values: npt.NDArray[Any]) -> Array:
-        """Stable argsort.
+        """Sorts stably, and gives the order.
 
         numpy sorts numbers of 16 bits by their digits, in linear time: of wider ones it is asked for 16 bits at a
         time, the lowest first. But what lies in few ascending runs it merges, in one pass.
@@ -160,11 +160,11 @@ class CpuKernels:
         np.minimum.at(target, index, values)
 
     def cumulative_min(self, values: Ints) -> Ints:
-        """Running minimum."""
+        """Computes the running minimum."""
         return np.minimum.accumulate(values)
 
     def fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself."""
+        """Gives the function itself."""
         return function
 
     def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:
@@ -189,11 +189,11 @@ class CpuKernels:
         return pc.sort_indices(keys, sort_keys=[(c, "ascending") for c in keys.column_names])
 
     def store(self, schema: pa.Schema) -> CpuStore:
-        """An empty store."""
+        """Makes an empty store."""
         return CpuStore(schema, tiny=self.tiny_segments)
 
     def directory(self, entries: UInt64s, shift: int) -> npt.NDArray[np.int32]:
-        """Where each hash prefix begins among ascending entries, and at the end their number."""
+        """Finds the first of ascending entries with each hash prefix, and at the end their number."""
         begins = np.zeros((1 << (32 - shift)) + 1, np.int32)
         for at in range(0, entries.size, _BLOCK):
             prefixes = (entries[at : at + _BLOCK] >> np.uint64(32 + shift)).view(np.int64)
@@ -240,7 +240,7 @@ class CpuKernels:
         return pairs[1] if len(pairs) == 2 else np.concatenate(pairs)
 
     def bisect(self, run: SearchedRun, needles: UInt64s, times: Ints, *, after: bool) -> Ints:
-        """Where needles stand in a sorted run with times."""
+        """Finds the place of each probe row in a sorted run with times."""
         self.lookups["index"] += needles.size
         return search.bisect(run, layouts.entry_hashes(needles), times, after=after)
 

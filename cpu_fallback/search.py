@@ -230,13 +230,13 @@ def _first_not_less(run: UInt64s, directory: Ints, shift: int, key: UInt64s, at:
 
 
 def _bucket(run: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
-    """Where the entries that share each hash's prefix begin and end."""
+    """The places where the entries that share each hash's prefix begin and end."""
     bucket = (hashes >> np.uint64(run.shift)).view(np.int64)
     return run.directory[bucket].astype(np.int64), run.directory[bucket + 1].astype(np.int64)
 
 
 def _among(run: SearchedRun, part: slice, hashes: UInt64s, times: Ints, *, after: bool) -> Ints | None:
-    """The same by one number of hash and time, in a part of the run; None where these are too far apart for that."""
+    """Bisects a part of a run by one number of hash and time; None where these are too far apart for that."""
     assert run.times is not None
     stored = run.times[part]
     low, high = stored.min(), stored.max()

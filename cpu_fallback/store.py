@@ -134,7 +134,7 @@ class Growable:
         self.length += values.size
 
     def can_drop(self) -> bool:
-        """Whether `drop` may be used: nobody else holds the pages that the values lie in."""
+        """Tells whether `drop` may be used: nobody else holds the pages that the values lie in."""
         pages, dtype = self._pages, self.data.dtype
         if pages is None:
             return True
@@ -168,7 +168,7 @@ class Growable:
 
 
 class Bits:
-    """Growing Arrow bitmap."""
+    """An Arrow bitmap that grows."""
 
     def __init__(self) -> None:
         self.bytes = Growable(np.uint8)
@@ -302,7 +302,7 @@ class Column:
         self.length = length
 
     def can_drop(self, count: int) -> bool:
-        """Whether `drop` may be used for the first ``count`` values: whole bytes of bitmaps, and no nested ones."""
+        """Tells whether `drop` may take the first ``count`` values: whole bytes of bitmaps, and no nested ones."""
         if self.children or (count % 8 and (self.validity is not None or self.bits is not None)):
             return False
         bitmaps = (bitmap.bytes for bitmap in (self.validity, self.bits) if bitmap is not None)
@@ -352,11 +352,11 @@ class Column:
 
     @property
     def plain(self) -> bool:
-        """Whether `gather` can be used: values of a fixed width, none of them null."""
+        """Tells whether `gather` can be used: values of a fixed width, none of them null."""
         return self.values is not None and self.offsets is None and self.validity is None and self.length > 0
 
     def gather(self, slots: npt.NDArray[np.int64], missing: npt.NDArray[np.bool_] | None) -> pa.Array:
-        """As `take` for a `plain` column: the values at these slots, nulls where ``missing``, faster than Arrow's."""
+        """Takes the values at some slots, nulls where ``missing``, of a `plain` column: faster than Arrow's `take`."""
         assert self.values is not None
         return gathered(self.values.data[: self.length], self.kind, slots, missing)
 
@@ -392,12 +392,12 @@ class CpuStore:
 
     @property
     def host_bytes(self) -> int:
-        """Those that are not on disk."""
+        """Bytes that are not on disk."""
         return self.nbytes - self.disk_bytes
 
     @property
     def disk_bytes(self) -> int:
-        """Those on disk."""
+        """Bytes that lie on disk."""
         return 0 if self._far is None else self._far.disk_bytes
 
     def append(self, frame: Frame) -> None:
@@ -471,7 +471,7 @@ class CpuStore:
         return Frame(slots.size, taken)
 
     def may_be_null(self, column: str) -> bool:
-        """Whether any row may have a null in this column."""
+        """Tells whether any row may have a null in a column."""
         found = self.columns[column]
         on_disk = self._far is not None and column in self._far.with_nulls
         return on_disk or found.validity is not None or pa.types.is_null(found.kind)

@@ -43,10 +43,10 @@ class Rows(Protocol):
 
     @property
     def frame(self) -> Frame:
-        """Their columns."""
+        """The columns of the rows, in the backend's form."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
 
     def take(self, order: npt.NDArray[np.int64]) -> Rows:
         """The rows at n positions."""
@@ -58,13 +58,13 @@ class Rows(Protocol):
         """One column, copied out."""
 
     def nulls(self, name: str) -> Mask | None:
-        """Which values are null; None for none."""
+        """Flags the null values of a column; None if there is none."""
 
     def beyond(self, name: str, limit: int) -> Mask | None:
-        """Which integers or times, as integers, are not between ``-limit`` and ``limit``; None for none."""
+        """Flags integers, or times, that are not between ``-limit`` and ``limit``; None if there is none."""
 
     def words(self, known: Sequence[str]) -> npt.NDArray[np.int8]:
-        """Which of the known words stands in the column beside each row (see `DataFrames.rows`); -1 for none."""
+        """Gives the number of the known word in the column beside each row (see `DataFrames.rows`); -1 for none."""
 
 
 class DataFrames(Protocol):
@@ -127,11 +127,11 @@ class Store(Protocol):
 
     @property
     def host_bytes(self) -> int:
-        """Those of them in host memory."""
+        """Bytes of the rows in host memory."""
 
     @property
     def disk_bytes(self) -> int:
-        """Those of them on local disk."""
+        """Bytes of the rows on local disk."""
 
     def __len__(self) -> int:
         """Number of slots, dead ones included."""
@@ -146,7 +146,7 @@ class Store(Protocol):
         """The rows at ``slots`` (int64, -1 for a row of nulls; ``present`` if none is), of the columns named."""
 
     def may_be_null(self, column: str) -> bool:
-        """Whether any row may have a null in this column."""
+        """Tells whether any row may have a null in a column."""
 
     def retained(self, slots: Slots, onto: Store | None = None) -> Store:
         """Another store with only these slots (ascending), renumbered, each where it lies in this one.
@@ -210,7 +210,7 @@ class TooMany(Exception):  # noqa: N818 - no error, an answer
 
 
 class Kernels(Protocol):
-    """One backend.
+    """The interface of a backend.
 
     Attributes:
         name: ``"cpu"`` or ``"gpu"``.
@@ -240,7 +240,7 @@ class Kernels(Protocol):
     # --- Arrow and host memory ---------------------------------------------------------------
 
     def frame(self, table: pa.Table) -> Frame:
-        """Columns from Arrow."""
+        """Makes a frame of an Arrow table's columns."""
 
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
         """Columns to Arrow, by position, in the schema's types."""
@@ -412,7 +412,7 @@ class Kernels(Protocol):
         """An empty store for rows of this schema."""
 
     def directory(self, entries: Array, shift: int) -> Array:
-        """Where each hash prefix begins among ascending entries (int32), and at the end their number.
+        """Finds the first of ascending entries with each hash prefix (int32), and at the end their number.
 
         Args:
             entries: n uint64.
@@ -461,7 +461,7 @@ class Kernels(Protocol):
         """
 
     def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
-        """Where needles stand in a sorted run with times.
+        """Finds the place of each probe row in a sorted run with times.
 
         Args:
             run: in this backend's memory.

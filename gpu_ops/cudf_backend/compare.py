@@ -56,7 +56,7 @@ def _source(columns: Columns) -> tuple[list[pa.DataType], list[list[Any]], list[
 
 
 def _compared(types: Types, columns: tuple[Columns, Columns]) -> Any | None:
-    """What the kernels get of columns that they know, one element of `COMPARED`; else None."""
+    """Packs the columns of two sides for our kernels, one element of `COMPARED`; None for types they do not know."""
     if not types or len(types) > MOST_COLUMNS:
         return None
     made = np.zeros(1, COMPARED)
@@ -86,7 +86,7 @@ def _compared(types: Types, columns: tuple[Columns, Columns]) -> Any | None:
 def equal_at(
     kernels: Kernels, types: Types, one: tuple[Columns, Array], other: tuple[Columns, Array], where: Array | None = None
 ) -> Array:
-    """As `gpu_ops.kernels.Kernels.equal_at`."""
+    """Compares rows by our kernel; see `gpu_ops.kernels.Kernels.equal_at`."""
     (first, rows), (second, slots) = one, other
     size = int(rows.size)
     by = _compared(types, (first, second)) if size else None
@@ -113,7 +113,7 @@ def matches(
     *,
     by_candidate: bool = False,
 ) -> tuple[Array, Slots]:
-    """As `gpu_ops.kernels.Kernels.matches`: what matches is marked, then sorted."""
+    """Marks the candidates that match, and sorts them; see `gpu_ops.kernels.Kernels.matches`."""
     size = int(pairs.size)
     by = _compared(types, columns) if size else None
     if by is None:
@@ -130,7 +130,7 @@ def matches(
 def sole_matches(
     kernels: Kernels, types: Types, pairs: Array, columns: tuple[Columns, Columns], among: Among | None, *, size: int
 ) -> Slots:
-    """As `gpu_ops.kernels.Kernels.sole_matches`: the host need not learn how many there are."""
+    """Writes each row's only match; see `gpu_ops.kernels.Kernels.sole_matches`. The host need not learn how many."""
     by = _compared(types, columns) if pairs.size else None
     if by is None:
         return search.sole_matches(kernels, types, pairs, columns, among, size=size)
@@ -143,7 +143,7 @@ def sole_matches(
 def grouped(
     kernels: Kernels, types: Types, own: Columns, hashes: Hashes
 ) -> tuple[Positions, Positions, Array, Positions]:
-    """As `gpu_ops.kernels.Kernels.grouped`; the host learns two numbers in one look."""
+    """Groups equal rows; see `gpu_ops.kernels.Kernels.grouped`. The host learns two numbers in one look."""
     size = int(hashes.size)
     if not size:
         return search.grouped(kernels, types, own, hashes)

@@ -30,7 +30,7 @@ _WORDS_AT_ONCE = 4
 
 
 def libcudf_type(kind: pa.DataType) -> plc.DataType | None:
-    """What libcudf calls a type that cuDF has as such, too; None for others, nested ones among them."""
+    """The libcudf type of an Arrow type that cuDF has as such, too; None for others, nested ones among them."""
     t = pa.types
     if t.is_decimal128(kind):
         return plc.DataType(plc.TypeId.DECIMAL128, -kind.scale)
@@ -87,12 +87,12 @@ class CudfRows:
         return pa.chunked_array(to_arrow_pieces(self.frame.columns[name], self.frame.types[name]))
 
     def nulls(self, name: str) -> Mask | None:
-        """Which values are null; None for none."""
+        """Flags the null values of a column; None if there is none."""
         valid = valid_mask(self.frame.columns[name])
         return None if valid is None else ~cp.asnumpy(valid)
 
     def beyond(self, name: str, limit: int) -> Mask | None:
-        """Which integers are not between ``-limit`` and ``limit``; None for none."""
+        """Flags integers that are not between ``-limit`` and ``limit``; None if there is none."""
         column = self.frame.columns[name]
         numbers, valid = values(column, np.int64), valid_mask(column)
         far = (numbers > limit) | (numbers < -limit)
@@ -101,7 +101,7 @@ class CudfRows:
         return cp.asnumpy(far) if bool(far.any()) else None
 
     def words(self, known: Sequence[str]) -> npt.NDArray[np.int8]:
-        """Which of the known words stands in the column beside each row; -1 for none."""
+        """Gives the number of the known word that stands in the column beside each row; -1 for none."""
         column = self._beside
         assert column is not None
         found, valid = cp.full(column.size(), -1, np.int8), valid_mask(column)
@@ -202,7 +202,7 @@ class CudfFrames:
 
 
 def _fits(column: Column, told: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether a column that cuDF says is of some type is one of a declared type, under another name at most."""
+    """Tells whether the type that cuDF says of a column is the declared one, under another name at most."""
     text = pa.types.is_string, pa.types.is_large_string
     same = told == declared or all(any(is_one(kind) for is_one in text) for kind in (told, declared))
     known = libcudf_type(declared)

@@ -176,7 +176,10 @@ def to_arrow(column: Column, kind: pa.DataType) -> pa.Array:
 
 
 def to_arrow_pieces(column: Column, kind: pa.DataType, stored: pa.Array | None = None) -> list[pa.Array]:
-    """The same, text in as many arrays as offsets of 32 bits need; ``stored`` if it has been copied already."""
+    """Copies a column out like `to_arrow`, text in as many arrays as 32-bit offsets need.
+
+    ``stored``: the copy, if there is one already.
+    """
     if column.size() == 0:
         return [pa.array([], kind)]
     if stored is None:
@@ -303,7 +306,7 @@ def from_lanes(array: Array) -> Column:
 
 @functools.cache
 def lanes_of(kind: pa.DataType) -> tuple[Any, int] | None:
-    """What the values of a type are as numbers, and how many a row has; None for text and nested types."""
+    """The number type that stores a type's values, and how many numbers a row has; None for text and nested types."""
     stored = storage_type(kind)
     if stored == DECIMAL:
         return np.int64, 2
@@ -316,7 +319,7 @@ def valid_mask(column: Column) -> Array | None:
 
 
 class Places:
-    """Where a gather reads, and which of its rows are not there.
+    """The rows that a gather reads, and a mask of those that are missing.
 
     Args:
         rows: n positions (int64), -1 for a row of nulls.

@@ -38,7 +38,7 @@ _HALF = np.uint64(32)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wide:
-    """128-bit integers."""
+    """An array of 128-bit integers."""
 
     high: Array
     low: Array
@@ -83,7 +83,7 @@ def from_lanes(lanes: Array) -> Wide:
 
 
 def to_lanes(wide: Wide) -> Array:
-    """As a decimal128 buffer."""
+    """Lays 128-bit integers out like a decimal128 buffer."""
     lanes = cp.empty(2 * wide.low.size, np.int64)
     lanes[::2], lanes[1::2] = wide.low.view(np.int64), wide.high
     return lanes
@@ -103,7 +103,7 @@ def choose(mask: Array, first: Wide, second: Wide) -> Wide:
 
 
 def scale_up(wide: Wide, digits: int) -> Wide:
-    """Times 10^digits."""
+    """Multiplies by a power of ten."""
     return wide * constant(10**digits) if digits else wide
 
 
@@ -156,7 +156,7 @@ def hash_column(column: Column, kind: pa.DataType, compared: pa.DataType) -> Arr
 
 
 def _numbers(column: Column, kind: pa.DataType, compared: pa.DataType) -> tuple[list[Array], bool]:
-    """What is hashed of a column: uint64s, the same for all nulls; and whether they are hashes already."""
+    """Gives the uint64 numbers to be hashed of a column, one for all nulls; and whether they are hashes already."""
     kind, compared = decoded(kind), decoded(compared)
     if pa.types.is_null(kind):
         return [cp.full(column.size(), _NULL, np.uint64)], True
@@ -249,7 +249,7 @@ def _list_parts(column: Column) -> tuple[Array, Array, Column]:
 
 
 def _elements(starts: Array, lengths: Array) -> tuple[Array, Array, Array]:
-    """Of all elements of all lists, list by list: their positions, their rows, their places in the row's list."""
+    """Lists all elements of all lists, list by list: their positions, their rows, their places in the row's list."""
     rows = spread(lengths)
     place = cp.arange(rows.size, dtype=np.int64) - (cp.cumsum(lengths) - lengths)[rows]
     return starts[rows] + place, rows, place
@@ -315,7 +315,7 @@ def _is_key(kind: pa.DataType) -> bool:
 
 
 def countable(table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> bool:
-    """Whether `aggregate` gives what the CPU does."""
+    """Tells whether `aggregate` gives what the CPU does."""
     if not table.num_rows or not by or not all(_is_key(table.schema.field(name).type) for name in by):
         return False
     allowed = {"count": _is_key, "sum": pa.types.is_signed_integer, "min": _is_number, "max": _is_number}
@@ -363,7 +363,7 @@ def aggregate(
 
 
 def sortable(keys: pa.Table) -> bool:
-    """Whether `sorted_order` gives what the CPU does."""
+    """Tells whether `sorted_order` gives what the CPU does."""
     return bool(keys.num_rows and all(_is_key(kind) for kind in keys.schema.types))
 
 

@@ -34,7 +34,7 @@ _PIECES = 32
 
 
 class CudfKernels:
-    """The GPU backend.
+    """The backend on a GPU, by cupy and pylibcudf.
 
     Args:
         tiny_segments: test setting: merge and grow at the smallest sizes.
@@ -163,7 +163,7 @@ class CudfKernels:
         *,
         by_candidate: bool = False,
     ) -> tuple[Array, Slots]:
-        """Candidates that match."""
+        """Gives the candidates that match."""
         return compare.matches(self, types, pairs, columns, among, by_candidate=by_candidate)
 
     def sole_matches(
@@ -236,11 +236,11 @@ class CudfKernels:
         return pa.array(hashing.sorted_order(self.frame(keys)))
 
     def store(self, schema: pa.Schema) -> CudfStore:
-        """An empty store."""
+        """Makes an empty store."""
         return CudfStore(schema, self)
 
     def directory(self, entries: Array, shift: int) -> Array:
-        """Where each hash prefix begins among ascending entries."""
+        """Finds the first of ascending entries with each hash prefix."""
         return directory(entries, shift)
 
     def merge(self, buffer: Array, size: int, added: Array) -> Array:
@@ -248,7 +248,7 @@ class CudfKernels:
         return merged(buffer[:size], added)
 
     def beginning(self, buffer: Array, size: int) -> Array:
-        """The array itself."""
+        """Gives the array itself: there is no room behind it."""
         assert buffer.size == size
         return buffer
 
@@ -268,7 +268,7 @@ class CudfKernels:
         )  # fmt: skip
 
     def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
-        """Where needles stand in a sorted run with times."""
+        """Finds the place of each probe row in a sorted run with times."""
         self.lookups["index"] += int(needles.size)
         return bisect_run(run, needles, times, after=after)
 

@@ -63,12 +63,12 @@ PAIRS_A_NEEDLE, FEW_PAIRS = 8, 1 << 22
 
 
 def search_seconds(runs: int, needles: int) -> float:
-    """What a search of so many runs costs, by the model."""
+    """Estimates the cost of a search of so many runs, in seconds."""
     return runs * needles * SEARCHED_SECONDS + SEARCH_SECONDS if runs else 0.0
 
 
 def join_seconds(entries: int, needles: int) -> float:
-    """What a join with so many entries costs, by the model."""
+    """Estimates the cost of a join with so many entries, in seconds."""
     larger, smaller = max(entries, needles), min(entries, needles)
     return larger * PROBED_SECONDS + smaller * BUILT_SECONDS + JOIN_SECONDS if entries else 0.0
 
@@ -82,7 +82,7 @@ class Ways(NamedTuple):
 
 
 def choose(way: Probe, sizes: Sequence[int], needles: int, tables: Sequence[bool] | None = None, room: int = 0) -> Ways:
-    """Which way each run is looked up.
+    """Chooses the way in which each run is looked up.
 
     - ``index``: all are searched.
     - ``auto``: all are searched, all are joined together, or those are joined that are small for so many needles,
@@ -182,9 +182,9 @@ def probe_runs(
 def join_sets(
     way: Probe, left: Array, right: Array, *, at_most: int | None = None, lookups: MutableMapping[str, int]
 ) -> Array:
-    """As `gpu_ops.kernels.Kernels.join`: by libcudf's hash join but for ``probe="index"``, as nothing is sorted yet.
+    """Joins two sets of hashes by libcudf's hash join; see `gpu_ops.kernels.Kernels.join`.
 
-    But for a count of them, where there may be so many only.
+    With ``probe="index"`` the right one is sorted and searched; so it is to count the pairs where ``at_most`` is given.
     """
     if at_most is not None and count_candidates([sorted_run(right)], cp.sort(left), None) > at_most:
         raise TooMany
@@ -315,7 +315,7 @@ class Tables:
 
     @property
     def nbytes(self) -> int:
-        """Of GPU memory, about."""
+        """Bytes of GPU memory that the tables take, about."""
         return KEPT_BYTES * sum(size for _, size in list(self._made.values()))
 
     def room(self, limit: int) -> int:

@@ -22,7 +22,7 @@ from gpu_ops.kernels import SearchedRun, TooMany
 
 
 def made_entries(hashes: Array, first: int, rows: Array | None) -> Array:
-    """As `gpu_ops.kernels.Kernels.entries`."""
+    """Makes index entries of hashes; see `gpu_ops.kernels.Kernels.entries`."""
     size = int(hashes.size if rows is None else rows.size)
     out = cp.empty(size, np.uint64)
     if size:
@@ -42,7 +42,10 @@ def merged(first: Array, second: Array) -> Array:
 
 
 def directory(entries: Array, shift: int) -> Array:
-    """As `gpu_ops.kernels.Kernels.directory`: a bisection for each prefix, however many entries share one."""
+    """Finds the first entry of each hash prefix by bisection, however many entries share one.
+
+    See `gpu_ops.kernels.Kernels.directory`.
+    """
     prefixes = 1 << (32 - shift)
     begins = cp.empty(prefixes + 1, np.int32)
     sizes = np.int64(entries.size), np.int64(shift), np.int64(prefixes)
@@ -112,7 +115,7 @@ def _search(
 
 
 def count_candidates(runs: Sequence[SearchedRun], needles: Array, times: tuple[Array, Array] | None) -> int:
-    """How many candidates there are; arguments as `gpu_ops.kernels.Kernels.search`.
+    """Counts the candidates of probe rows; arguments as `gpu_ops.kernels.Kernels.search`.
 
     Without times, of runs that have some, of any time.
     """
@@ -123,7 +126,10 @@ def count_candidates(runs: Sequence[SearchedRun], needles: Array, times: tuple[A
 def _found(
     runs: Sequence[SearchedRun], needles: Array, times: tuple[Array, Array] | None
 ) -> tuple[tuple[Any, ...], Array, Array]:
-    """What the kernels get; where in each run the entries of each needle begin; and how many there are."""
+    """Finds where in each run the entries of each probe row begin, and how many there are.
+
+    First in the result is what the kernels get.
+    """
     lookups = needles.size * len(runs)
     shape = (_table(runs, by_time=times is not None), np.int64(needles.size), np.int64(lookups), needles)
     begins, counts = cp.empty(lookups, np.int32), cp.empty(lookups, np.int64)

@@ -117,7 +117,7 @@ class CudfStore:
         return Frame(int(slots.size), dict(zip(types, taken, strict=True)), types)
 
     def may_be_null(self, column: str) -> bool:
-        """Whether any row may have a null in this column."""
+        """Tells whether any row may have a null in a column."""
         if self.cold is not None and self.cold.may_be_null(column):
             return True
         place = list(self.types).index(column)
@@ -153,7 +153,7 @@ class CudfStore:
         return {name: places.column(numbers) for name, numbers in zip(fixed, found, strict=True)}
 
     def columns_by_segment(self, names: Sequence[str]) -> tuple[list[list[plc.Column]], list[int]]:
-        """Of each segment these columns and its first slot; of a store none of whose rows are in host memory."""
+        """Gives some columns of each segment, and its first slot; of a store without rows in host memory."""
         at_ = self._places(names)
         columns = [segment.columns() for segment in self.segments]
         starts = np.cumsum([0, *self._lengths()[:-1]]).tolist()
@@ -193,7 +193,7 @@ class CudfStore:
         return [*([] if self.cold is None else [len(self.cold)]), *(s.num_rows() for s in self.segments)]
 
     def _sources(self, names: list[str]) -> list[_Source]:
-        """How to gather columns from each part, oldest first, by positions in it; the host's also by -1."""
+        """Makes a function for each part, oldest first, that gathers columns by positions in it; the host's also by -1."""
         places, kinds = self._places(names), [self.types[name] for name in names]
 
         def here(segment: plc.Table) -> _Source:

@@ -479,7 +479,8 @@ def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
 def moves_between_parts(join: Description, input_index: int) -> bool:
     """Tells whether an update may take an input's row to another part.
 
-    Then its changes are in order within one part only. So it is where old rows always come (`gpu_ops.descriptions.inputs.Updates`), and may have had another key.
+    Then its changes are in order within one part only. So it is where old rows always come
+    (`gpu_ops.descriptions.inputs.Updates`), and may have had another key.
     """
     unique = join.inputs[input_index].unique_key
     return unique is not None and not {column for column, _ in part_keys(join, input_index)} <= set(unique)
