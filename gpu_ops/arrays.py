@@ -48,11 +48,11 @@ class _Numbers(Protocol):  # noqa: PLW1641 - arrays have no hash
 
 
 class Slots(_Numbers):
-    """Where rows lie in a `gpu_ops.kernels.Store` (int64); -1 for "no row", which gathers as nulls."""
+    """Places of rows in a `gpu_ops.kernels.Store` (int64); -1 for "no row", which gathers as nulls."""
 
 
 class Positions(_Numbers):
-    """Which elements of an array or rows of a frame (int64)."""
+    """Places of elements in an array, or of rows in a frame (int64)."""
 
 
 class Instants(_Numbers):

@@ -55,7 +55,7 @@ class Places(NamedTuple):
 
 
 class Budget:
-    """What the state of all engines that share it may take, together. Safe for threads.
+    """The memory that the state of all engines that share it may take, together. Safe for threads.
 
     Args:
         gpu: bytes of GPU memory, working memory included; None for what the card has.
@@ -109,7 +109,7 @@ class Budget:
         return 0 if self.gpu is None else max(0, self.used.gpu - int(STATE_SHARE * self.gpu))
 
     def has_room_for(self, more: int) -> bool:
-        """Whether more bytes of state on the GPU leave half of the state's share free."""
+        """Tells whether more bytes of state on the GPU leave half of the state's share free."""
         return self.gpu is None or self.used.gpu + more <= STATE_SHARE * self.gpu / 2
 
     def disk_for(self, owner: object) -> Disk | None:
@@ -358,7 +358,7 @@ def disk_size(text: str) -> int:
 
 
 def size_text(size: int) -> str:
-    """Bytes for people."""
+    """Writes a number of bytes for people."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 2**power:
             return f"{size / 2**power:,.1f} {unit}"

@@ -45,7 +45,7 @@ class Beside(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What an operator makes of one micro-batch.
+    """The rows that an operator emits in one micro-batch, with its metrics.
 
     Attributes:
         values: n rows of the changelog, without their row kinds: a frame, or an Arrow table of the schema's types.
@@ -87,7 +87,7 @@ class HasStore(Protocol):
 
     @property
     def store(self) -> Store:
-        """Its rows."""
+        """The store of its rows."""
 
 
 def gathered(
@@ -227,7 +227,7 @@ def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
 
 
 class Fold:
-    """What the changelogs of an engine add up to: the rows of its last committed state.
+    """The folded changelogs of an engine: the rows of its last committed state.
 
     Args:
         schema: of the changelogs.
@@ -304,7 +304,7 @@ class Fold:
 
 
 def folded(parts: Sequence[pa.Table]) -> pa.Table:
-    """What changelogs, one after the other, add up to: the rows that are there, as insertions, in the order they came.
+    """Folds changelogs, one after the other: the rows that are there, as insertions, in the order they came.
 
     Rows are the same as operators have it: null is null, NaN is NaN, and -0.0 is 0.0.
     """

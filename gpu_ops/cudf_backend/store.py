@@ -193,7 +193,7 @@ class CudfStore:
         return [*([] if self.cold is None else [len(self.cold)]), *(s.num_rows() for s in self.segments)]
 
     def _sources(self, names: list[str]) -> list[_Source]:
-        """Makes a function for each part, oldest first, that gathers columns by positions in it; the host's also by -1."""
+        """Makes a function for each part, oldest first, that gathers columns by position; the host's also by -1."""
         places, kinds = self._places(names), [self.types[name] for name in names]
 
         def here(segment: plc.Table) -> _Source:

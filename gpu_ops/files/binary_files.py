@@ -47,7 +47,7 @@ _CATALYST: Final = b"spark.sql.catalyst.type"
 
 
 class Reading(NamedTuple):
-    """What a reader goes by, besides the schema.
+    """The options of a reader besides the schema.
 
     Attributes:
         case_sensitive: whether names that differ in case are different ones.
@@ -156,7 +156,7 @@ _DIGITS: Final = {8: 10, 16: 10, 32: 10, 64: 20}
 
 
 def _plain_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
-    """What fits in all formats."""
+    """Converts types that fit in all formats; None for others."""
     there, wanted = kind_of(part.type), kind_of(kind)
     if part.type == kind:
         return SAME
@@ -175,7 +175,7 @@ def _plain_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
 
 
 def _is_total(there: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether each value of a type has its place in another of the same kind."""
+    """Tells whether each value of a type has its place in another type of the same kind."""
     t = pa.types
     if t.is_signed_integer(there) and t.is_signed_integer(kind):
         return bool(there.bit_width <= kind.bit_width)
@@ -187,12 +187,12 @@ def _is_total(there: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def arrow_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
-    """What an Arrow file's values become: Arrow's own types, and no calendar but today's."""
+    """Converts values of an Arrow file: Arrow's own types, and no calendar but today's."""
     return _plain_leaf(part, kind)
 
 
 def parquet_leaf(calendar: Calendar, of_int96: Calendar) -> Leaf:
-    """What values of a Parquet file become, by Spark's ``ParquetVectorUpdaterFactory``.
+    """Makes the conversion of values of a Parquet file, by Spark's ``ParquetVectorUpdaterFactory``.
 
     Args:
         calendar: of its dates and timestamps.
@@ -218,7 +218,7 @@ def parquet_leaf(calendar: Calendar, of_int96: Calendar) -> Leaf:
 
 
 def orc_leaf(zone: str) -> Leaf:
-    """What values of an ORC file become.
+    """Makes the conversion of values of an ORC file.
 
     Args:
         zone: of its times, which have none.

@@ -46,7 +46,7 @@ _ZONES: Final = "julian-gregorian-rebase-micros.json"
 
 
 class Calendar(NamedTuple):
-    """How a file's days and instants become those of today's calendar.
+    """The calendar of a file's days and instants, to be converted to today's.
 
     Attributes:
         mode: Spark's words: CORRECTED (they are), LEGACY, or EXCEPTION: refused where the two differ.
@@ -58,7 +58,7 @@ class Calendar(NamedTuple):
 
     @classmethod
     def of_file(cls, metadata: Mapping[bytes, bytes], *, int96: bool, mode: str, zone: str) -> Calendar:
-        """What a Parquet file was written with.
+        """Reads from a Parquet file's metadata the calendar that it was written with.
 
         Args:
             metadata: the file's.

@@ -18,7 +18,7 @@ from gpu_ops.values import is_bytes
 
 
 class WrongError(ValueError):
-    """What is wrong with a file, with column and sample where they are known."""
+    """A fault of a file, with column and sample where they are known."""
 
     def __init__(self, problem: str, column: str | None = None, sample: str | None = None) -> None:
         super().__init__(problem)
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Conversion(NamedTuple):
-    """How values of a file's type become values of the declared one.
+    """A conversion of values of a file's type to the declared one.
 
     Attributes:
         apply: makes an array of another; raises ArrowException or WrongError at a value that has no place.
@@ -64,7 +64,7 @@ Leaf = Callable[[Part, pa.DataType], Conversion | None]
 
 
 class Names:
-    """Where names are among those of a file's columns, or a struct's fields.
+    """The names of a file's columns or of a struct's fields, to be found by declared names.
 
     Args:
         names: of the file.
@@ -80,7 +80,7 @@ class Names:
             self._places.setdefault(self._plain(name), []).append(place)
 
     def places(self, wanted: Iterable[str], path: str = "", *, required: bool) -> dict[str, int | None]:
-        """Where names are, None for nowhere.
+        """Finds the places of names among those of the file, None for nowhere.
 
         Args:
             wanted: of columns, or of a struct's fields.
@@ -114,7 +114,7 @@ _SHOWN = 100
 
 
 class Rules(NamedTuple):
-    """What holds for all columns of a file.
+    """The rules of a format, which hold for all columns of a file.
 
     Attributes:
         leaf: the format's.
@@ -149,7 +149,7 @@ def part_of(field: pa.Field, about: Callable[[pa.Field], str] = lambda _: "") ->
 
 
 def conversions(parts: Sequence[Part], declared: pa.Schema, rules: Rules) -> dict[str, tuple[int, Conversion] | None]:
-    """Where each declared column is among a file's, and how it is converted; None for one that is to be null.
+    """Finds the place of each declared column in a file, and its conversion; None for one that is to be null.
 
     Args:
         parts: the file's columns.
@@ -199,7 +199,7 @@ def typed(
 
 
 def conversion(part: Part, kind: pa.DataType, rules: Rules, path: str = "") -> Conversion:
-    """How the values of a file's column become those of a declared type.
+    """Finds the conversion of a file's column to a declared type.
 
     Args:
         part: the column, or what is within one.
@@ -285,7 +285,7 @@ def _list(part: Part, kind: pa.ListType, rules: Rules, path: str) -> Conversion:
 
 
 def _whole(values: pa.Array) -> pa.Array:
-    """The same values, with parts that begin where they do."""
+    """Copies values so that their parts begin where they do."""
     return values.take(pa.array(np.arange(len(values)))) if values.offset else values
 
 
@@ -311,7 +311,7 @@ def cast_to(
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """What values of a type are, in a word: ``integer``, ``text``, ``instant`` and so on; empty for anything else."""
+    """The kind of a type in a word: ``integer``, ``text``, ``instant`` and so on; empty for anything else."""
     t = pa.types
     if t.is_timestamp(kind):
         return "local" if kind.tz is None else "instant"

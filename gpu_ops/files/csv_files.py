@@ -171,7 +171,7 @@ class Quotes:
         return begins, after, marks
 
     def _cut(self, block: bytes, begins: Numbers, after: Numbers) -> int:
-        """Where the last row ends that ends in a block."""
+        """Finds the end of the last row that ends in a block."""
         if not self._multi_line:
             return max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1
         data = np.frombuffer(block, np.uint8)
@@ -205,7 +205,7 @@ class Quotes:
 
 
 def _judged(outside: Numbers, within: Numbers) -> Numbers:
-    """Whether a value goes on behind each run of quotes, by what each makes of either state."""
+    """Decides whether a value goes on behind each run of quotes, by what each run makes of either state."""
     swaps = (outside == 1) & (within == 0)
     keeps = (outside == 0) & (within == 1)
     fixed = np.where(outside == _WRONG, np.where(within == _WRONG, 0, within), outside)
@@ -217,7 +217,7 @@ def _judged(outside: Numbers, within: Numbers) -> Numbers:
 
 
 def _nth(places: Numbers) -> Numbers:
-    """Of places in order, how many come directly before each."""
+    """Counts how many places come directly before each of some places in order."""
     count = np.arange(len(places))
     return count - np.maximum.accumulate(np.where(np.diff(places, prepend=-2) != 1, count, 0)) if len(places) else count
 
@@ -231,7 +231,7 @@ _HEAD: Final = rb"[\r\n]*((?:[^%(quote)s\r\n]|%(quote)s[^%(quote)s]*%(quote)s?)*
 
 
 class CsvFile:
-    """A file.
+    """A CSV file, to be read block by block.
 
     Args:
         again: opens it.

@@ -114,7 +114,7 @@ class Changes:
         return pa.schema([feed[x.name] if x.name in feed else table.field(x.name) for x in declared])
 
     def _merged_nothing(self) -> bool:
-        """Whether it is a MERGE that says that no row changed; it may have rewritten files all the same."""
+        """Tells whether the commit is a MERGE that changed no row; it may have rewritten files all the same."""
         info: Action = next((action["commitInfo"] for action in self._actions if action.get("commitInfo")), {})
         metrics = info.get("operationMetrics") or {}
         return info.get("operation") == "MERGE" and all(metrics.get(name) == "0" for name in _NOTHING_MERGED)

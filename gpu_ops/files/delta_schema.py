@@ -40,7 +40,7 @@ _ESCAPES: Final = r"(?:\\u00[0-9A-Fa-f]{2})+"
 def declared_columns(
     declared: pa.Schema, fields: Sequence[Field], partitioned_by: frozenset[str], later: Sequence[Field]
 ) -> pa.Schema:
-    """What is declared of a table's columns, in the table's types.
+    """Gives the declared columns of a table in the table's types.
 
     Args:
         declared: the columns; names may differ from the table's in upper case, as in Spark.
@@ -97,7 +97,7 @@ def _physical(field: Field) -> str:
 
 
 def _part(declared: pa.DataType, kind: Any, later: Any, within: str) -> pa.DataType:
-    """As much of a table's type as is declared; all of it where it is of another kind."""
+    """Gives as much of a table's type as is declared; all of it where it is of another kind."""
     t, nested = pa.types, None if isinstance(kind, str) else kind["type"]
     latest = later if isinstance(later, Mapping) and later["type"] == nested else {}
 
@@ -141,18 +141,18 @@ def arrow_type(kind: Any) -> pa.DataType:
 
 
 def delta_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
-    """What a table's values become: what an Arrow file's do, but no time without a zone is taken for an instant."""
+    """Converts a table's values like an Arrow file's, but takes no time without a zone for an instant."""
     guessed = kind_of(part.type) == "local" and kind_of(kind) == "instant"
     return None if guessed else arrow_leaf(part, kind)
 
 
 def physical_name(field: pa.Field) -> str:
-    """What the log and data files call a column."""
+    """The name of a column in the log and in data files."""
     return str(field.metadata[_PHYSICAL.encode()].decode())
 
 
 class FileNames:
-    """How the fields of a data file are found: by physical names, or by ids.
+    """The names of a data file's fields, found by physical names or by ids.
 
     Args:
         there: the file's columns, where fields are found by ids; None for physical names.

@@ -79,7 +79,7 @@ _SAMPLE: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class FileFormat:
-    """How the files of a stream are read.
+    """The format, schema and options by which the files of a stream are read.
 
     Attributes:
         name: one of `FORMATS`.
@@ -203,7 +203,7 @@ class FileFormat:
 
 
 def _text_leaf(zone: str) -> Leaf:
-    """What values of text become, which are of the declared types, but for times: they are text yet."""
+    """Makes the conversion of values of text files: all are of the declared types but times, which are text yet."""
 
     def leaf(part: Part, kind: pa.DataType) -> Conversion | None:
         if pa.types.is_decimal(kind):
@@ -219,7 +219,7 @@ def _checked(values: pa.Array) -> pa.Array:
 
 
 def _holds(name: str, kind: pa.DataType) -> bool:
-    """Whether a format has such values, as far as Arrow reads them."""
+    """Tells whether a format has values of a type, as far as Arrow reads them."""
     t = pa.types
     if name not in ("csv", "json"):
         return True

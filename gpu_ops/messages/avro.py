@@ -109,7 +109,7 @@ class Registry:
         return cls(url.rstrip("/"), tuple(sorted(properties.items())))
 
     def get(self, path: str) -> Any:
-        """What it says; asked again where it is busy or cannot be reached.
+        """Asks the registry; asked again where it is busy or cannot be reached.
 
         Raises:
             NoSchemaError: it does not know that.
@@ -171,11 +171,11 @@ class Schema(NamedTuple):
 
     @property
     def message(self) -> Any:
-        """What a message is of."""
+        """The part of the schema that a message has."""
         return self.parsed if self.field is None else self.parsed["fields"][0]["type"]
 
     def look(self, schema: Any) -> list[Written]:
-        """What a part of it says; see `gpu_ops.messages.encodings.Look`."""
+        """Reads a part of the schema; see `gpu_ops.messages.encodings.Look`."""
         if isinstance(schema, list):
             return [one for part in schema for one in self.look(part)]
         if isinstance(schema, str):
@@ -310,7 +310,7 @@ def _referred(registry: Registry, found: Mapping[str, Any], others: dict[tuple[s
 
 @functools.lru_cache(maxsize=1024)
 def parsed(schema: str, others: tuple[str, ...] = ()) -> Schema:
-    """A schema.
+    """Parses the JSON text of a schema.
 
     Args:
         schema: as JSON text.
@@ -377,7 +377,7 @@ def _counted(schema: Any) -> Any:
 
 
 def _takes_bytes(schema: Any) -> bool:
-    """Whether a value of a part of a schema surely takes a byte; one of a type by its name may take none."""
+    """Tells whether a value of a part of a schema surely takes a byte; one of a type by its name may take none."""
     name = schema.get("type") if isinstance(schema, dict) else schema
     if name == "fixed":
         return bool(schema.get("size"))
@@ -401,7 +401,7 @@ def _one_more(value: Any, _: Any, __: Any) -> Any:
 def _nests(
     schema: Any, named: Mapping[str, Any], above: frozenset[str], seen: set[str], *, always: bool = False
 ) -> bool:
-    """Whether a type that a schema names holds itself.
+    """Tells whether a type that a schema names holds itself.
 
     Args:
         schema: it, or a part of it.

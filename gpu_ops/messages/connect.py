@@ -58,7 +58,7 @@ class Group(NamedTuple):
     bare: bool = False
 
     def part(self, start: int, end: int) -> Group:
-        """Some of them."""
+        """Takes the messages from one position to another."""
         size = end - start
         whole = None if self.whole is None else self.whole.slice(start, size)
         return self._replace(at=self.at[start:end], values=self.values.slice(start, size), whole=whole)
@@ -131,7 +131,7 @@ def _parted(values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, npt
 
 
 def balanced(values: pa.BinaryArray) -> bool:
-    """Whether no payload closes the list that `Group` puts it in, so that what follows would be JSON there.
+    """Tells that no payload closes the list that `Group` puts it in, so that what follows would be JSON there.
 
     It would take a ``]`` behind it; where there may be one the whole message has to be looked at, too.
     """
@@ -139,7 +139,7 @@ def balanced(values: pa.BinaryArray) -> bool:
 
 
 def is_wrapper(message: bytes) -> bool:
-    """Whether a JSON object has a schema and a payload, and nothing else."""
+    """Tells whether a JSON object has a schema and a payload, and nothing else."""
     return _members(message) is not None
 
 
@@ -185,7 +185,7 @@ def rows_of(schema: Any, *, envelopes: bool) -> list[Any]:
 
 
 def look(schema: Any) -> list[Written]:
-    """What a part of Kafka Connect's schemas says; nothing if it is none. See `gpu_ops.messages.encodings.Look`."""
+    """Reads a part of Kafka Connect's schemas, which may be none. See `gpu_ops.messages.encodings.Look`."""
     kind = _KINDS.get(str(schema.get("type", "struct"))) if isinstance(schema, dict) else None
     if kind is None:
         return []

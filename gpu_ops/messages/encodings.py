@@ -112,7 +112,7 @@ Lost = npt.NDArray[np.bool_]
 
 
 class Written(NamedTuple):
-    """What a schema says of a value.
+    """The description that a schema gives of a value.
 
     Attributes:
         kind: Avro's name of its type, or ``struct``.
@@ -147,7 +147,7 @@ class MisfitError(ValueError):
 def encodings_of(
     rows: Iterable[Any], look: Look, wanted: pa.StructType, declared: Mapping[str, str], *, json: bool
 ) -> Encodings:
-    """How the values of rows are written.
+    """Finds how the values of rows are written.
 
     Args:
         rows: their schemas; several where they may be of several.
@@ -200,7 +200,7 @@ def _ways(
 
 
 def _way(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
-    """How a value is written that is to be of a type; None where it cannot be."""
+    """Finds how a value is written that is to be of a type; None where it cannot be."""
     t, kind, name = pa.types, one.kind, one.name
     if name in _INSTANTS:
         zoned = t.is_timestamp(wanted) and (wanted.tz is None or not name.startswith("local-"))
@@ -256,7 +256,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def holds(kind: pa.DataType) -> bool:
-    """Whether messages have values of a type."""
+    """Tells whether messages have values of a type."""
     t = pa.types
     if t.is_list(kind) or t.is_struct(kind):
         return all(holds(kind.field(part).type) for part in range(kind.num_fields))
@@ -264,7 +264,7 @@ def holds(kind: pa.DataType) -> bool:
 
 
 def fits(encoding: str, kind: pa.DataType) -> bool:
-    """Whether values of a type, or of one within it, may be written so."""
+    """Tells whether values of a type, or of one within it, may be written in an encoding."""
     t = pa.types
     if t.is_list(kind) or t.is_struct(kind):
         return any(fits(encoding, kind.field(part).type) for part in range(kind.num_fields))
@@ -315,7 +315,7 @@ def written(kind: pa.DataType, place: Place, ways: Ways, path: str, texts: Set[s
 
 
 class How(NamedTuple):
-    """How values are decoded.
+    """The options by which values are decoded.
 
     Attributes:
         ways: how they are written.
@@ -445,7 +445,7 @@ def text_of(placeholder: str) -> str:
 
 
 def unavailable(before: pa.Array, values: pa.Array, placeholder: str) -> Lost | None:
-    """Which values are not there; None if all are.
+    """Flags the values that a message does not carry; None if all are there.
 
     Args:
         before: n values before they were decoded: of a struct with a member more, which a map of the placeholder has.
@@ -484,7 +484,7 @@ def _lost(values: pa.Array, placeholder: str) -> Lost:
 
 
 def _are_bytes(numbers: pa.Array, own: bytes) -> Lost:
-    """Of lists of as many numbers as there are bytes, those that are the bytes; of decimals, in their units."""
+    """Flags lists of as many numbers as there are bytes that are these bytes; of decimals, in their units."""
     wanted = np.frombuffer(own, np.int8)
     if pa.types.is_boolean(numbers.type):
         return np.asarray(_floats(numbers).reshape(-1, wanted.size).all(axis=1))

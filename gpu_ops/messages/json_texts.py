@@ -94,7 +94,7 @@ def _refuse_beyond(values: pa.BinaryArray, rows: pa.RecordBatch) -> None:
 
 
 def _infinite(values: pa.Array) -> Mask:
-    """Which of n values are an infinity, or hold one."""
+    """Flags the values that are an infinity, or hold one."""
     t, kind = pa.types, values.type
     found = np.zeros(len(values), bool)
     if t.is_floating(kind):
@@ -151,7 +151,7 @@ def _bare(value: Any, kind: pa.DataType) -> str:
 
 
 def is_object(message: bytes) -> bool:
-    """Whether it is one JSON object in UTF-8, by Python's own reader."""
+    """Tells whether a message is one JSON object in UTF-8, by Python's own reader."""
     try:
         return isinstance(json.loads(message.decode()), dict)
     except (ValueError, RecursionError):
@@ -164,7 +164,7 @@ def _shaped(values: pa.BinaryArray) -> npt.NDArray[np.bool_]:
 
 
 def writes(kind: pa.DataType) -> bool:
-    """Whether there is a JSON text of a type's values."""
+    """Tells whether values of a type can be written as JSON."""
     t = pa.types
     if t.is_nested(kind):
         known = t.is_struct(kind) or t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind)
@@ -193,7 +193,7 @@ def json_values(values: pa.Array) -> pa.StringArray:
 
 
 def bare_texts(values: pa.Array) -> pa.StringArray:
-    """The same without the quotes of texts, times and bytes; null for null."""
+    """Writes values as JSON without the quotes of texts, times and bytes; null for null."""
     if _is_text(values.type):
         return values.cast(pa.string())
     made = pc.utf8_trim(_written(values), '"')

@@ -69,7 +69,7 @@ class Bad(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What n messages say.
+    """The rows that n messages say, and the messages that cannot be read.
 
     Attributes:
         rows: in the order of the messages, their row kinds first if there are any.
@@ -95,7 +95,7 @@ _Parse: TypeAlias = Callable[[Group, Set[str]], tuple[list[_Parsed], list[Bad]]]
 
 @dataclasses.dataclass(frozen=True)
 class MessageFormat:
-    """How messages are read.
+    """The format, schema and options by which messages are read.
 
     Attributes:
         name: one of `MESSAGE_FORMATS`.
@@ -173,7 +173,7 @@ class MessageFormat:
 
     @property
     def with_kinds(self) -> bool:
-        """Whether rows have row kinds."""
+        """Tells whether rows have row kinds."""
         return self.is_debezium or bool(self.key)
 
     @property
@@ -182,23 +182,23 @@ class MessageFormat:
 
     @property
     def is_debezium(self) -> bool:
-        """Whether messages are Debezium's envelopes."""
+        """Tells whether messages are Debezium's envelopes."""
         return self.name.startswith("debezium")
 
     @property
     def is_avro(self) -> bool:
-        """Whether messages are in Avro; else they are JSON."""
+        """Tells whether messages are in Avro; else they are JSON."""
         return self.name.endswith("avro")
 
     @property
     def output(self) -> pa.Schema:
-        """Of the rows, their row kinds first if there are any."""
+        """The schema of the rows, their row kinds first if there are any."""
         kinds = [pa.field(self.row_kind, pa.string())] if self.with_kinds else []
         told = [] if self.unavailable is None else [pa.field(self.unavailable, pa.list_(pa.string()))]
         return pa.schema([*kinds, *self.schema, *told])
 
     def read(self, values: pa.Array, keys: pa.Array | None = None) -> Rows:
-        """What n messages say.
+        """Reads the rows of n messages.
 
         Args:
             values: n texts, as bytes.
@@ -241,14 +241,14 @@ class MessageFormat:
                     bad += [Bad(int(place), f"{what}{group[1]}") for place in group[0]]
 
     def _of_avro(self, schema: avro.Schema, wanted: pa.StructType) -> Encodings | str:
-        """How values of a schema are written, or why none are read."""
+        """Finds how values of an Avro schema are written, or why none are read."""
         rows = [schema.message]
         if self.is_debezium:
             rows = [one.fields[name] for one in schema.look(schema.message) for name in _SIDES if name in one.fields]
         return self._encodings(rows, schema.look, wanted)
 
     def _of_connect(self, schema: Any, wanted: pa.StructType) -> Encodings | str | None:
-        """The same of Kafka Connect's; None where a message with such a member is no wrapper."""
+        """Finds the same of a schema of Kafka Connect's; None where a message with such a member is no wrapper."""
         rows = rows_of(schema, envelopes=self.is_debezium)
         if not (self.is_debezium or _WRAPPED.isdisjoint(wanted.names)):
             # these may be columns: then a wrapper is what brings a schema of the columns
@@ -293,14 +293,14 @@ class MessageFormat:
             bad.append(Bad(int(group.at[0]), problem))
 
     def _how(self, group: Group) -> How:
-        """How values of messages are written: as their schema says it, else as it was declared."""
+        """Decides how values of messages are decoded: as their schema says it, else as it was declared."""
         declared = dict(self.encoded)
         return How(
             lambda place: group.encodings.get(place) or declared.get(place[0], "text"), self.zone, self._placeholder
         )
 
     def _rows(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
-        """What messages say that are rows."""
+        """Reads messages that are rows."""
         how = self._how(group)
         (row,), at = _members(group, {"": self._written(self.schema.names, how, _path(group), numbers)})
         columns, lost = self._columns(row, how)
@@ -313,7 +313,7 @@ class MessageFormat:
         return [self._parsed(2 * at, kinds, columns, lost, _without(at.size, lacking))], bad
 
     def _changes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
-        """What messages say that are Debezium's envelopes."""
+        """Reads messages that are Debezium's envelopes."""
         how = self._how(group)
         wanted = {name: self._written(self.schema.names, how, f"{_path(group)}/{name}", numbers) for name in _SIDES}
         (before, after, op), at = _members(group, {**wanted, "op": pa.string()})
@@ -343,7 +343,7 @@ class MessageFormat:
         return parsed, [Bad(int(at[place]), problem) for place, problem in found.items()]
 
     def _deletes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
-        """What messages without a value say, by their keys."""
+        """Reads messages without a value, by their keys."""
         how = self._how(group)
         (row,), at = _members(group, {"": self._written(self.key, how, _path(group), numbers)})
         columns, lost = self._columns(row, how)
