@@ -14,11 +14,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Ints, Mask
 from gpu_ops.values import as_bytes
 
 UInt64s = npt.NDArray[np.uint64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _MUL1, _MUL2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 # Hashes at a time: they stay in the second-level cache from one step to the next.

@@ -15,14 +15,11 @@ from cpu_fallback.conditions import evaluate
 from cpu_fallback.hashing import UInt64s, equal_arrays, expand, hash_rows, valid_mask
 from cpu_fallback.store import CpuStore, Frame, Growable
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions
+from gpu_ops.arrays import Array, Hashes, Ints, Mask, Positions
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import LOOKUPS, DataFrames, Kernels, SearchedRun, TooMany, as_slots
 from gpu_ops.values import fitted, one_array
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 # What is too little to be sorted by digits, and so many ascending runs numpy merges sooner than it sorts.
 _FEW = 1 << 11

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cpu_fallback.hashing import raw_values, valid_mask
+from gpu_ops.arrays import Ints
 from gpu_ops.files.disk import Disk, cut_out, side_by_side
-
-Ints = npt.NDArray[np.int64]
 
 _BLOCK: Final = 16
 _STEP: Final = 2 << 20

@@ -8,22 +8,20 @@ GPU's comes here for what its kernels do not know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from cpu_fallback.hashing import UInt64s, expand
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.arrays import Array, ArrowTypes, Hashes, Ints, Positions, Slots
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, SearchedRun, TooMany
-
-Types = Sequence[pa.DataType]
 
 
 def equal_at(
-    kernels: Kernels, types: Types, one: tuple[Columns, Array], other: tuple[Columns, Array], where: Array | None = None
+    kernels: Kernels,
+    types: ArrowTypes,
+    one: tuple[Columns, Array],
+    other: tuple[Columns, Array],
+    where: Array | None = None,
 ) -> Array:
     """See `gpu_ops.kernels.Kernels.equal_at`."""
     (first, rows), (second, slots), xp = one, other, kernels.xp
@@ -42,7 +40,7 @@ def _taken(columns: Columns, rows: Array) -> Frame:
 
 def matches(
     kernels: Kernels,
-    types: Types,
+    types: ArrowTypes,
     pairs: Array,
     columns: tuple[Columns, Columns],
     among: Among | None,
@@ -68,7 +66,13 @@ def matches(
 
 
 def sole_matches(
-    kernels: Kernels, types: Types, pairs: Array, columns: tuple[Columns, Columns], among: Among | None, *, size: int
+    kernels: Kernels,
+    types: ArrowTypes,
+    pairs: Array,
+    columns: tuple[Columns, Columns],
+    among: Among | None,
+    *,
+    size: int,
 ) -> Slots:
     """See `gpu_ops.kernels.Kernels.sole_matches`."""
     needle, slots = matches(kernels, types, pairs, columns, among)
@@ -78,7 +82,7 @@ def sole_matches(
 
 
 def grouped(
-    kernels: Kernels, types: Types, own: Columns, hashes: Hashes
+    kernels: Kernels, types: ArrowTypes, own: Columns, hashes: Hashes
 ) -> tuple[Positions, Positions, Array, Positions]:
     """See `gpu_ops.kernels.Kernels.grouped`."""
     xp, size = kernels.xp, int(hashes.size)
@@ -104,8 +108,6 @@ def grouped(
     same = same | first[1:]
     return order, bounds, group, rest[:0] if bool(same.all()) else xp.flatnonzero(~same) + 1
 
-
-Ints = npt.NDArray[np.int64]
 
 _LOW = np.uint64(0xFFFFFFFF)
 # Larger buckets, rare but for keys of many rows, are left out of the common bisection: it would read farther off.

@@ -12,13 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Mask
 from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, SPELLINGS, codes_of, decode_row_kinds, known_row_kinds
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.frames import UnfitError, as_table, index_names, taken
 from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
-from gpu_ops.kernels import DataFrames, Frame, Kernels, Mask, Rows
+from gpu_ops.kernels import DataFrames, DeviceRows, Frame, Kernels
 from gpu_ops.layouts import MAX_CHANGES
 from gpu_ops.values import readable, sample, wrong_text
 
@@ -46,7 +47,7 @@ class Ingested:
         ties: n numbers that order rows of one time, where the description names a column of them.
     """
 
-    rows: pa.Table | Rows
+    rows: pa.Table | DeviceRows
     kinds: npt.NDArray[np.int8]
     sequence: npt.NDArray[np.int64]
     rows_in: int
@@ -234,7 +235,7 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, 
 
 
 def _decode_there(
-    source: Input, rows: Rows, order: npt.ArrayLike | None, start: int, join: Description
+    source: Input, rows: DeviceRows, order: npt.ArrayLike | None, start: int, join: Description
 ) -> Ingested | None:
     """Decodes rows in the backend's memory like `_decode`; their text is taken for valid.
 
@@ -369,7 +370,7 @@ def _mask_of(source: Input, faults: Iterable[_Fault]) -> Mask | None:
     return bad
 
 
-def _faults(source: Input, table: pa.Table | Rows, join: Description, *, text: bool = True) -> Iterator[_Fault]:
+def _faults(source: Input, table: pa.Table | DeviceRows, join: Description, *, text: bool = True) -> Iterator[_Fault]:
     """Lists the reasons why rows cannot be joined: the column, the problem, a sample, and flags of the rows.
 
     Args:

@@ -33,7 +33,7 @@ from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Beside, Changelog, Fold, Output, changelog, together
 from gpu_ops.state.pieces import FromSnapshot, Storable, whole
 
-Batch: TypeAlias = "ArrowStream | None"
+InputBatch: TypeAlias = "ArrowStream | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
 OutputFormat = Literal["arrow", "cudf", "pandas", "polars"]
@@ -153,7 +153,7 @@ class JoinEngine:
 
     # --- micro-batches -----------------------------------------------------------------------
 
-    def process(self, *inputs: Batch, **options: Any) -> Changelog:
+    def process(self, *inputs: InputBatch, **options: Any) -> Changelog:
         """Apply one micro-batch and return its changelog; arguments as `prepare`."""
         result = self.prepare(*inputs, **options)
         self.commit()
@@ -257,16 +257,16 @@ class JoinEngine:
 
     def prepare(
         self,
-        *inputs: Batch,
-        left: Batch = None,
-        right: Batch = None,
+        *inputs: InputBatch,
+        left: InputBatch = None,
+        right: InputBatch = None,
         orders: Sequence[npt.ArrayLike] | None = None,
         left_order: npt.ArrayLike | None = None,
         right_order: npt.ArrayLike | None = None,
         clock_ms: int | None = None,
         watermark: Watermark = None,
         backlog: bool = False,
-        **named: Batch,
+        **named: InputBatch,
     ) -> MicroBatch:
         """Compute one micro-batch without changing the committed state.
 
@@ -407,7 +407,7 @@ class JoinEngine:
             found[side] = one
         return found
 
-    def _by_name(self, named: Mapping[str, Batch], others: Sequence[Batch]) -> tuple[Batch, ...]:
+    def _by_name(self, named: Mapping[str, InputBatch], others: Sequence[InputBatch]) -> tuple[InputBatch, ...]:
         """Orders batches that were given by the inputs' names like the inputs."""
         names = [source.name for source in self.join.inputs]
         for name in named:

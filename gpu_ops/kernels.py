@@ -17,14 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.arrays import Array, Hashes, Mask, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.files.disk import Disk
 
 Frame = Any
 """Named columns of equal length, in the backend's own form. Immutable."""
-
-Mask = npt.NDArray[np.bool_]
 
 
 Probe = Literal["auto", "hash_join", "index"]
@@ -38,7 +36,7 @@ LOOKUPS: Final = ("hash_join", "kept_table", "index")
 """Ways of a lookup, of one probe row in one run of an index; a kept table is one that a hash join has built."""
 
 
-class Rows(Protocol):
+class DeviceRows(Protocol):
     """Rows that came in a DataFrame of the backend's memory, and stay there. Arrays are the host's."""
 
     @property
@@ -48,7 +46,7 @@ class Rows(Protocol):
     def __len__(self) -> int:
         """The number of rows."""
 
-    def take(self, order: npt.NDArray[np.int64]) -> Rows:
+    def take(self, order: npt.NDArray[np.int64]) -> DeviceRows:
         """The rows at n positions."""
 
     def table(self) -> pa.Table:
@@ -73,7 +71,7 @@ class DataFrames(Protocol):
     def lacks(self, schema: pa.Schema) -> str | None:
         """Why DataFrames of this schema cannot be given; None where they can."""
 
-    def rows(self, given: object, schema: pa.Schema, beside: str | None) -> Rows | None:
+    def rows(self, given: object, schema: pa.Schema, beside: str | None) -> DeviceRows | None:
         """A DataFrame's rows, in memory of their own: what becomes of it later does not matter.
 
         Args:
@@ -91,7 +89,7 @@ class DataFrames(Protocol):
     def together(self, parts: Sequence[pa.Table | Frame], schema: pa.Schema) -> Frame:
         """Rows one after the other, by position and in the schema's types."""
 
-    def taken(self, frame: Frame, schema: pa.Schema) -> Rows:
+    def taken(self, frame: Frame, schema: pa.Schema) -> DeviceRows:
         """A frame's columns, by position and in the schema's types, as rows that an operator takes in."""
 
     def made(self, frame: Frame, schema: pa.Schema) -> Any:

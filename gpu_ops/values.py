@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Mask
 from gpu_ops.zones import in_zone
 
-Mask = npt.NDArray[np.bool_]
 _DEEPEST: Final = 64
 """Types within types; beyond, walking them would end Python's stack."""
 

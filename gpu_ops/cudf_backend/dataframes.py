@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pylibcudf as plc
 
-from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.frame import Column, Frame, from_values, to_arrow_pieces, valid_mask, values
+from gpu_ops.arrays import Array, Mask
+from gpu_ops.cudf_backend.frame import DeviceColumn, Frame, from_values, to_arrow_pieces, valid_mask, values
 from gpu_ops.cudf_backend.hashing import convert
 from gpu_ops.cudf_backend.storage import decoded, storage_type
-from gpu_ops.kernels import Kernels, Mask
+from gpu_ops.kernels import Kernels
 
 _UNITS = {"s": "SECONDS", "ms": "MILLISECONDS", "us": "MICROSECONDS", "ns": "NANOSECONDS"}
 _OTHERS = {pa.bool_(): "BOOL8", pa.float32(): "FLOAT32", pa.float64(): "FLOAT64"}
@@ -47,7 +47,7 @@ def libcudf_type(kind: pa.DataType) -> plc.DataType | None:
     return plc.DataType(plc.TypeId[name])
 
 
-def _called(column: Column, kind: plc.DataType) -> Column:
+def _called(column: DeviceColumn, kind: plc.DataType) -> DeviceColumn:
     """The column under another type of the same width."""
     if column.type() == kind:
         return column
@@ -57,7 +57,7 @@ def _called(column: Column, kind: plc.DataType) -> Column:
 
 
 class CudfRows:
-    """Rows that came in a DataFrame; see `gpu_ops.kernels.Rows`.
+    """Rows that came in a DataFrame; see `gpu_ops.kernels.DeviceRows`.
 
     Args:
         frame: their columns.
@@ -66,7 +66,7 @@ class CudfRows:
         beside: a further column of text, or None.
     """
 
-    def __init__(self, frame: Frame, schema: pa.Schema, kernels: Kernels, beside: Column | None) -> None:
+    def __init__(self, frame: Frame, schema: pa.Schema, kernels: Kernels, beside: DeviceColumn | None) -> None:
         self.frame = frame
         self._schema, self._kernels, self._beside = schema, kernels, beside
 
@@ -185,7 +185,7 @@ class CudfFrames:
         """A DataFrame of a frame's columns."""
         import cudf  # noqa: PLC0415 - seconds, and of no use to who asks for Arrow
 
-        columns: list[Column] = []
+        columns: list[DeviceColumn] = []
         seen: set[int] = set()
         for column, field in zip(_converted(frame, schema), schema, strict=True):
             spans = [span for span in (column.data(), column.null_mask()) if span is not None and span.size]
@@ -201,7 +201,7 @@ class CudfFrames:
         return found.astype(decimals) if decimals else found
 
 
-def _fits(column: Column, told: pa.DataType, declared: pa.DataType) -> bool:
+def _fits(column: DeviceColumn, told: pa.DataType, declared: pa.DataType) -> bool:
     """Tells whether the type that cuDF says of a column is the declared one, under another name at most."""
     text = pa.types.is_string, pa.types.is_large_string
     same = told == declared or all(any(is_one(kind) for is_one in text) for kind in (told, declared))
@@ -209,7 +209,7 @@ def _fits(column: Column, told: pa.DataType, declared: pa.DataType) -> bool:
     return same and known is not None and bool(column.type() == known)
 
 
-def _converted(frame: Frame, schema: pa.Schema) -> list[Column]:
+def _converted(frame: Frame, schema: pa.Schema) -> list[DeviceColumn]:
     """A frame's columns in a schema's types, by position; a frame may hold narrower ones."""
     pairs = zip(frame.columns.items(), schema.types, strict=True)
     return [convert(column, frame.types[name], kind) for (name, column), kind in pairs]

@@ -336,7 +336,7 @@ def _pool_of(device: int) -> Any:
     return rmm.mr.CudaAsyncViewMemoryResource(cudaMemPool_t(handle))
 
 
-class Block:
+class PinnedBlock:
     """Page-locked memory of the host's; whoever holds a part of it keeps all of it.
 
     Attributes:
@@ -369,13 +369,13 @@ class Pages:
         self._returned: collections.deque[tuple[int, Any]] = collections.deque()
         self.total = 0
 
-    def block(self, size: int) -> Block | None:
+    def block(self, size: int) -> PinnedBlock | None:
         """So many bytes; None if `_MOST_LOCKED` are in use, or the host allows no more."""
         size = max(_LEAST_LOCKED, 1 << (size - 1).bit_length())
         with self._lock:
             self._collect()
             if self._free.get(size):
-                return Block(self._free[size].pop(), size, self._returned)
+                return PinnedBlock(self._free[size].pop(), size, self._returned)
             if self.total + size > _MOST_LOCKED:
                 self._drop()
             if self.total + size > _MOST_LOCKED:
@@ -385,7 +385,7 @@ class Pages:
             except cp.cuda.runtime.CUDARuntimeError:
                 return None
             self.total += size
-            return Block(memory, size, self._returned)
+            return PinnedBlock(memory, size, self._returned)
 
     def drop(self) -> None:
         """Give back what nobody holds."""

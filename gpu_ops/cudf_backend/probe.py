@@ -73,7 +73,7 @@ def join_seconds(entries: int, needles: int) -> float:
     return larger * PROBED_SECONDS + smaller * BUILT_SECONDS + JOIN_SECONDS if entries else 0.0
 
 
-class Ways(NamedTuple):
+class ProbeWays(NamedTuple):
     """Runs, by position: those with a table that is kept, those joined together, and those searched."""
 
     kept: list[int]
@@ -81,7 +81,9 @@ class Ways(NamedTuple):
     searched: list[int]
 
 
-def choose(way: Probe, sizes: Sequence[int], needles: int, tables: Sequence[bool] | None = None, room: int = 0) -> Ways:
+def choose(
+    way: Probe, sizes: Sequence[int], needles: int, tables: Sequence[bool] | None = None, room: int = 0
+) -> ProbeWays:
     """Chooses the way in which each run is looked up.
 
     - ``index``: all are searched.
@@ -100,7 +102,7 @@ def choose(way: Probe, sizes: Sequence[int], needles: int, tables: Sequence[bool
     """
     numbers = list(range(len(sizes)))
     if way == "index":
-        return Ways([], [], numbers)
+        return ProbeWays([], [], numbers)
     if way == "auto":
         small = [at for at in numbers if sizes[at] * PROBED_SECONDS < needles * SEARCHED_SECONDS]
 
@@ -109,7 +111,7 @@ def choose(way: Probe, sizes: Sequence[int], needles: int, tables: Sequence[bool
             return join_seconds(entries, needles) + search_seconds(len(sizes) - len(joined), needles)
 
         joined = min([], small, numbers, key=cost)
-        return Ways([], joined, [at for at in numbers if at not in joined])
+        return ProbeWays([], joined, [at for at in numbers if at not in joined])
     kept = []
     for at in sorted(numbers, key=sizes.__getitem__, reverse=True) if tables is not None else ():
         if tables is not None and not tables[at]:
@@ -118,7 +120,7 @@ def choose(way: Probe, sizes: Sequence[int], needles: int, tables: Sequence[bool
                 continue
             room -= sizes[at]
         kept.append(at)
-    return Ways(kept, [at for at in numbers if at not in kept], [])
+    return ProbeWays(kept, [at for at in numbers if at not in kept], [])
 
 
 def probe_runs(
@@ -209,7 +211,7 @@ Fits = Callable[[Array, Array], Array]
 
 def by_hash(
     runs: Sequence[SearchedRun],
-    ways: Ways,
+    ways: ProbeWays,
     needles: Array,
     times: tuple[Array, Array] | None,
     *,
@@ -300,7 +302,7 @@ class KeptTable:
         return self._join.inner_join(needles)
 
 
-class Tables:
+class KeptTables:
     """The hash tables that are kept, of all engines of this process: they share its card. Safe for threads.
 
     A table belongs to the array of a run's entries, and goes when that goes.
@@ -342,6 +344,6 @@ class Tables:
         return there > 0
 
 
-TABLES = Tables()
+TABLES = KeptTables()
 """Of this process."""
 device.SPARE.append(TABLES.drop)

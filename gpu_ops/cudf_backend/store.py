@@ -18,7 +18,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, Places, gather, gather_rows, lanes_of, nulls
+from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, GatherMap, gather, gather_rows, lanes_of, nulls
 from gpu_ops.cudf_backend.storage import has_offsets, storage_type
 from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Kernels, Store
@@ -132,14 +132,14 @@ class CudfStore:
         if self.cold is None and len(self.segments) == 1:
             columns = self.segments[0].columns()
             return gather([columns[place] for place in self._places(names)], slots, kinds, present=present)
-        places = Places(slots, present=present)
+        places = GatherMap(slots, present=present)
         taken = {} if self.cold is not None else self._gather_fixed(places, names)
         others = [name for name in names if name not in taken]
         if others:
             taken |= zip(others, self._gather_by_part(places, others), strict=True)
         return [taken[name] for name in names]
 
-    def _gather_fixed(self, places: Places, names: list[str]) -> dict[str, plc.Column]:
+    def _gather_fixed(self, places: GatherMap, names: list[str]) -> dict[str, plc.Column]:
         """The rows of those of the columns that have a fixed width and no nulls."""
         if len(self.segments) > MOST_SEGMENTS:
             return {}
@@ -159,7 +159,7 @@ class CudfStore:
         starts = np.cumsum([0, *self._lengths()[:-1]]).tolist()
         return [[own[at] for at in at_] for own in columns], starts
 
-    def _gather_by_part(self, places: Places, names: list[str]) -> list[plc.Column]:
+    def _gather_by_part(self, places: GatherMap, names: list[str]) -> list[plc.Column]:
         """Part by part, then put in order."""
         sources, ends = self._sources(names), np.cumsum(self._lengths())
         if len(sources) == 1:

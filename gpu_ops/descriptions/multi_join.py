@@ -34,7 +34,7 @@ MultiOn = str | Sequence[str] | Sequence[StepKeys]
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class JoinStep:
     """The join of one input to everything to its left.
 
     Attributes:
@@ -67,7 +67,7 @@ class MultiJoin(Description):
     """
 
     inputs: tuple[Input, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[JoinStep, ...]
     emit: Emit = "per_batch"
     suffixes: tuple[str, ...] | None = None
     shown: tuple[int, ...] | None = None
@@ -135,7 +135,7 @@ class MultiJoin(Description):
                 raise DescriptionError(_no_step(name, inputs, number))
         return cls(
             inputs=tuple(ordered),
-            steps=tuple(Step(cast("StepType", h), tuple(k), w) for h, k, w in zip(hows, keys, wheres, strict=True)),
+            steps=tuple(JoinStep(cast("StepType", h), tuple(k), w) for h, k, w in zip(hows, keys, wheres, strict=True)),
             emit=emit,
             suffixes=tuple(suffixes) if suffixes is not None else None,
             shown=shown,
@@ -175,7 +175,7 @@ class MultiJoin(Description):
         object.__setattr__(self, "steps", tuple(steps))
         _ = self.conditions
 
-    def _check_step(self, number: int, step: Step) -> None:
+    def _check_step(self, number: int, step: JoinStep) -> None:
         own = self.inputs[number]
         if step.how not in get_args(StepType):
             raise DescriptionError(_no_step(step.how, self.inputs, number - 1))
@@ -252,7 +252,7 @@ class MultiJoin(Description):
         """Per step: the residual condition with its null-safe equalities, over its input and all to its left."""
         return tuple(self._condition(input_index, step) for input_index, step in enumerate(self.steps, start=1))
 
-    def _condition(self, input_index: int, step: Step) -> Condition | None:
+    def _condition(self, input_index: int, step: JoinStep) -> Condition | None:
         def quoted(source: Input, column: str) -> str:
             return ".".join(map(backquoted, (source.name, column)))
 

@@ -25,7 +25,7 @@ class WrongError(ValueError):
         self.column, self.sample = column, sample
 
 
-class Part(NamedTuple):
+class ColumnPart(NamedTuple):
     """A column of a file, or what it is made of.
 
     Attributes:
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
     name: str
     type: pa.DataType
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ColumnPart, ...] = ()
     about: str = ""
     extension: bool = False
 
@@ -59,7 +59,7 @@ class Conversion(NamedTuple):
 
 SAME = Conversion(lambda values: values, total=True, same=True)
 
-Leaf = Callable[[Part, pa.DataType], Conversion | None]
+Leaf = Callable[[ColumnPart, pa.DataType], Conversion | None]
 """What a format makes of a part that has no others; None where its type is not of the declared kind."""
 
 
@@ -127,7 +127,7 @@ class Rules(NamedTuple):
     missing_is_null: bool = False
 
 
-def part_of(field: pa.Field, about: Callable[[pa.Field], str] = lambda _: "") -> Part:
+def part_of(field: pa.Field, about: Callable[[pa.Field], str] = lambda _: "") -> ColumnPart:
     """The tree of a file's column.
 
     Args:
@@ -144,11 +144,13 @@ def part_of(field: pa.Field, about: Callable[[pa.Field], str] = lambda _: "") ->
     elif t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
         within = [kind.value_field]
     else:
-        return Part(field.name, kind, (), about(field), extension)
-    return Part(field.name, kind, tuple(part_of(inner, about) for inner in within), "", extension)
+        return ColumnPart(field.name, kind, (), about(field), extension)
+    return ColumnPart(field.name, kind, tuple(part_of(inner, about) for inner in within), "", extension)
 
 
-def conversions(parts: Sequence[Part], declared: pa.Schema, rules: Rules) -> dict[str, tuple[int, Conversion] | None]:
+def conversions(
+    parts: Sequence[ColumnPart], declared: pa.Schema, rules: Rules
+) -> dict[str, tuple[int, Conversion] | None]:
     """Finds the place of each declared column in a file, and its conversion; None for one that is to be null.
 
     Args:
@@ -198,7 +200,7 @@ def typed(
     return pa.RecordBatch.from_arrays(made, schema=pa.schema(fields))
 
 
-def conversion(part: Part, kind: pa.DataType, rules: Rules, path: str = "") -> Conversion:
+def conversion(part: ColumnPart, kind: pa.DataType, rules: Rules, path: str = "") -> Conversion:
     """Finds the conversion of a file's column to a declared type.
 
     Args:
@@ -232,7 +234,7 @@ def conversion(part: Part, kind: pa.DataType, rules: Rules, path: str = "") -> C
     return found
 
 
-def _struct(part: Part, kind: pa.StructType, rules: Rules, path: str) -> Conversion:
+def _struct(part: ColumnPart, kind: pa.StructType, rules: Rules, path: str) -> Conversion:
     names = Names((field.name for field in part.parts), case_sensitive=rules.case_sensitive)
     places = names.places((field.name for field in kind), f"{path}.", required=not rules.missing_is_null)
     fields: list[tuple[int, Conversion] | None] = []
@@ -256,7 +258,7 @@ def _struct(part: Part, kind: pa.StructType, rules: Rules, path: str) -> Convers
     return Conversion(apply, total=all(found is None or found[1].total for found in fields))
 
 
-def _map(part: Part, kind: pa.MapType, rules: Rules, path: str) -> Conversion:
+def _map(part: ColumnPart, kind: pa.MapType, rules: Rules, path: str) -> Conversion:
     keys = conversion(part.parts[0], kind.key_type, rules, f"{path}.key")
     items = conversion(part.parts[1], kind.item_type, rules, f"{path}.value")
     if keys.same and items.same and part.type == kind:
@@ -270,7 +272,7 @@ def _map(part: Part, kind: pa.MapType, rules: Rules, path: str) -> Conversion:
     return Conversion(apply, total=keys.total and items.total)
 
 
-def _list(part: Part, kind: pa.ListType, rules: Rules, path: str) -> Conversion:
+def _list(part: ColumnPart, kind: pa.ListType, rules: Rules, path: str) -> Conversion:
     items = conversion(part.parts[0], kind.value_type, rules, f"{path}.item")
     if items.same and part.type == kind:
         return SAME

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.arrays import Ints
 from gpu_ops.errors import StateError
 
 try:
@@ -42,7 +43,6 @@ except ImportError:  # no Unix
 _log = logging.getLogger("gpu_ops")
 
 Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 LEAST: Final = 1 << 20
 """Bytes that are worth being moved to disk; what is smaller stays."""

@@ -92,7 +92,7 @@ with that scale where it is not the declared one; and what is the default, ISO 8
 NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 """How the floating-point numbers are written that JSON has none for: as texts."""
 
-Ways = Callable[[Place], str]
+EncodingOf = Callable[[Place], str]
 """How a value in some place is written."""
 
 PLACEHOLDER: Final = "__debezium_unavailable_value"
@@ -111,7 +111,7 @@ _HEX: Final = "hex:"
 Lost = npt.NDArray[np.bool_]
 
 
-class Written(NamedTuple):
+class ValueSchema(NamedTuple):
     """The description that a schema gives of a value.
 
     Attributes:
@@ -129,7 +129,7 @@ class Written(NamedTuple):
     item: Any = None
 
 
-Look = Callable[[Any], Sequence[Written]]
+Look = Callable[[Any], Sequence[ValueSchema]]
 """What a schema says; several things where it is a union, of which null is left out."""
 
 
@@ -199,7 +199,7 @@ def _ways(
             yield place, way
 
 
-def _way(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
+def _way(one: ValueSchema, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
     """Finds how a value is written that is to be of a type; None where it cannot be."""
     t, kind, name = pa.types, one.kind, one.name
     if name in _INSTANTS:
@@ -224,12 +224,12 @@ def _way(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) ->
     return _as_it_is(one, wanted, given, json=json)
 
 
-def _plain(one: Written, wanted: pa.DataType) -> str | None:
+def _plain(one: ValueSchema, wanted: pa.DataType) -> str | None:
     """Debezium's times as the numbers they are; those of Avro are times to everyone."""
     return "text" if pa.types.is_integer(wanted) and "." in one.name else None
 
 
-def _as_it_is(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
+def _as_it_is(one: ValueSchema, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
     t, kind = pa.types, one.kind
     numbers = t.is_integer(wanted) or t.is_floating(wanted) or t.is_decimal(wanted)
     if kind in ("int", "long"):
@@ -277,7 +277,9 @@ def fits(encoding: str, kind: pa.DataType) -> bool:
     return _is_bytes(kind) or (encoding == "base64" and bool(t.is_decimal(kind)))
 
 
-def written(kind: pa.DataType, place: Place, ways: Ways, path: str, texts: Set[str], *, json: bool) -> pa.DataType:
+def written(
+    kind: pa.DataType, place: Place, ways: EncodingOf, path: str, texts: Set[str], *, json: bool
+) -> pa.DataType:
     """The type in which Arrow has values before they are decoded.
 
     Args:
@@ -314,7 +316,7 @@ def written(kind: pa.DataType, place: Place, ways: Ways, path: str, texts: Set[s
     return pa.string() if t.is_floating(kind) and path in texts else kind
 
 
-class How(NamedTuple):
+class Decoding(NamedTuple):
     """The options by which values are decoded.
 
     Attributes:
@@ -323,12 +325,12 @@ class How(NamedTuple):
         unavailable: the text that stands for bytes which a message does not carry, whatever bytes are written as.
     """
 
-    ways: Ways
+    ways: EncodingOf
     zone: str
     unavailable: str
 
 
-def decoded(values: pa.Array, kind: pa.DataType, place: Place, how: How) -> pa.Array:
+def decoded(values: pa.Array, kind: pa.DataType, place: Place, how: Decoding) -> pa.Array:
     """Values as they were declared.
 
     Args:

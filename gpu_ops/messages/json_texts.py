@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Mask
 from gpu_ops.files.json_files import read_objects
 from gpu_ops.messages.encodings import NOT_FINITE, to_base64
 from gpu_ops.messages.times import date_texts, time_texts
-from gpu_ops.values import Mask, wrong_text
+from gpu_ops.values import wrong_text
 
 _SUSPECTS: Final = (r"\}[ \t\r\n]*null", r"\x00")
 """What Arrow would end the process at, or take for the end of its text, where it stands between objects."""

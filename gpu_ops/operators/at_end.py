@@ -54,7 +54,7 @@ from gpu_ops.output import (
     values_table,
 )
 from gpu_ops.state.keyed_table import KeyedTable
-from gpu_ops.state.pieces import STATUS_COLUMN, Entries, Flush, FromSnapshot, Numbers, Piece, Storable
+from gpu_ops.state.pieces import STATUS_COLUMN, Entries, Flush, FromSnapshot, Piece, RowNumbers, Storable
 from gpu_ops.state.table import Coolable, KeySet, parts_of, put_behind
 from gpu_ops.values import with_types
 
@@ -309,7 +309,7 @@ class KeptInput(Coolable):
         """All changes, in order within each key."""
         return pa.concat_tables([self._table(t) for t, _ in self.segments] or [self.schema.empty_table()])
 
-    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
+    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, RowNumbers]]:
         """Gives the rows of `snapshot` in parts; see `gpu_ops.state.pieces.Pieced`."""
         rows = self.snapshot()
         size = max(1, len(rows))

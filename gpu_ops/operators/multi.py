@@ -47,13 +47,13 @@ from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, OutputRows
-from gpu_ops.operators.core.match import Pairs, fulfilling, in_one, in_pieces, match
+from gpu_ops.operators.core.match import MatchedSlots, fulfilling, in_one, in_pieces, match
 from gpu_ops.operators.core.visibility import crossings
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
 from gpu_ops.state.table import DEAD, DYING, LIVE, KeySet
 
-Pair = tuple[str, tuple[int, str]]
+EqualColumns = tuple[str, tuple[int, str]]
 """A column of the input that is looked up, and the (input, column) it equals."""
 
 NO_ROW = -1
@@ -74,7 +74,7 @@ def _turns(xp: Any, begin: Instants, end: Instants) -> tuple[Positions, Instants
 
 
 def counted_changes(
-    finder: Finder, input_index: int, owner: int, own_lookup: Lookup, back: Lookup, *, net: bool
+    finder: Finder, input_index: int, owner: int, own_lookup: InputLookup, back: InputLookup, *, net: bool
 ) -> tuple[Tuples, Slots]:
     """The changes of a left step's input with the rows they match, and what they do to those rows' pads.
 
@@ -116,7 +116,7 @@ def counted_changes(
     return changes.pick(xp.flatnonzero(~own)), found.hidden
 
 
-def mark_afresh(finder: Finder, input_index: int, lookup: Lookup, tuples: Tuples, seen: frozenset[int]) -> None:
+def mark_afresh(finder: Finder, input_index: int, lookup: InputLookup, tuples: Tuples, seen: frozenset[int]) -> None:
     """Set what the changes of a left step's input do to pads, for a step that looks at several inputs.
 
     Args:
@@ -302,7 +302,7 @@ class MultiWayJoin(KeyedOperator):
 make = MultiWayJoin
 
 
-def _back(path: tuple[Operation, ...]) -> Lookup:
+def _back(path: tuple[Operation, ...]) -> InputLookup:
     """From a counted step's input to the rows that count it: its path's first lookup."""
     assert path[0].lookup is not None
     return path[0].lookup
@@ -314,7 +314,7 @@ def _untouched(kernels: Kernels, table: KeyedTable) -> Lifetimes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookup:
+class InputLookup:
     """Rows of one input by columns of others.
 
     Attributes:
@@ -325,7 +325,7 @@ class Lookup:
 
     input_index: int
     key_set: int
-    pairs: tuple[Pair, ...]
+    pairs: tuple[EqualColumns, ...]
 
 
 class Operation(NamedTuple):
@@ -340,7 +340,7 @@ class Operation(NamedTuple):
 
     kind: Literal["bind", "extend", "check"]
     input_index: int
-    lookup: Lookup | None = None
+    lookup: InputLookup | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,7 +356,7 @@ class LookupPlan:
     """
 
     key_sets: tuple[tuple[KeySet, ...], ...]
-    steps: tuple[Lookup, ...]
+    steps: tuple[InputLookup, ...]
     paths: tuple[tuple[Operation, ...], ...]
     counted: tuple[int | None, ...]
 
@@ -365,16 +365,16 @@ def make_plan(join: MultiJoin) -> LookupPlan:
     """The plan of a join."""
     key_sets: list[list[KeySet]] = [[] for _ in join.inputs]
 
-    def lookup(input_index: int, pairs: list[Pair]) -> Lookup:
+    def lookup(input_index: int, pairs: list[EqualColumns]) -> InputLookup:
         names = join.inputs[input_index].schema.names
         columns = tuple(sorted({column for column, _ in pairs}, key=names.index))
         keys = KeySet(columns, tuple(join.key_types[input_index, c] for c in columns), columns)
         if keys not in key_sets[input_index]:
             key_sets[input_index].append(keys)
         ordered = sorted(pairs, key=lambda p: names.index(p[0]))
-        return Lookup(input_index, key_sets[input_index].index(keys), tuple(ordered))
+        return InputLookup(input_index, key_sets[input_index].index(keys), tuple(ordered))
 
-    steps = [Lookup(0, 0, ())]
+    steps = [InputLookup(0, 0, ())]
     for input_index, step in enumerate(join.steps, start=1):
         steps.append(lookup(input_index, [(k.own, (k.input, k.column)) for k in step.on if not k.null_safe]))
     counted: list[int | None] = [None]
@@ -386,7 +386,7 @@ def make_plan(join: MultiJoin) -> LookupPlan:
 
 
 def _path(
-    join: MultiJoin, input_index: int, counted: int | None, lookup: Callable[[int, list[Pair]], Lookup]
+    join: MultiJoin, input_index: int, counted: int | None, lookup: Callable[[int, list[EqualColumns]], InputLookup]
 ) -> tuple[Operation, ...]:
     """From an input's row to the tuple of everything to its left: first what must be there, then the rest."""
     path: list[Operation] = []
@@ -435,7 +435,7 @@ def _closure(join: MultiJoin, input_index: int) -> set[int]:
     return found
 
 
-def _pairs(group: dict[InputColumn, int], compared: set[int], bound: set[int], input_index: int) -> list[Pair]:
+def _pairs(group: dict[InputColumn, int], compared: set[int], bound: set[int], input_index: int) -> list[EqualColumns]:
     """The columns of an input that equal columns of bound ones.
 
     Args:
@@ -452,7 +452,7 @@ def _pairs(group: dict[InputColumn, int], compared: set[int], bound: set[int], i
     return pairs
 
 
-def _rank(join: MultiJoin, pairs: list[Pair], input_index: int) -> tuple[bool, int, int]:
+def _rank(join: MultiJoin, pairs: list[EqualColumns], input_index: int) -> tuple[bool, int, int]:
     """Ranks an input to be looked up next: by a unique key first, else by as many columns as possible."""
     columns = {column for column, _ in pairs}
     unique = join.inputs[input_index].unique_key
@@ -519,7 +519,7 @@ class Finder:
     def matches(
         self,
         slots: Mapping[int, Slots],
-        lookup: Lookup,
+        lookup: InputLookup,
         *,
         step: int | None = None,
         instants: Instants | None = None,
@@ -551,7 +551,7 @@ class Finder:
         index, needles = table.index(lookup.key_set), kernels.entries(hashes, 0, rows)
         needles.sort()
 
-        def matched(piece: Array) -> Pairs:
+        def matched(piece: Array) -> MatchedSlots:
             found, slot = layouts.unpaired(xp.sort(piece))
             self.candidates += int(slot.size)
             return match(
@@ -607,7 +607,7 @@ class Finder:
         }
         return fulfilling(self.kernels, condition, rows, length, present=False)
 
-    def bind(self, tuples: Tuples, lookup: Lookup) -> Tuples:
+    def bind(self, tuples: Tuples, lookup: InputLookup) -> Tuples:
         """The tuples with the rows of one more input; without any, a tuple is dropped."""
         found, slots = self.matches(tuples.slots, lookup, instants=tuples.instants)
         made = tuples.pick(found)
@@ -619,7 +619,7 @@ class Finder:
         kept = self._fulfilling(input_index, tuples.slots.__getitem__, tuples.size)
         return tuples if kept is None else tuples.pick(kept)
 
-    def extend(self, tuples: Tuples, lookup: Lookup, hidden: tuple[int, Slots] | None) -> Tuples:
+    def extend(self, tuples: Tuples, lookup: InputLookup, hidden: tuple[int, Slots] | None) -> Tuples:
         """The tuples with the rows of one more input by its own step.
 
         Args:

@@ -143,7 +143,7 @@ class RegularJoin(TwoWayJoin):
 def make(described: Join, kernels: Kernels) -> KeyedOperator:
     """See `gpu_ops.operators.operator.Make`."""
     if isinstance(described, LookupJoin):
-        return Lookup(described, kernels)
+        return LookupOperator(described, kernels)
     if described.how not in ("semi", "anti"):
         return RegularJoin(described, kernels)
     # NOT IN with more than one column or a residual condition has no key to look rows up by. With a TTL every match
@@ -217,7 +217,7 @@ def null_aware_as_condition(join: Join) -> Join:
     return dataclasses.replace(join, keys=(), null_aware=False, where=found)
 
 
-class Lookup(KeyedOperator):
+class LookupOperator(KeyedOperator):
     """Left rows with the rows that a table has now.
 
     Args:

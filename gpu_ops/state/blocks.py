@@ -224,7 +224,7 @@ class Mapped:
         return message
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Rows of one input, among those of a micro-batch on the wire, that lie in a file.
 
     Attributes:
@@ -240,7 +240,7 @@ class Part(NamedTuple):
     block: Block
 
     @classmethod
-    def of(cls, data: Sequence[Any]) -> Part:
+    def of(cls, data: Sequence[Any]) -> FilePart:
         """Reads a part from JSON.
 
         Raises:
@@ -296,7 +296,7 @@ def on_wire(rows: pa.RecordBatch, number: int, lanes: Sequence[int], order: int,
     return pa.RecordBatch.from_arrays(columns, schema=wire)
 
 
-def without(table: pa.Table, parts: Iterable[Part]) -> pa.Table:
+def without(table: pa.Table, parts: Iterable[FilePart]) -> pa.Table:
     """The rows of a micro-batch that do not lie in files.
 
     Args:
@@ -310,7 +310,7 @@ def without(table: pa.Table, parts: Iterable[Part]) -> pa.Table:
     return pa.concat_tables([*pieces, table.slice(at)])
 
 
-def together(table: pa.Table, parts: Iterable[tuple[Part, pa.RecordBatch]]) -> pa.Table:
+def together(table: pa.Table, parts: Iterable[tuple[FilePart, pa.RecordBatch]]) -> pa.Table:
     """The inverse of `without`: all rows of a micro-batch, by their places."""
     pieces, at, arrived = [], 0, 0
     for part, rows in parts:

@@ -46,10 +46,10 @@ from typing import IO, Any, Final, NamedTuple
 import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.state.blocks import Part, together, without
+from gpu_ops.state.blocks import FilePart, together, without
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
 from gpu_ops.state.manifest import Manifest
-from gpu_ops.state.pieces import Content, Flush, FromSnapshot, StoredTable, Written, write
+from gpu_ops.state.pieces import Content, Flush, FromSnapshot, StoredTable, WrittenTable, write
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ _AT_ONCE: Final = 1 << 16
 """Bytes that are written to a file in one go; Arrow gives a column's buffers one by one, and padding besides."""
 
 
-Pair = tuple[int | None, int | None]
+TimePair = tuple[int | None, int | None]
 """Of left and right; None where there is nothing yet."""
 
 _TIMES: Final = ("watermark_ms", "left_latest_ms", "right_latest_ms")
@@ -84,7 +84,7 @@ class Times:
     """
 
     watermark: int | None = None
-    latest: Pair = (None, None)
+    latest: TimePair = (None, None)
 
     def later(self, other: Times) -> Times:
         """The later of each: what two partitions, or two micro-batches, know together."""
@@ -103,7 +103,7 @@ class Times:
         return cls(watermark, (left, right))
 
 
-def pair(times: Sequence[int | None]) -> Pair:
+def pair(times: Sequence[int | None]) -> TimePair:
     """Times of one input or two as those of two."""
     return times[0], times[1] if len(times) > 1 else None
 
@@ -136,7 +136,7 @@ class Record:
     wire: str
     times: Times = NO_TIMES
     backlog: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[FilePart, ...] = ()
 
 
 class _Kind(NamedTuple):
@@ -313,16 +313,16 @@ class PartitionLog:
             facts = self._facts(_RECORD, batch_id)
             if facts is None:
                 return blocks if self.record_stamp(batch_id) is not None else set()
-            return {Part.of(part).block.file for part in json.loads(facts.get(_PARTS, "[]"))}
+            return {FilePart.of(part).block.file for part in json.loads(facts.get(_PARTS, "[]"))}
         except (StateError, DescriptionError, ValueError, TypeError):
             return blocks
 
-    def begin_to_write(self, parts: Sequence[Part]) -> None:
+    def begin_to_write(self, parts: Sequence[FilePart]) -> None:
         """Have the system begin to write the files of a micro-batch whose record is to come."""
         if parts and self._manifest.keeps_files and self._files.local:
             self._files.begin_to_write({part.block.file for part in parts})
 
-    def _keep(self, batch_id: int, parts: Sequence[Part]) -> list[Part]:
+    def _keep(self, batch_id: int, parts: Sequence[FilePart]) -> list[FilePart]:
         """Gives files of a micro-batch a second name in the log, durably.
 
         Returns:
@@ -356,10 +356,10 @@ class PartitionLog:
                 table = together(table, self._kept_rows(json.loads(facts[_PARTS]), table.schema))
             return Record(table, int(facts["clock_ms"]), facts["wire"], times, _BACKLOG in facts)
 
-    def _kept_rows(self, parts: Sequence[Any], wire: pa.Schema) -> Iterator[tuple[Part, pa.RecordBatch]]:
+    def _kept_rows(self, parts: Sequence[Any], wire: pa.Schema) -> Iterator[tuple[FilePart, pa.RecordBatch]]:
         """The rows that a record has in other files."""
         files = dict[str, pa.Buffer | None]()
-        for part in map(Part.of, parts):
+        for part in map(FilePart.of, parts):
             path, block = f"{self._folder}/{part.block.file}", part.block
             name = self._files.name(path)
             with seen_during("reading", name):
@@ -431,7 +431,7 @@ class PartitionLog:
     def write_snapshot(
         self,
         version: int,
-        tables: Mapping[str, pa.Table | Written],
+        tables: Mapping[str, pa.Table | WrittenTable],
         clock_ms: int,
         times: Times = NO_TIMES,
         *,
@@ -457,12 +457,12 @@ class PartitionLog:
         parts = []
         for name, table in tables.items():
             facts = {**own, "table": name, **rest}
-            if isinstance(table, Written):
+            if isinstance(table, WrittenTable):
                 facts[_PIECES] = json.dumps([table.pieces, table.columns])
-            parts.append((table.numbers if isinstance(table, Written) else table, facts))
+            parts.append((table.numbers if isinstance(table, WrittenTable) else table, facts))
         return _write(self._files, _SNAPSHOT.path(self._folder, version), parts, "lz4")
 
-    def write_pieces(self, version: int, name: str, flush: Flush, most: int) -> tuple[Written, dict[str, int]]:
+    def write_pieces(self, version: int, name: str, flush: Flush, most: int) -> tuple[WrittenTable, dict[str, int]]:
         """Writes what is new of a table; durable on return.
 
         Args:

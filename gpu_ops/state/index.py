@@ -18,7 +18,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.files.disk import Disk, File
 from gpu_ops.kernels import Kernels, as_slots
-from gpu_ops.state.runs import Followed, Passed, Runs, prefix_shift
+from gpu_ops.state.runs import FollowedRuns, Passed, Runs, prefix_shift
 
 
 @dataclasses.dataclass(slots=True)
@@ -216,7 +216,7 @@ class OrderIndex(HashIndex):
             self.runs = [*self.runs[:number], *made]
         self.rows, self.looked = rows, 0
 
-    def renumbered(self, new_slots: Slots, before: Followed[Run] | None = None) -> Self:
+    def renumbered(self, new_slots: Slots, before: FollowedRuns[Run] | None = None) -> Self:
         """Another one, in new slots."""
         other = super().renumbered(new_slots, before)
         other.rows, other.looked = int((new_slots[: self.rows] >= 0).sum()), self.looked

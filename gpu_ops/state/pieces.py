@@ -37,7 +37,7 @@ _FANOUT: Final = 7
 """So many pieces are merged with a later one, when none is much larger: each time a row is written again it is in a
 piece eight times as large."""
 
-Numbers = dict[str, npt.NDArray[Any]]
+RowNumbers = dict[str, npt.NDArray[Any]]
 """Numbers of rows, by name."""
 
 Entries: TypeAlias = Mapping[str, npt.NDArray[np.uint64]]
@@ -109,7 +109,7 @@ class Flush(NamedTuple):
 
     pieces: tuple[Piece, ...]
     rows: pa.Table
-    numbers: Numbers
+    numbers: RowNumbers
     entries_of: Callable[[pa.Table], Entries] = lambda _: {}
 
     @property
@@ -131,7 +131,7 @@ class Pieced(Protocol):
     def snapshot(self) -> pa.Table:
         """Rows and numbers, whole."""
 
-    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
+    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, RowNumbers]]:
         """Gives the rows and numbers of `snapshot`, ``most`` rows at a time; None for all at once."""
 
     def entries_of(self, rows: pa.Table) -> Entries:
@@ -172,7 +172,7 @@ def renumbered(pieces: Sequence[Piece], alive: npt.NDArray[np.bool_]) -> tuple[P
     return tuple(found)
 
 
-class Written(NamedTuple):
+class WrittenTable(NamedTuple):
     """A table's part of a snapshot.
 
     Attributes:
@@ -232,7 +232,7 @@ def merges(pieces: Sequence[Piece], most: int) -> tuple[range, ...]:
 
 def write(
     flush: Flush, read: Callable[[str], Content], store: Callable[[Content], str], most: int = PIECE_BYTES
-) -> Written:
+) -> WrittenTable:
     """Stores what is new of a table, and gives what names all of it.
 
     Args:
@@ -258,7 +258,7 @@ def write(
             found.append((store(_merged(parts, flush.entries_of, most // (_FANOUT + 1))), slots))
         beside.append(pa.table(numbers))
     empty = pa.table({name: pa.array(values[:0]) for name, values in flush.numbers.items()})
-    return Written(pa.concat_tables([empty, *beside]), tuple(found), tuple(flush.rows.column_names), groups)
+    return WrittenTable(pa.concat_tables([empty, *beside]), tuple(found), tuple(flush.rows.column_names), groups)
 
 
 def _merged(parts: Sequence[Content], entries_of: Callable[[pa.Table], Entries], least: int) -> Content:
@@ -287,11 +287,11 @@ def _spread(values: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> npt.NDA
     return found
 
 
-class Part(NamedTuple):
+class LiveRows(NamedTuple):
     """Rows of a stored table that are there, with their numbers and index entries; and their piece, if any."""
 
     rows: pa.Table
-    numbers: Numbers
+    numbers: RowNumbers
     entries: Entries
     piece: Piece | None
 
@@ -301,8 +301,8 @@ class StoredTable:
     """A table as a snapshot has it in pieces.
 
     Attributes:
-        numbers: gives them as `Written` has them, some at a time.
-        pieces: as `Written` has them.
+        numbers: gives them as `WrittenTable` has them, some at a time.
+        pieces: as `WrittenTable` has them.
         columns: of a piece's rows.
         read: gives what is in a piece.
     """
@@ -317,9 +317,9 @@ class StoredTable:
         """The columns of rows, and behind them the numbers."""
         return [*self.columns, *self.numbers().schema.names]
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[LiveRows]:
         """The rows, piece by piece; the next one is read while one is taken in."""
-        coming = list[Future[Part]]()
+        coming = list[Future[LiveRows]]()
         with ThreadPoolExecutor(1, thread_name_prefix="piece") as pool:
             for (name, _), numbers in zip(self.pieces, self._numbers(), strict=True):
                 coming.append(pool.submit(self._part, name, numbers))
@@ -341,14 +341,14 @@ class StoredTable:
             yield table.slice(0, rows)
             left = table.slice(rows).to_batches()
 
-    def _part(self, name: str, beside: pa.Table) -> Part:
+    def _part(self, name: str, beside: pa.Table) -> LiveRows:
         content, numbers = self.read(name), {column: beside.column(column).to_numpy() for column in beside.column_names}
         present = numbers[STATUS_COLUMN] != 0
         piece = Piece(name, len(beside), content.rows.nbytes).having(present)
         if piece.bits is not None:
             content = content.of(present)
             numbers = {column: values[present] for column, values in numbers.items()}
-        return Part(content.rows, numbers, content.entries, piece)
+        return LiveRows(content.rows, numbers, content.entries, piece)
 
 
 FromSnapshot: TypeAlias = pa.Table | StoredTable

@@ -296,7 +296,7 @@ class Merges(Generic[S]):
         return runs
 
 
-Followed: TypeAlias = Mapping[int, _FollowedRun[S]]
+FollowedRuns: TypeAlias = Mapping[int, _FollowedRun[S]]
 """What has followed a compaction, by the `id` of what a run's entries are in."""
 
 
@@ -314,7 +314,7 @@ class Following(abc.ABC, Generic[S]):
         self._kernels = kernels
         self._xp: Any = kernels.xp
         self.runs: list[S] = []
-        self.followed: Followed[S] = {}
+        self.followed: FollowedRuns[S] = {}
 
     @property
     @abc.abstractmethod
@@ -343,12 +343,12 @@ class Following(abc.ABC, Generic[S]):
         del run
         return made
 
-    def left(self, followed: Followed[S]) -> int:
+    def left(self, followed: FollowedRuns[S]) -> int:
         """The number of entries that are still to follow a compaction, given what has."""
         looked = (followed[id(run.held)].looked if id(run.held) in followed else 0 for run in self.runs)
         return sum(int(run.entries.size) for run in self.runs) - sum(looked)
 
-    def follow(self, new_slots: Slots, before: Followed[S], most: int | None) -> Followed[S]:
+    def follow(self, new_slots: Slots, before: FollowedRuns[S], most: int | None) -> FollowedRuns[S]:
         """Moves some entries more to their new slots after a compaction.
 
         A run that was merged or moved since begins again. One on disk follows at once: a half of it has no place.
@@ -381,7 +381,7 @@ class Following(abc.ABC, Generic[S]):
                 known.made, known.arrays = [self._like(run, pieces)] if pieces[0].size else [], None
         return followed
 
-    def renumbered(self, new_slots: Slots, before: Followed[S] | None = None) -> Self:
+    def renumbered(self, new_slots: Slots, before: FollowedRuns[S] | None = None) -> Self:
         """Another one, in new slots; arguments as `follow`."""
         followed, other = self.follow(new_slots, before or {}, None), type(self)(self._kernels)
         for run in self.runs:

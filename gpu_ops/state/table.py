@@ -27,8 +27,17 @@ from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.numbers import Growing, cool, copied, fetch, retained, write
-from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Numbers, Part, Piece, StoredTable, renumbered
-from gpu_ops.state.runs import Followed, Following, Runs, postponed
+from gpu_ops.state.pieces import (
+    STATUS_COLUMN,
+    Flush,
+    FromSnapshot,
+    LiveRows,
+    Piece,
+    RowNumbers,
+    StoredTable,
+    renumbered,
+)
+from gpu_ops.state.runs import FollowedRuns, Following, Runs, postponed
 from gpu_ops.state.time_index import TimeQueue
 from gpu_ops.values import with_types
 
@@ -82,7 +91,7 @@ def put_behind(rows: pa.Table, beside: Mapping[str, Any]) -> pa.Table:
     return pa.Table.from_arrays([*rows.columns, *behind], names=names)
 
 
-def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, Numbers]:
+def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, RowNumbers]:
     """The inverse of `put_behind`.
 
     Args:
@@ -108,13 +117,13 @@ def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[p
     return rows, numbers
 
 
-def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Iterator[Part]:
+def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Iterator[LiveRows]:
     """The rows of a snapshot with the numbers beside them; arguments and errors as `taken_apart`."""
     if isinstance(stored, StoredTable):
         for part in stored.parts():
-            yield Part(*taken_apart(source, put_behind(part.rows, part.numbers), names), part.entries, part.piece)
+            yield LiveRows(*taken_apart(source, put_behind(part.rows, part.numbers), names), part.entries, part.piece)
     else:
-        yield Part(*taken_apart(source, stored, names), {}, None)
+        yield LiveRows(*taken_apart(source, stored, names), {}, None)
 
 
 class Coolable(Protocol):
@@ -417,7 +426,7 @@ class StateTable:
         xp, status, parts = self.kernels.xp, self.status.values, self._parts()
         most = None if self.kernels.host is not None else most
         begun = None if most is None else self._compaction
-        followed: list[Followed[Any]] = [{} if begun is None else part.followed for part in parts]
+        followed: list[FollowedRuns[Any]] = [{} if begun is None else part.followed for part in parts]
         self._compaction = None  # what fails half-way begins again
         for part in parts:
             part.followed = {}
@@ -498,7 +507,7 @@ class StateTable:
         """The rows that are not dead, with the numbers beside them."""
         return put_behind(*next(self.snapshot_parts()))
 
-    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
+    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, RowNumbers]]:
         """Gives all stored rows with their numbers in parts; see `gpu_ops.state.pieces.Pieced`."""
         slots, numbers = self.kernels.xp.flatnonzero(self.status.values), self._numbers(self._stored())
         size = max(1, int(slots.size))
@@ -536,7 +545,7 @@ class StateTable:
         """The columns that a snapshot has behind the rows, by name."""
         return self.beside
 
-    def _numbers(self, columns: Mapping[str, Growing]) -> Numbers:
+    def _numbers(self, columns: Mapping[str, Growing]) -> RowNumbers:
         """Columns as a snapshot has them, of all slots; later changes leave them alone."""
         return copied(self.kernels, columns)
 

@@ -44,7 +44,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.key_table import KeyTable
-from gpu_ops.operators.core.match import Direction, Nearest, first_equal, fulfilling, live_matches
+from gpu_ops.operators.core.match import Nearest, SearchDirection, first_equal, fulfilling, live_matches
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import AT_WATERMARK, SIDES, Clock, TimedOperator
 from gpu_ops.output import Output
@@ -255,7 +255,7 @@ class TemporalOperator(TimedOperator[Clock]):
             newer=newer,
         )
 
-    def _search(self, own: Keys, times: Array, direction: Direction = "backward", **how: Any) -> Slots:
+    def _search(self, own: Keys, times: Array, direction: SearchDirection = "backward", **how: Any) -> Slots:
         """The version of each row's key that is nearest to a time, -1 for none.
 
         Args:

@@ -161,7 +161,7 @@ _SPARSE: Final = 16
 """Of so many places one is marked, so that few changes look like retracted ones."""
 
 
-class Given(NamedTuple):
+class DeviceChanges(NamedTuple):
     """The changes of one input in the backend's memory, as `apply_changes` takes them.
 
     Attributes:
@@ -177,7 +177,7 @@ class Given(NamedTuple):
     beside: Mapping[str, Array] = {}
 
 
-def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[Given]:
+def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[DeviceChanges]:
     """Moves the changes of several inputs to the backend's memory together.
 
     Args:
@@ -199,9 +199,9 @@ def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: boo
         for change in changes
     ]
     if net:
-        return [Given(mask, None, None, its) for mask, its in zip(inserts, beside, strict=True)]
+        return [DeviceChanges(mask, None, None, its) for mask, its in zip(inserts, beside, strict=True)]
     sequences = _moved(kernels, [change.sequence for change in changes])
-    return [Given(*of_input) for of_input in zip(inserts, moved, sequences, beside, strict=True)]
+    return [DeviceChanges(*of_input) for of_input in zip(inserts, moved, sequences, beside, strict=True)]
 
 
 def _looking(table: KeyedTable, kinds: Array) -> Array | None:
@@ -222,7 +222,9 @@ def _moved(kernels: Kernels, arrays: Sequence[Array]) -> list[Array]:
     return [moved[end - array.size : end] for array, end in zip(arrays, ends, strict=True)]
 
 
-def apply_changes(table: KeyedTable, frame: Frame, change: Given, event_kinds: Array | None, *, net: bool) -> Lifetimes:
+def apply_changes(
+    table: KeyedTable, frame: Frame, change: DeviceChanges, event_kinds: Array | None, *, net: bool
+) -> Lifetimes:
     """Resolve one input's changes and prepare its table for them.
 
     Args:

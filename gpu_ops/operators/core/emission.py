@@ -113,8 +113,8 @@ def fold(
     return xp.sort(groups.order[kept])
 
 
-Tables = tuple[KeyedTable, KeyedTable]
-Sides = tuple[Lifetimes, Lifetimes]
+SideTables = tuple[KeyedTable, KeyedTable]
+SideLifetimes = tuple[Lifetimes, Lifetimes]
 
 
 class Wanted(NamedTuple):
@@ -176,7 +176,7 @@ class TimedPairs(Pairs):
     end: Instants
 
 
-def net_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> NetPairs:
+def net_pairs(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> NetPairs:
     """The pairs one of whose rows the micro-batch touches, by its net change."""
     xp = tables[0].kernels.xp
     slots = _candidates(tables, sides, wanted)
@@ -196,7 +196,7 @@ def _net(  # noqa: PLR0917 - what is fused takes no keywords
     return new.astype(np.int32) - dies, new & ~dies, dies & ~new
 
 
-def timed_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> TimedPairs:
+def timed_pairs(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> TimedPairs:
     """All pairs one of whose rows the micro-batch touches and that live at some instant of it."""
     xp = tables[0].kernels.xp
     slots = _candidates(tables, sides, wanted)
@@ -218,7 +218,7 @@ def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:
     return comes.astype(np.int32) - goes, comes, goes
 
 
-def _candidates(tables: Tables, sides: Sides, wanted: Wanted) -> tuple[Slots, Slots]:
+def _candidates(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> tuple[Slots, Slots]:
     """Left and right slots of all pairs one of whose rows the micro-batch touches."""
     xp = tables[0].kernels.xp
     left, right = probe(tables, sides, 0, wanted, dying=True)
@@ -226,7 +226,7 @@ def _candidates(tables: Tables, sides: Sides, wanted: Wanted) -> tuple[Slots, Sl
     return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
 
 
-def probe(tables: Tables, sides: Sides, side: int, wanted: Wanted, *, dying: bool) -> tuple[Slots, Slots]:
+def probe(tables: SideTables, sides: SideLifetimes, side: int, wanted: Wanted, *, dying: bool) -> tuple[Slots, Slots]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
     The left's touched rows meet new rows, too, and those that are ``dying`` or not; the right's only rows that the

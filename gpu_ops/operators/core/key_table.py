@@ -22,7 +22,7 @@ from gpu_ops.operators.core.order import Groups
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
 from gpu_ops.state.numbers import Growing
-from gpu_ops.state.pieces import FromSnapshot, Numbers
+from gpu_ops.state.pieces import FromSnapshot, RowNumbers
 from gpu_ops.state.table import DEAD, LIVE, KeySet, StateTable
 from gpu_ops.state.time_index import TimeIndex, TimeQueue
 
@@ -250,7 +250,7 @@ class KeyTable(StateTable):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def _numbers(self, columns: Mapping[str, Growing]) -> Numbers:
+    def _numbers(self, columns: Mapping[str, Growing]) -> RowNumbers:
         found = super()._numbers(columns)
         return found | {name: changed(found[name]) for name, changed in self.as_stored.items()}
 
@@ -282,7 +282,7 @@ def forget_rows(table: KeyedTable, frame: Frame) -> int:
     return int(slots.size)
 
 
-class Followed(StateTable):
+class ReferencedTable(StateTable):
     """A table to which the numbers of another one lead.
 
     Attributes:
@@ -296,7 +296,7 @@ class Followed(StateTable):
             self.follow(new_slots)
 
 
-class ValueTable(Followed):
+class ValueTable(ReferencedTable):
     """Rows that the numbers of another table lead to; no index."""
 
     def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
@@ -304,5 +304,5 @@ class ValueTable(Followed):
         self._restore(stored, settle)
 
 
-class InputRows(Followed, KeyedTable):
+class InputRows(ReferencedTable, KeyedTable):
     """The rows of an input, which numbers beside groups lead to."""

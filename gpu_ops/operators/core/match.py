@@ -34,10 +34,10 @@ from gpu_ops.state.time_index import TimeIndex, TimeRun
 PIECE: Final = 1 << 21
 """Candidates looked at together."""
 
-Pairs = tuple[Array, Slots]
+MatchedSlots = tuple[Array, Slots]
 """n positions (or slots) of the rows that look, and n slots of rows they find: parallel int64 arrays."""
 
-Residual = Callable[[Array, Slots], Positions | None]
+PairFilter = Callable[[Array, Slots], Positions | None]
 """Gives, of pairs, the positions of those for which a residual condition is true; None for all."""
 
 
@@ -71,13 +71,13 @@ def fulfilling(
 
 def match(
     kernels: Kernels,
-    candidates: Pairs,
+    candidates: MatchedSlots,
     types: Sequence[pa.DataType],
     columns: tuple[Columns, Columns],
     *,
     alive: Callable[[Array, Slots], Array | None] | None = None,
-    residual: Residual | None = None,
-) -> Pairs:
+    residual: PairFilter | None = None,
+) -> MatchedSlots:
     """The candidates that match, in their order.
 
     Args:
@@ -108,8 +108,8 @@ def match_among(
     among: Among | None,
     *,
     by_candidate: bool = False,
-    residual: Residual | None = None,
-) -> Pairs:
+    residual: PairFilter | None = None,
+) -> MatchedSlots:
     """Finds the candidates that match like `match`, by the state of rows: the backend looks at all of it at once.
 
     Args:
@@ -127,7 +127,7 @@ def match_among(
     return _fulfilling(kernels.matches(types, candidates, columns, among, by_candidate=by_candidate), residual)
 
 
-def live_matches(table: KeyedTable | IntervalTable, candidates: Pairs, own: Columns) -> Pairs:
+def live_matches(table: KeyedTable | IntervalTable, candidates: MatchedSlots, own: Columns) -> MatchedSlots:
     """The candidates that match among a table's rows that are there and stay.
 
     Args:
@@ -196,7 +196,9 @@ def in_pieces(
             yield found
 
 
-def in_one(xp: Any, parts: Iterable[Pairs], check: Callable[[int], None], *, by_candidate: bool = False) -> Pairs:
+def in_one(
+    xp: Any, parts: Iterable[MatchedSlots], check: Callable[[int], None], *, by_candidate: bool = False
+) -> MatchedSlots:
     """Matches of candidates that were looked at piece by piece, as if in one piece.
 
     Args:
@@ -218,12 +220,12 @@ def in_one(xp: Any, parts: Iterable[Pairs], check: Callable[[int], None], *, by_
     return (second, first) if by_candidate else (first, second)
 
 
-def _fulfilling(pairs: Pairs, residual: Residual | None) -> Pairs:
+def _fulfilling(pairs: MatchedSlots, residual: PairFilter | None) -> MatchedSlots:
     kept = residual(*pairs) if residual is not None and pairs[0].size else None
     return pairs if kept is None else (pairs[0][kept], pairs[1][kept])
 
 
-Direction = Literal["backward", "forward"]
+SearchDirection = Literal["backward", "forward"]
 
 _STEPS = 8
 """After so many, needles jump over what is gone."""
@@ -257,7 +259,7 @@ class Nearest:
         own: tuple[Columns, Array],
         hashes: Hashes,
         times: Array,
-        direction: Direction,
+        direction: SearchDirection,
         *,
         exact: bool = True,
         farthest: Array | None = None,

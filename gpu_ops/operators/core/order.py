@@ -16,11 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.arrays import Array, Hashes, Positions, distinct, value_changes, written_out
+from gpu_ops.arrays import Array, Hashes, Ints, Positions, distinct, value_changes, written_out
 from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.values import is_bytes, one_array
-
-Ints = npt.NDArray[np.int64]
 
 NONE: Final = np.iinfo(np.int64).max
 """Stands where fewer than n are there."""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.state.blocks import INLINE, Block, Part, on_wire
+from gpu_ops.state.blocks import INLINE, Block, FilePart, on_wire
 
 
 def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
@@ -76,7 +76,7 @@ class Arrivals:
     def __init__(self, wire: pa.Schema, inputs: Sequence[Carried], *, first: Sequence[int] = ()) -> None:
         self.wire, self._inputs, self._first = wire, tuple(inputs), frozenset(first)
 
-    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Part]:
+    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | FilePart]:
         """All rows in their order, which is total, whatever order the batches come in.
 
         Side, order and lanes, or where they lie in a file.
@@ -92,7 +92,7 @@ class Arrivals:
         messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
         for (_, number, *_, block), inline in messages:
             if block.file:
-                yield Part(number, lanes[number], arrived, block)
+                yield FilePart(number, lanes[number], arrived, block)
                 arrived += block.rows
                 continue
             rows = pa.ipc.read_record_batch(inline.as_buffer(), self._inputs[number].schema)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Ints, Positions, Slots, distinct
 from gpu_ops.descriptions.aggregate import AggregateFunction, Measure
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.kernels import Columns, TooMany, as_slots
@@ -42,8 +42,6 @@ from gpu_ops.values import equal_codes, one_array
 _NOTHING: Final = np.uint64(np.iinfo(np.uint64).max)
 NO_ROW: Final = 0
 """Beside a group stands its best row's slot plus 1, so that a new group, whose numbers are 0, has none."""
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Slots
+from gpu_ops.arrays import Ints, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
 from gpu_ops.kernels import Frame, Kernels
@@ -26,8 +26,6 @@ from gpu_ops.operators.operator import Cut, Parts, Targets
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, StateTable, put_behind
-
-Ints = npt.NDArray[np.int64]
 
 
 class Linked(NamedTuple):
