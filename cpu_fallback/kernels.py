@@ -217,38 +217,38 @@ class CpuKernels:
     def search(
         self,
         runs: Sequence[SearchedRun],
-        needles: UInt64s,
+        probe_rows: UInt64s,
         times: tuple[Ints, Ints] | None = None,
         *,
         by_candidate: bool = False,
         at_most: int | None = None,
     ) -> Ints:
         """Candidates of sorted runs: pairs of slots."""
-        hashes, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
+        hashes, own = layouts.entry_hashes(probe_rows), layouts.entry_slots(probe_rows)
         pairs = [np.empty(0, np.int64)]
-        self.lookups["index"] += len(runs) * needles.size
+        self.lookups["index"] += len(runs) * probe_rows.size
         for run in runs:
             if times is None:
-                needle, slots = search.by_hash(run, hashes, at_most)
+                probe_row, slots = search.by_hash(run, hashes, at_most)
             else:
-                needle, slots = search.by_time(run, hashes, *times)
-            at_most = None if at_most is None else at_most - needle.size
-            pairs.append(layouts.pairs(slots, own[needle]) if by_candidate else layouts.pairs(own[needle], slots))
+                probe_row, slots = search.by_time(run, hashes, *times)
+            at_most = None if at_most is None else at_most - probe_row.size
+            pairs.append(layouts.pairs(slots, own[probe_row]) if by_candidate else layouts.pairs(own[probe_row], slots))
         return pairs[1] if len(pairs) == 2 else np.concatenate(pairs)
 
-    def bisect(self, run: SearchedRun, needles: UInt64s, times: Ints, *, after: bool) -> Ints:
+    def bisect(self, run: SearchedRun, probe_rows: UInt64s, times: Ints, *, after: bool) -> Ints:
         """Finds the place of each probe row in a sorted run with times."""
-        self.lookups["index"] += needles.size
-        return search.bisect(run, layouts.entry_hashes(needles), times, after=after)
+        self.lookups["index"] += probe_rows.size
+        return search.bisect(run, layouts.entry_hashes(probe_rows), times, after=after)
 
     def join(self, left: UInt64s, right: UInt64s, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by a sorted merge."""
         self.lookups["index"] += left.size
         left, right = np.sort(left), np.sort(right)
-        needles: UInt64s = layouts.entry_hashes(left)
+        probe_rows: UInt64s = layouts.entry_hashes(left)
         stored: UInt64s = layouts.entry_hashes(right)
-        first = np.searchsorted(stored, needles, side="left")
-        count = np.searchsorted(stored, needles, side="right") - first
+        first = np.searchsorted(stored, probe_rows, side="left")
+        count = np.searchsorted(stored, probe_rows, side="right") - first
         if at_most is not None and int(count.sum()) > at_most:
             raise TooMany
         number, place = expand(first, count)

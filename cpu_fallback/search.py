@@ -50,19 +50,19 @@ def matches(
     """See `gpu_ops.kernels.Kernels.matches`."""
     # One key per pair, sorted as a value: cheaper than an argsort and two gathers.
     pairs.sort()
-    needle, slots = layouts.unpaired(pairs)
+    probe_row, slots = layouts.unpaired(pairs)
     if by_candidate:
-        needle, slots = slots, needle
+        probe_row, slots = slots, probe_row
     mask = None
     if among is not None:
         states = among.states[slots]
         one = among.least == among.most
         mask = states == among.least if one else (states >= among.least) & (states <= among.most)
-    if types and needle.size:
-        same = equal_at(kernels, types, (columns[0], needle), (columns[1], slots))
+    if types and probe_row.size:
+        same = equal_at(kernels, types, (columns[0], probe_row), (columns[1], slots))
         mask = same if mask is None else mask & same
     kept = None if mask is None else kernels.xp.flatnonzero(mask)
-    return (needle, slots) if kept is None or kept.size == needle.size else (needle[kept], slots[kept])
+    return (probe_row, slots) if kept is None or kept.size == probe_row.size else (probe_row[kept], slots[kept])
 
 
 def sole_matches(
@@ -75,9 +75,9 @@ def sole_matches(
     size: int,
 ) -> Slots:
     """See `gpu_ops.kernels.Kernels.sole_matches`."""
-    needle, slots = matches(kernels, types, pairs, columns, among)
+    probe_row, slots = matches(kernels, types, pairs, columns, among)
     found: Slots = kernels.xp.full(size, -1, np.int64)
-    found[needle] = slots
+    found[probe_row] = slots
     return found
 
 
@@ -112,17 +112,17 @@ def grouped(
 _LOW = np.uint64(0xFFFFFFFF)
 # Larger buckets, rare but for keys of many rows, are left out of the common bisection: it would read farther off.
 _CROWDED = 15
-# Needles at a time: what they read of a run fits the second-level cache.
+# Probe rows at a time: what they read of a run fits the second-level cache.
 _BLOCK = 1 << 13
 # Buckets of up to this many entries with times are read in full: cheaper than bisecting them.
 _SCAN = 12
-# Where this many needles look into large buckets, each for itself costs more than one key of hash and time for all
-# entries of the part of the run that they look into, if that has at most so many entries a needle.
+# Where this many probe rows look into large buckets, each for itself costs more than one key of hash and time for all
+# entries of the part of the run that they look into, if that has at most so many entries a probe row.
 _MANY, _PART = 1 << 10, 8
 
 
 def by_hash(found_in: SearchedRun, hashes: UInt64s, at_most: int | None = None) -> tuple[Ints, Ints]:
-    """Entries with a needle's hash: the first of each hash, and those that follow it.
+    """Entries with a probe row's hash: the first of each hash, and those that follow it.
 
     Args:
         found_in: a run.
@@ -130,7 +130,7 @@ def by_hash(found_in: SearchedRun, hashes: UInt64s, at_most: int | None = None) 
         at_most: how many there may be.
 
     Returns:
-        Positions of needles, and slots, in any order.
+        Positions of probe rows, and slots, in any order.
 
     Raises:
         TooMany: there are more than there may be.
@@ -150,24 +150,24 @@ def by_hash(found_in: SearchedRun, hashes: UInt64s, at_most: int | None = None) 
         np.bitwise_xor(run.take(at, mode="clip", out=first[block]), key, out=first[block])
         at += 1
         np.bitwise_xor(run.take(at, mode="clip", out=second[block]), key, out=second[block])
-    needle = np.flatnonzero(first <= _LOW)
-    slots = first[needle].view(np.int64)
+    probe_row = np.flatnonzero(first <= _LOW)
+    slots = first[probe_row].view(np.int64)
     # Few hashes have more than one entry, but for keys of many rows: their ends are found by themselves.
     twin = np.flatnonzero(second <= _LOW)
     if twin.size:
         begin = place[twin]
         end = np.searchsorted(run, keys[twin] | _LOW, side="right")
         count = np.maximum(end - begin, 0)
-        if at_most is not None and needle.size + int(count.sum()) > at_most:
+        if at_most is not None and probe_row.size + int(count.sum()) > at_most:
             raise TooMany
         number, position = expand(begin, count)
-        needle = np.concatenate([needle, twin[number]])
+        probe_row = np.concatenate([probe_row, twin[number]])
         slots = np.concatenate([slots, (run[position] & _LOW).view(np.int64)])
-    return needle, slots
+    return probe_row, slots
 
 
 def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints) -> tuple[Ints, Array]:
-    """Entries with a needle's hash and a time that it wants.
+    """Entries with a probe row's hash and a time that it wants.
 
     Args:
         run: with times.
@@ -176,7 +176,7 @@ def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints) -> 
         latest: n, inclusive.
 
     Returns:
-        Positions of needles, and slots.
+        Positions of probe rows, and slots.
     """
     times = run.times
     assert times is not None
@@ -187,15 +187,17 @@ def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints) -> 
         part, ends = hashes[large], (begin[large], end[large])
         begin[large] = _bisect(run, part, earliest[large], ends, after=False)
         count[large] = np.maximum(_bisect(run, part, latest[large], ends, after=True) - begin[large], 0)
-    needle, place = expand(begin, count)
+    probe_row, place = expand(begin, count)
     time, entry = times[place], run.entries[place]
-    fits = (layouts.entry_hashes(entry) == hashes[needle]) & (time >= earliest[needle]) & (time <= latest[needle])
+    fits = (
+        (layouts.entry_hashes(entry) == hashes[probe_row]) & (time >= earliest[probe_row]) & (time <= latest[probe_row])
+    )
     found = np.flatnonzero(fits)
-    return needle[found], layouts.entry_slots(entry[found])
+    return probe_row[found], layouts.entry_slots(entry[found])
 
 
 def bisect(run: SearchedRun, hashes: UInt64s, times: Ints, *, after: bool) -> Ints:
-    """The position of the first entry not before (or, `after`, beyond) each needle's hash and time."""
+    """The position of the first entry not before (or, `after`, beyond) each probe row's hash and time."""
     begin, end = _bucket(run, hashes)
     if hashes.size >= _MANY and int((end - begin).sum()) > _SCAN * hashes.size:
         first, last = int(begin.min()), int(end.max())
@@ -242,7 +244,7 @@ def _among(run: SearchedRun, part: slice, hashes: UInt64s, times: Ints, *, after
     assert run.times is not None
     stored = run.times[part]
     low, high = stored.min(), stored.max()
-    # the prefixes of the needles are those of the part
+    # the prefixes of the probe rows are those of the part
     least, most = int(hashes.min()) >> run.shift << run.shift, int(hashes.max()) | (1 << run.shift) - 1
     bits = (int(high) - int(low) + 1).bit_length()
     if (most - least).bit_length() + bits >= 64:
@@ -251,14 +253,14 @@ def _among(run: SearchedRun, part: slice, hashes: UInt64s, times: Ints, *, after
     keys = layouts.by_hash_and(own, stored - low, bits)
     wanted = np.clip(times, low, high) - low
     wanted += times >= low if after else times > high
-    needles: UInt64s = layouts.by_hash_and(hashes - np.uint64(least), wanted, bits)
-    found: Ints = np.searchsorted(keys, needles)
+    probe_rows: UInt64s = layouts.by_hash_and(hashes - np.uint64(least), wanted, bits)
+    found: Ints = np.searchsorted(keys, probe_rows)
     found += part.start
     return found
 
 
 def _bisect(run: SearchedRun, hashes: UInt64s, times: Ints, ends: tuple[Ints, Ints], *, after: bool) -> Ints:
-    """Within ``[ends[0], ends[1])``, the first entry not before (or, `after`, beyond) a needle's hash and time."""
+    """Within ``[ends[0], ends[1])``, the first entry not before (or, `after`, beyond) a probe row's hash and time."""
     stored = run.times
     assert stored is not None
     low, high = ends[0].copy(), ends[1].copy()

@@ -332,7 +332,7 @@ class Kernels(Protocol):
         *,
         size: int,
     ) -> Slots:
-        """The slot that each of ``size`` needles matches, -1 for none; no needle matches more than one.
+        """The slot that each of ``size`` probe rows matches, -1 for none; no probe row matches more than one.
 
         Other arguments as `matches`.
         """
@@ -435,36 +435,36 @@ class Kernels(Protocol):
     def search(
         self,
         runs: Sequence[SearchedRun],
-        needles: Array,
+        probe_rows: Array,
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
         at_most: int | None = None,
     ) -> Array:
-        """Candidates of sorted runs for each needle: entries with the same upper half of a hash.
+        """Candidates of sorted runs for each probe row: entries with the same upper half of a hash.
 
         Args:
             runs: in this backend's memory.
-            needles: n entries (uint64) in any order; quickest ascending.
-            times: of runs with times, n earliest and n latest times (int64, inclusive), one per needle: only entries
+            probe_rows: n entries (uint64) in any order; quickest ascending.
+            times: of runs with times, n earliest and n latest times (int64, inclusive), one per probe row: only entries
                 within them are candidates.
             by_candidate: give the candidate's slot first.
             at_most: how many there may be.
 
         Returns:
-            Pairs (int64, see `gpu_ops.layouts.pairs`) of the needle's and the candidate's slot, in any order.
+            Pairs (int64, see `gpu_ops.layouts.pairs`) of the probe row's and the candidate's slot, in any order.
 
         Raises:
             TooMany: there are more than there may be; they have not been written out.
         """
 
-    def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
+    def bisect(self, run: SearchedRun, probe_rows: Array, times: Array, *, after: bool) -> Array:
         """Finds the place of each probe row in a sorted run with times.
 
         Args:
             run: in this backend's memory.
-            needles: n entries (uint64) in any order.
-            times: n int64, one per needle.
+            probe_rows: n entries (uint64) in any order.
+            times: n int64, one per probe row.
             after: behind the entries of just this hash and time, not in front of them.
 
         Returns:

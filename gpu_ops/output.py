@@ -95,7 +95,7 @@ def gathered(
     kernels: Kernels,
     tables: Sequence[HasStore],
     slots: Sequence[Slots],
-    padded: Sequence[bool] | None = None,
+    null_sides: Sequence[bool] | None = None,
 ) -> Frame:
     """The values of n rows of the changelog, one gather per column; that of later times is left out.
 
@@ -104,7 +104,7 @@ def gathered(
         kernels: the backend.
         tables: of each input.
         slots: per input n slots, -1 for a row of nulls.
-        padded: per input, whether there are such; None for all.
+        null_sides: per input, whether there are such; None for all.
     """
     columns = [c for c in join.output if c.other is None or c.side == EITHER]
     needed: list[dict[str, None]] = [{} for _ in tables]
@@ -112,7 +112,7 @@ def gathered(
         needed[0 if column.other else column.side][column.column] = None
         if column.other is not None:
             needed[1][column.other] = None
-    may = padded or [True] * len(tables)
+    may = null_sides or [True] * len(tables)
     parts_of = zip(tables, slots, needed, may, strict=True)
     frames = [t.store.take(s, list(n), present=not nulls) if n else None for t, s, n, nulls in parts_of]
     parts = []

@@ -175,7 +175,7 @@ class CudfKernels:
         *,
         size: int,
     ) -> Slots:
-        """The slot that each needle matches, -1 for none."""
+        """The slot that each probe row matches, -1 for none."""
         return compare.sole_matches(self, types, pairs, columns, among, size=size)
 
     def grouped(
@@ -255,7 +255,7 @@ class CudfKernels:
     def search(
         self,
         runs: Sequence[SearchedRun],
-        needles: Array,
+        probe_rows: Array,
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
@@ -263,14 +263,14 @@ class CudfKernels:
     ) -> Array:
         """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`."""
         return probe_runs(
-            self.probe, runs, needles, times, by_candidate=by_candidate, at_most=at_most,
+            self.probe, runs, probe_rows, times, by_candidate=by_candidate, at_most=at_most,
             limit=self.memory_limit or 0, lookups=self.lookups,
         )  # fmt: skip
 
-    def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
+    def bisect(self, run: SearchedRun, probe_rows: Array, times: Array, *, after: bool) -> Array:
         """Finds the place of each probe row in a sorted run with times."""
-        self.lookups["index"] += int(needles.size)
-        return bisect_run(run, needles, times, after=after)
+        self.lookups["index"] += int(probe_rows.size)
+        return bisect_run(run, probe_rows, times, after=after)
 
     def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by `gpu_ops.cudf_backend.probe`."""

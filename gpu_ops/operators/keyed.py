@@ -43,11 +43,11 @@ class KeyedOperator(Operator):
     """A join by key over one partition.
 
     Attributes:
-        padded: of each input, whether nulls may stand for its row in the output; None for all.
+        null_sides: of each input, whether nulls may stand for its row in the output; None for all.
     """
 
     tables: Sequence[KeyedTable]
-    padded: Sequence[bool] | None = None
+    null_sides: Sequence[bool] | None = None
 
     @abc.abstractmethod
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Any:
@@ -70,7 +70,7 @@ class KeyedOperator(Operator):
 
     def values(self, rows: OutputRows) -> Frame:
         """The values of the changelog's rows."""
-        return gathered(self.join, self.kernels, self.tables, rows.slots, self.padded)
+        return gathered(self.join, self.kernels, self.tables, rows.slots, self.null_sides)
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Positions of rows of a net change among which one that leaves may equal one that comes.

@@ -1,18 +1,18 @@
 """The multi-way join: inner and left steps over many inputs, after Flink's ``StreamingMultiJoinOperator``.
 
 Law: each change is completed to tuples with the rows alive at its instant, input by input, and where a
-change of a left step's input makes or ends the last match of what is to its left, a pad comes or goes and is completed
-likewise. There is no intermediate state: only the inputs' rows, and counts.
+change of a left step's input makes or ends the last match of what is to its left, an unmatched row comes or goes and is
+completed likewise. There is no intermediate state: only the inputs' rows, and counts.
 
 ``per_batch`` is the same with other instants: what dies goes first, input by input, then what is born comes, the last
 input's first. So a row of the result is hardly ever made and unmade, and what is left of that is folded.
 
 Row kinds (``per_event``), as Flink 2.3.0 has them: a joined row carries the kind of the change that caused it,
-after a left step, too; pads are ``-D`` before and ``+I`` after it.
+after a left step, too; unmatched rows are ``-D`` before and ``+I`` after it.
 
-**Pads.** A pad stands for the rows that match nothing in a step's input. Their count is how many match; the pad comes
-where it falls to zero and goes where it leaves zero, by a change of the step's input (what a change of the row itself
-does comes out when that change is completed).
+**Unmatched rows.** An unmatched row stands for the rows that match nothing in a step's input. Their count is how many
+match; the unmatched row comes where it falls to zero and goes where it leaves zero, by a change of the step's input
+(what a change of the row itself does comes out when that change is completed).
 
 A step that looks at one input only keeps a count beside each row of it, moved by one scatter-add per micro-batch: a
 change costs its own matches. A step that looks at several has no single row to keep a count at; it counts afresh, for
@@ -46,7 +46,7 @@ from gpu_ops.descriptions.keys import InputColumn, equal_classes
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
-from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, OutputRows
+from gpu_ops.operators.core.emission import JOINED, UNMATCHED_COMES, UNMATCHED_GOES, OutputRows
 from gpu_ops.operators.core.match import MatchedSlots, fulfilling, in_one, in_pieces, match
 from gpu_ops.operators.core.visibility import crossings
 from gpu_ops.operators.keyed import KeyedOperator
@@ -76,7 +76,7 @@ def _turns(xp: Any, begin: Instants, end: Instants) -> tuple[Positions, Instants
 def counted_changes(
     finder: Finder, input_index: int, owner: int, own_lookup: InputLookup, back: InputLookup, *, net: bool
 ) -> tuple[Tuples, Slots]:
-    """The changes of a left step's input with the rows they match, and what they do to those rows' pads.
+    """The changes of a left step's input with the rows they match, and what they do to those rows' unmatched rows.
 
     Moves the counts.
 
@@ -112,18 +112,18 @@ def counted_changes(
     )
     table.add(step_count(input_index), owners, signs)
     changes = fresh(kernels, {p: s[both] for p, s in pairs.items()}, instants, signs)
-    changes.pads[found.first] = found.appears
+    changes.unmatched[found.first] = found.appears
     return changes.pick(xp.flatnonzero(~own)), found.hidden
 
 
 def mark_afresh(finder: Finder, input_index: int, lookup: InputLookup, tuples: Tuples, seen: frozenset[int]) -> None:
-    """Set what the changes of a left step's input do to pads, for a step that looks at several inputs.
+    """Set what the changes of a left step's input do to unmatched rows, for a step that looks at several inputs.
 
     Args:
         finder: the micro-batch's.
         input_index: the step's input.
         lookup: the step's.
-        tuples: its changes, completed to the left; their ``pads`` are set.
+        tuples: its changes, completed to the left; their ``unmatched`` are set.
         seen: the inputs the step looks at.
     """
     kernels, xp = finder.kernels, finder.kernels.xp
@@ -141,7 +141,8 @@ def mark_afresh(finder: Finder, input_index: int, lookup: InputLookup, tuples: T
     before = xp.bincount(which[births == ALWAYS], minlength=int(one.size))
     both, instants, signs = _turns(xp, births, deaths)
     owners = which[both]
-    # Nothing hides a pad here, so what comes and goes between two inputs' changes comes out, and is folded later.
+    # Nothing hides an unmatched row here, so what comes and goes between two inputs' changes comes out, and is folded
+    # later.
     found = crossings(kernels, (owners, instants, signs), before[owners], None, net=False)
     if not found.first.size:
         return
@@ -152,7 +153,7 @@ def mark_afresh(finder: Finder, input_index: int, lookup: InputLookup, tuples: T
     keys = layouts.owned(number, tuples.instants)
     at = xp.minimum(xp.searchsorted(wanted, keys), wanted.size - 1)
     chosen = (wanted[at] == keys) & (slots[chosen_event[order[at]]] == tuples.slots[input_index])
-    tuples.pads[:] = xp.where(chosen, found.appears[order[at]], 0)
+    tuples.unmatched[:] = xp.where(chosen, found.appears[order[at]], 0)
 
 
 class MultiWayJoin(KeyedOperator):
@@ -189,7 +190,7 @@ class MultiWayJoin(KeyedOperator):
         return found
 
     def rows(self, found: Tuples, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
-        """The tuples by the change that caused them, a pad's going before and its coming after the others."""
+        """The tuples by the change that caused them; unmatched rows go before, and come after, the others."""
         xp = self.kernels.xp
         kinds = xp.where(found.signs > 0, np.int8(INSERT), np.int8(DELETE))
         if event_kinds is None:
@@ -197,7 +198,7 @@ class MultiWayJoin(KeyedOperator):
         else:
             kinds = xp.where(found.ranks == JOINED, event_kinds[found.instants], kinds)
             order = layouts.sorted_positions(xp, (found.instants << layouts.RANK_BITS) | found.ranks)
-        self._pads = bool((found.ranks != JOINED).any())
+        self._unmatched = bool((found.ranks != JOINED).any())
         slots = tuple(found.slots[number] for number in range(len(sides)))
         return OutputRows(kinds, slots, found.instants).pick(order)
 
@@ -253,37 +254,37 @@ class MultiWayJoin(KeyedOperator):
         return tuples
 
     def _with_pads(self, tuples: Tuples, input_index: int) -> Tuples:
-        """The tuples, and the pads that come and go with them."""
+        """The tuples, and the unmatched rows that come and go with them."""
         xp = self.kernels.xp
-        marked = xp.flatnonzero(tuples.pads)
+        marked = xp.flatnonzero(tuples.unmatched)
         if not marked.size:
             return tuples
-        pads = tuples.pick(marked)
-        pads.slots[input_index] = xp.full(marked.size, NO_ROW, np.int64)
-        pads.signs = pads.pads
-        pads.ranks = xp.where(pads.signs > 0, PAD_COMES, PAD_GOES).astype(np.int8)
-        return join_tuples(self.kernels, [tuples, pads])
+        unmatched = tuples.pick(marked)
+        unmatched.slots[input_index] = xp.full(marked.size, NO_ROW, np.int64)
+        unmatched.signs = unmatched.unmatched
+        unmatched.ranks = xp.where(unmatched.signs > 0, UNMATCHED_COMES, UNMATCHED_GOES).astype(np.int8)
+        return join_tuples(self.kernels, [tuples, unmatched])
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Positions of rows among which one that goes may equal one that comes.
 
         With equal rows in a multiset one instance's tuple may go while another's comes, anywhere. All else has to do
-        with pads: what one input's change makes of a pad another's undoes, and a pad may equal a row whose
-        columns are all null.
+        with unmatched rows: what one input's change makes of an unmatched row another's undoes, and an unmatched row
+        may equal a row whose columns are all null.
         """
         xp = self.kernels.xp
         if any(t.source.unique_key is None and s.any_death for t, s in zip(self.tables, sides, strict=True)):
             return xp.arange(rows.size, dtype=np.int64)
-        if not self._pads:
+        if not self._unmatched:
             return self._nothing
-        padded = xp.zeros(rows.size, bool)
+        is_unmatched = xp.zeros(rows.size, bool)
         for input_index, step in enumerate(self.join.steps, start=1):
             if step.how == "left":
-                padded |= rows.slots[input_index] == NO_ROW
-                padded |= self._looks_padded(input_index, frame, rows.size)
-        return xp.flatnonzero(padded)
+                is_unmatched |= rows.slots[input_index] == NO_ROW
+                is_unmatched |= self._looks_unmatched(input_index, frame, rows.size)
+        return xp.flatnonzero(is_unmatched)
 
-    def _looks_padded(self, input_index: int, frame: Frame, size: int) -> Array | bool:
+    def _looks_unmatched(self, input_index: int, frame: Frame, size: int) -> Array | bool:
         """Mask of rows all of whose columns of one input are null; False where none can be."""
         never = {k.own for k in self.join.steps[input_index - 1].on if not k.null_safe}
         never |= set(self.join.inputs[input_index].unique_key or ())
@@ -468,14 +469,14 @@ class Tuples:
         instants: when the change happens.
         signs: 1 for what comes, -1 for what goes.
         ranks: order within an instant, see `gpu_ops.operators.core.emission`.
-        pads: what the change does to the pad beside it: 1 it comes, -1 it goes, 0 neither.
+        unmatched: what the change does to the unmatched row beside it: 1 it comes, -1 it goes, 0 neither.
     """
 
     slots: dict[int, Slots]
     instants: Instants
     signs: Array
     ranks: Array
-    pads: Array
+    unmatched: Array
 
     @property
     def size(self) -> int:
@@ -484,7 +485,7 @@ class Tuples:
 
     def pick(self, positions: Positions) -> Tuples:
         """Gathers the tuples at some positions; a position may repeat."""
-        rest = (a[positions] for a in (self.instants, self.signs, self.ranks, self.pads))
+        rest = (a[positions] for a in (self.instants, self.signs, self.ranks, self.unmatched))
         return Tuples({p: s[positions] for p, s in self.slots.items()}, *rest)
 
 
@@ -492,7 +493,7 @@ def join_tuples(kernels: Kernels, parts: Sequence[Tuples]) -> Tuples:
     """Several groups of tuples with the same inputs, one after the other."""
     cat = kernels.xp.concatenate
     slots = {input_index: cat([p.slots[input_index] for p in parts]) for input_index in parts[0].slots}
-    fields = ("instants", "signs", "ranks", "pads")
+    fields = ("instants", "signs", "ranks", "unmatched")
     return Tuples(slots, *(cat([getattr(p, f) for p in parts]) for f in fields))
 
 
@@ -548,8 +549,8 @@ class Finder:
         hashes = kernels.hash_rows(sources, hashed, hashed_types)
         valid = kernels.valid(sources, names)
         rows = None if valid is None else xp.flatnonzero(valid)
-        index, needles = table.index(lookup.key_set), kernels.entries(hashes, 0, rows)
-        needles.sort()
+        index, probe_rows = table.index(lookup.key_set), kernels.entries(hashes, 0, rows)
+        probe_rows.sort()
 
         def matched(piece: Array) -> MatchedSlots:
             found, slot = layouts.unpaired(xp.sort(piece))
@@ -569,7 +570,7 @@ class Finder:
                 ),
             )
 
-        pieces = in_pieces(kernels, needles, lambda some, most: index.meet(some, staged=not committed, at_most=most))
+        pieces = in_pieces(kernels, probe_rows, lambda some, most: index.meet(some, staged=not committed, at_most=most))
         return in_one(xp, map(matched, pieces), self.refuse)
 
     def _alive(
@@ -625,8 +626,8 @@ class Finder:
         Args:
             tuples: of all inputs before it.
             lookup: the step's.
-            hidden: for a left step: an input, and ascending slots of rows of it that have no pad although they
-                have no match just now.
+            hidden: for a left step: an input, and ascending slots of rows of it that have no unmatched row although
+                they have no match just now.
         """
         xp, input_index = self.kernels.xp, lookup.input_index
         found, slots = self.matches(tuples.slots, lookup, step=input_index, instants=tuples.instants)

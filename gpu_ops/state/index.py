@@ -111,34 +111,34 @@ class HashIndex(Runs[Run]):
             at_most: how many there may be.
 
         Returns:
-            Positions of needles and candidate slots (int64), ordered by needle, then by slot.
+            Positions of probe rows and candidate slots (int64), ordered by probe row, then by slot.
 
         Raises:
             TooMany: there are more than there may be.
         """
-        needles = self._kernels.entries(hashes, 0)
-        needles.sort()
-        pairs = self.meet(needles, staged=staged, at_most=at_most)
+        probe_rows = self._kernels.entries(hashes, 0)
+        probe_rows.sort()
+        pairs = self.meet(probe_rows, staged=staged, at_most=at_most)
         pairs.sort()
         return layouts.unpaired(pairs)
 
-    def meet(self, needles: Array, *, staged: bool, by_candidate: bool = False, at_most: int | None = None) -> Array:
+    def meet(self, probe_rows: Array, *, staged: bool, by_candidate: bool = False, at_most: int | None = None) -> Array:
         """Candidates for each of n entries, of another index perhaps.
 
         Args:
-            needles: n uint64, ascending, so that what they look at lies in the order in which they look.
+            probe_rows: n uint64, ascending, so that what they look at lies in the order in which they look.
             staged: whether staged rows are candidates too.
             by_candidate: give the candidate's slot first.
             at_most: how many there may be.
 
         Returns:
-            Pairs (int64, see `gpu_ops.layouts.pairs`) of the needle's and the candidate's slot, in any order.
+            Pairs (int64, see `gpu_ops.layouts.pairs`) of the probe row's and the candidate's slot, in any order.
 
         Raises:
             TooMany: there are more than there may be.
         """
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
-        return self.found(runs, needles, by_candidate=by_candidate, at_most=at_most)
+        return self.found(runs, probe_rows, by_candidate=by_candidate, at_most=at_most)
 
     def _merge(self, coming: int) -> None:
         del coming  # it costs little

@@ -475,7 +475,7 @@ class Runs(Following[R]):
     def found(
         self,
         runs: Sequence[R],
-        needles: Array,
+        probe_rows: Array,
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
@@ -483,7 +483,7 @@ class Runs(Following[R]):
     ) -> Array:
         """Candidates in some of the runs, in whichever memory each lies; see `gpu_ops.kernels.Kernels.search`."""
         pairs = []
-        given = [Both(self._kernels, array) for array in (needles, *(times or ()))]
+        given = [Both(self._kernels, array) for array in (probe_rows, *(times or ()))]
         for home in (self._kernels.host, self._kernels):
             there = [run for run in runs if run.home is home]
             if home is not None and there:
@@ -500,8 +500,8 @@ class Runs(Following[R]):
 
     def begin(self, run: R, hashes: Hashes) -> Positions:
         """The place in a run, wherever it lies, where the entries of each of n hashes begin, or would."""
-        needles = Both(self._kernels, layouts.entries(hashes, self._xp.zeros(hashes.size, np.int64)))
-        own = needles.at(run.home)
+        probe_rows = Both(self._kernels, layouts.entries(hashes, self._xp.zeros(hashes.size, np.int64)))
+        own = probe_rows.at(run.home)
         fetch(run, own)
         at = run.home.xp.searchsorted(run.entries, own)
         return at if run.home is self._kernels else self._kernels.asarray(at)
@@ -569,10 +569,10 @@ class Runs(Following[R]):
                 self.runs[number] = self._moved(run, self._kernels.asarray, self._kernels)
 
 
-def fetch(run: AnyRun, needles: Array) -> None:
+def fetch(run: AnyRun, probe_rows: Array) -> None:
     """Reads together the pages of a run on disk on which the entries of some probe rows would be."""
     file = run.file
-    if file is None or not needles.size:
+    if file is None or not probe_rows.size:
         return
 
     def bounds(some: Array) -> Any:
@@ -580,8 +580,8 @@ def fetch(run: AnyRun, needles: Array) -> None:
         found = 8 * np.concatenate([run.directory[bucket], run.directory[bucket + 1]]).astype(np.int64)
         return found if run.times is None else np.concatenate([found, found + run.entries.nbytes])
 
-    if not file.has(bounds(needles[:: 1 + needles.size // PAGES])):
-        file.fetch(bounds(needles))
+    if not file.has(bounds(probe_rows[:: 1 + probe_rows.size // PAGES])):
+        file.fetch(bounds(probe_rows))
 
 
 def prefix_shift(size: int, bucket: int) -> int:

@@ -93,7 +93,7 @@ class TimeIndex(Runs[TimeRun]):
     def probe(
         self, hashes: Hashes, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
     ) -> tuple[Positions, Slots]:
-        """Candidates for each of n needles: of its hash, and no earlier or later than it wants.
+        """Candidates for each of n probe rows: of its hash, and no earlier or later than it wants.
 
         Args:
             hashes: n uint64, in any order.
@@ -103,7 +103,7 @@ class TimeIndex(Runs[TimeRun]):
             staged: whether staged ones are.
 
         Returns:
-            Positions of needles and candidate slots (int64), by needle, then by slot. Hashes may
+            Positions of probe rows and candidate slots (int64), by probe row, then by slot. Hashes may
             collide: callers verify candidates by real equality.
         """
         runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
@@ -119,15 +119,15 @@ class TimeIndex(Runs[TimeRun]):
             earliest: n int64.
 
         Returns:
-            For each run positions of needles, no more than once each, and slots (int64).
+            For each run positions of probe rows, no more than once each, and slots (int64).
         """
         found = []
         for run in self.runs:
             at = self.bisect(run, hashes, earliest, after=False)
-            needle = self._xp.flatnonzero(at < run.entries.size)
-            hashed, _, slots = self.read(run, at[needle])
-            same = hashed == hashes[needle] >> np.uint64(32)
-            found.append((needle[same], slots[same]))
+            probe_row = self._xp.flatnonzero(at < run.entries.size)
+            hashed, _, slots = self.read(run, at[probe_row])
+            same = hashed == hashes[probe_row] >> np.uint64(32)
+            found.append((probe_row[same], slots[same]))
         return found
 
     def begin(self, run: TimeRun, hashes: Hashes) -> Positions:
@@ -136,9 +136,9 @@ class TimeIndex(Runs[TimeRun]):
 
     def bisect(self, run: TimeRun, hashes: Hashes, times: Array, *, after: bool) -> Array:
         """The place of each probe row in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
-        needles, times_ = Both(self._kernels, self._kernels.entries(hashes, 0)), Both(self._kernels, times)
-        fetch(run, needles.at(run.home))
-        at = run.home.bisect(run, needles.at(run.home), times_.at(run.home), after=after)
+        probe_rows, times_ = Both(self._kernels, self._kernels.entries(hashes, 0)), Both(self._kernels, times)
+        fetch(run, probe_rows.at(run.home))
+        at = run.home.bisect(run, probe_rows.at(run.home), times_.at(run.home), after=after)
         return at if run.home is self._kernels else self._kernels.asarray(at)
 
     def read(self, run: TimeRun, at: Array) -> tuple[Array, Array, Slots]:

@@ -264,8 +264,8 @@ class AsofLookup:
     def _left_rows_in(self, rows: MatchableRows, earliest: Array, latest: Array) -> Slots:
         """Left rows that stay, of the keys of n right rows and in a span of time of each; ascending."""
         left = self._tables[0]
-        needle, slots = left.time_index.probe(rows.hashes, earliest, latest, staged=False)
-        return distinct(self._kernels.xp, live_matches(left, (rows.slots[needle], slots), rows.key)[1])
+        probe_row, slots = left.time_index.probe(rows.hashes, earliest, latest, staged=False)
+        return distinct(self._kernels.xp, live_matches(left, (rows.slots[probe_row], slots), rows.key)[1])
 
 
 _BEYOND = 1 << (layouts.INSTANT_BITS - 1)
@@ -458,7 +458,7 @@ def _bisect(xp: Any, low: Array, high: Array, before: Callable[[Array, Array], A
         xp: numpy or cupy.
         low: where they begin.
         high: where they end.
-        before: gives, of needles and positions, a mask of the positions that are.
+        before: gives, of probe rows and positions, a mask of the positions that are.
     """
     low, high = low.copy(), high.copy()
     open_ = xp.flatnonzero(low < high)
@@ -547,7 +547,7 @@ class AsofOperator(KeyedOperator):
 
     def __init__(self, join: AsofJoin, kernels: Kernels) -> None:
         super().__init__(join, kernels)
-        self.padded = False, join.how == "left"
+        self.null_sides = False, join.how == "left"
 
         def table(side: int) -> KeyedTable:
             beside = [TIME_COLUMN, *([TIES_COLUMN] if join.ties_by(side) is not None else [])]

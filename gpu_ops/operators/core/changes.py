@@ -340,13 +340,13 @@ def _instances(batch: _InputChanges, wanted: Array | None) -> tuple[Array, Slots
     looks = leader[numbers]
     try:
         most = most_candidates(table, int(looks.size))
-        needle, slots = present(table, batch.frame, looks, batch.hashes, at_most=most)
+        probe_row, slots = present(table, batch.frame, looks, batch.hashes, at_most=most)
     except TooMany:
         assert table.identity_index is not None
         first = FirstRows(table, table.identity_index, table.identity, table.identity_types)
         own = Columns(batch.frame, table.identity, looks)
-        needle, slots = first.search(own, batch.hashes[looks], wanted[numbers])
-    return numbers[needle], slots
+        probe_row, slots = first.search(own, batch.hashes[looks], wanted[numbers])
+    return numbers[probe_row], slots
 
 
 def _retracted(batch: _InputChanges) -> Positions | None:

@@ -20,16 +20,16 @@ from gpu_ops.operators.core.order import Groups, within
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import DYING, LIVE
 
-# Order within one instant: a pad's retraction comes before the rows that replace it, a pad after
+# Order within one instant: an unmatched row's retraction comes before the rows that replace it, an unmatched row after
 # the rows it replaces.
-PAD_GOES, JOINED, PAD_COMES = 0, 1, 2
+UNMATCHED_GOES, JOINED, UNMATCHED_COMES = 0, 1, 2
 
 
 @dataclasses.dataclass
 class OutputRows:
     """N rows that enter or leave the result: parallel arrays.
 
-    A left row in slot 3 that loses its pad because change 5 brings its first match, in slot 8:
+    A left row in slot 3 that loses its unmatched row because change 5 brings its first match, in slot 8:
 
         kinds     [DELETE, INSERT]
         slots    ([3,      3     ],

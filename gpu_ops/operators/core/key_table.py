@@ -152,9 +152,9 @@ class KeyTable(StateTable):
         slots = self._guessed(frame, hashes)
         rest = kernels.xp.flatnonzero(slots < 0)
         if rest.size and len(self):
-            needles = kernels.entries(hashes, 0, rest)
-            needles.sort()
-            pairs = cast("HashIndex", self.indexes["0"]).meet(needles, staged=True)
+            probe_rows = kernels.entries(hashes, 0, rest)
+            probe_rows.sort()
+            pairs = cast("HashIndex", self.indexes["0"]).meet(probe_rows, staged=True)
             columns = Columns(frame, names, rest), Columns(self.store, names)
             slots[rest] = kernels.sole_matches(types, pairs, columns, self._among(), size=int(rest.size))
         return slots

@@ -5,12 +5,12 @@ asked for, really equal in the key, and the residual condition is true of the pa
 candidates and looked at together: each look is a wait for the GPU. Every operator's matches come from here.
 
 `Nearest` looks up the row of a key that is nearest in time, for ASOF and temporal joins. Each run of the index is
-ordered by (hash, time, what orders ties, arrival). A bisection finds where a needle stands in it, and its row is the
+ordered by (hash, time, what orders ties, arrival). A bisection finds where a probe row stands in it, and its row is the
 next one before it that is alive and has its key: the newest of its time. Looking forward, the next one says which time
-it is, and the last one of that time is the needle's row. For nearly all needles that is one step, however many rows
-there are of one time. Where rows that are gone lie in the way, those that still walk after some steps jump over them,
-which reads that part of the run. A run all of whose times are farther than what a needle has found already is not
-looked at: where rows come about in the order of their times, most needles look at one run.
+it is, and the last one of that time is the probe row's row. For nearly all probe rows that is one step, however many
+rows there are of one time. Where rows that are gone lie in the way, those that still walk after some steps jump over
+them, which reads that part of the run. A run all of whose times are farther than what a probe row has found already is
+not looked at: where rows come about in the order of their times, most probe rows look at one run.
 """
 
 from __future__ import annotations
@@ -175,17 +175,17 @@ def first_equal(
 
 
 def in_pieces(
-    kernels: Kernels, needles: Array, candidates: Callable[[Array, int | None], Array], least: int = 0
+    kernels: Kernels, probe_rows: Array, candidates: Callable[[Array, int | None], Array], least: int = 0
 ) -> Iterator[Array]:
-    """Candidates of needles, no more of them at a time than `PIECE`, or than one needle has.
+    """Candidates of probe rows, no more of them at a time than `PIECE`, or than one probe row has.
 
     Args:
         kernels: the backend.
-        needles: entries of an index.
+        probe_rows: entries of an index.
         candidates: gives those of some of them, if they are not more than so many.
         least: so many may be looked at together, whatever `PIECE` is.
     """
-    most, waiting = 64 if kernels.tiny_segments else max(PIECE, least), [needles]
+    most, waiting = 64 if kernels.tiny_segments else max(PIECE, least), [probe_rows]
     while waiting:
         part = waiting.pop()
         try:
@@ -228,7 +228,7 @@ def _fulfilling(pairs: MatchedSlots, residual: PairFilter | None) -> MatchedSlot
 SearchDirection = Literal["backward", "forward"]
 
 _STEPS = 8
-"""After so many, needles jump over what is gone."""
+"""After so many, probe rows jump over what is gone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,10 +264,10 @@ class Nearest:
         exact: bool = True,
         farthest: Array | None = None,
     ) -> Slots:
-        """The nearest row of each needle's key, the newest of those of one time.
+        """The nearest row of each probe row's key, the newest of those of one time.
 
         Args:
-            own: the key columns of needles, and the row of each of n needles in them.
+            own: the key columns of probe rows, and the row of each of n probe rows in them.
             hashes: n hashes of keys.
             times: n times.
             direction: whether rows before or after these times are looked for.
@@ -279,15 +279,15 @@ class Nearest:
         """
         xp = self.kernels.xp
         best, best_time = xp.full(times.size, -1, np.int64), xp.zeros(times.size, np.int64)
-        back, needles = direction == "backward", (own, hashes)
+        back, probe_rows = direction == "backward", (own, hashes)
         runs = [*self.index.runs, *([self.index.staged] if self.staged and self.index.staged is not None else [])]
 
-        def near(needle: Positions, time: Array) -> Array:
+        def near(probe_row: Positions, time: Array) -> Array:
             """No farther than what was found, and than what is wanted."""
-            so_far = best_time[needle]
-            mask = (best[needle] < 0) | ((time >= so_far) if back else (time <= so_far))
+            so_far = best_time[probe_row]
+            mask = (best[probe_row] < 0) | ((time >= so_far) if back else (time <= so_far))
             if farthest is not None:
-                mask &= (time >= farthest[needle]) if back else (time <= farthest[needle])
+                mask &= (time >= farthest[probe_row]) if back else (time <= farthest[probe_row])
             return mask
 
         for run in sorted(runs, key=lambda run: -run.span[1] if back else run.span[0]):
@@ -302,35 +302,35 @@ class Nearest:
             if not looking.size:
                 continue
             at = self.index.bisect(run, hashes[looking], times[looking], after=exact == back)
-            needle, at = self._walk(run, needles, (looking, at - 1 if back else at), near, back=back)
-            if not back and needle.size:
-                needle, at = self._last_of_time(run, needles, needle, at)
+            probe_row, at = self._walk(run, probe_rows, (looking, at - 1 if back else at), near, back=back)
+            if not back and probe_row.size:
+                probe_row, at = self._last_of_time(run, probe_rows, probe_row, at)
             _, time, slot = self.index.read(run, at)
-            self._keep(needle, slot, time, best, best_time)
+            self._keep(probe_row, slot, time, best, best_time)
         return best
 
     def _walk(
         self,
         run: TimeRun,
-        needles: tuple[tuple[Columns, Array], Hashes],
+        probe_rows: tuple[tuple[Columns, Array], Hashes],
         standing: tuple[Positions, Array],
         near: Callable[[Positions, Array], Array],
         *,
         back: bool,
     ) -> tuple[Positions, Array]:
-        """From where needles stand in a run to the first row that is theirs.
+        """From where probe rows stand in a run to the first row that is theirs.
 
         Args:
             run: it.
-            needles: key columns and rows, and hashes, of all needles.
+            probe_rows: key columns and rows, and hashes, of all probe rows.
             standing: those that walk, and where they stand.
-            near: gives, of needles and times, a mask of those that are not too far.
+            near: gives, of probe rows and times, a mask of those that are not too far.
             back: in which direction.
 
         Returns:
-            Those of the needles that find one, and where.
+            Those of the probe rows that find one, and where.
         """
-        xp, (own, hashes) = self.kernels.xp, needles
+        xp, (own, hashes) = self.kernels.xp, probe_rows
         step, (walking, at), steps = -1 if back else 1, standing, 0
         found: list[tuple[Positions, Array]] = []
         while True:
@@ -355,7 +355,7 @@ class Nearest:
         return xp.concatenate([nothing, *(n for n, _ in found)]), xp.concatenate([nothing, *(a for _, a in found)])
 
     def _last_of_time(
-        self, run: TimeRun, needles: tuple[tuple[Columns, Array], Hashes], needle: Positions, at: Array
+        self, run: TimeRun, probe_rows: tuple[tuple[Columns, Array], Hashes], probe_row: Positions, at: Array
     ) -> tuple[Positions, Array]:
         """Moves on from the rows that were found to the newest of the same key and time.
 
@@ -368,22 +368,22 @@ class Nearest:
         more = (after > at) & (next_hash == hashed) & (next_time == time)
         one, many = xp.flatnonzero(~more), xp.flatnonzero(more)
         if not many.size:
-            return needle, at
-        last = index.bisect(run, needles[1][needle[many]], time[many], after=True) - 1
+            return probe_row, at
+        last = index.bisect(run, probe_rows[1][probe_row[many]], time[many], after=True) - 1
         # the row that was found is one of them, so there is one
-        others, places = self._walk(run, needles, (needle[many], last), lambda n, _: n >= 0, back=True)
-        return xp.concatenate([needle[one], others]), xp.concatenate([at[one], places])
+        others, places = self._walk(run, probe_rows, (probe_row[many], last), lambda n, _: n >= 0, back=True)
+        return xp.concatenate([probe_row[one], others]), xp.concatenate([at[one], places])
 
-    def _keep(self, needle: Positions, slot: Slots, time: Array, best: Slots, best_time: Array) -> None:
+    def _keep(self, probe_row: Positions, slot: Slots, time: Array, best: Slots, best_time: Array) -> None:
         """Take rows that are no farther than what was found, where they are as far only newer ones."""
-        before = best[needle]
+        before = best[probe_row]
         if self.newer is None:
             later = slot > before
         else:
             order, other = self.newer(slot), self.newer(self.kernels.xp.maximum(before, 0))
             later = (order > other) | ((order == other) & (slot > before))
-        right = (before < 0) | (time != best_time[needle]) | later
-        best[needle[right]], best_time[needle[right]] = slot[right], time[right]
+        right = (before < 0) | (time != best_time[probe_row]) | later
+        best[probe_row[right]], best_time[probe_row[right]] = slot[right], time[right]
 
     def _jumped(self, run: TimeRun, at: Array, *, back: bool) -> Array:
         """Each position, moved on over entries whose rows are gone: to one that is alive, or of the next hash."""

@@ -1,6 +1,6 @@
-"""When a row by itself is part of the result: pads of outer joins, rows of semi and anti joins.
+"""When a row by itself is part of the result: unmatched rows of outer joins, rows of semi and anti joins.
 
-A row's association count is how many rows of the other side match it now. A pad (and a row of an
+A row's association count is how many rows of the other side match it now. An unmatched row (and a row of an
 anti join) is visible while its row lives and the count is zero, a row of a semi join while it lives
 and the count is not. So the changelog's part about single rows is: where visibility changes.
 
@@ -144,9 +144,9 @@ class Crossings:
 
     Attributes:
         first: position of one of the events that do it.
-        appears: 1 where the pad comes, -1 where it goes.
-        hidden: ascending owners whose pad would come and go within a micro-batch of which only the net change comes
-            out.
+        appears: 1 where the unmatched row comes, -1 where it goes.
+        hidden: ascending owners whose unmatched row would come and go within a micro-batch of which only the net change
+            comes out.
     """
 
     first: Positions
@@ -236,7 +236,7 @@ class When:
     """When rows are visible.
 
     Attributes:
-        alone: while the count is zero (pads, anti), or while it is not (semi).
+        alone: while the count is zero (unmatched rows, anti), or while it is not (semi).
         barriers: for ``NOT IN``: nulls on the right, which hide rows with a key; all rows of the right, which hide
             rows without one.
     """
@@ -505,9 +505,9 @@ class KeyCounts:
         if not keys.size or not own.first_new:
             return xp.empty(0, np.int64), xp.empty(0, np.int64)
         frame = self._keys.store.take(keys, self._keys.source.schema.names, present=True)
-        needles = kernels.entries(kernels.hash_rows(frame, self._names, own.key_types), 0)
-        needles.sort()
-        candidates = own.key_index.meet(needles, staged=False, by_candidate=True)
+        probe_rows = kernels.entries(kernels.hash_rows(frame, self._names, own.key_types), 0)
+        probe_rows.sort()
+        candidates = own.key_index.meet(probe_rows, staged=False, by_candidate=True)
         columns = Columns(frame, self._names), Columns(own.store, own.keys)
         among = None if own.all_alive and not own.killed.size else Among(own.status.values, LIVE, LIVE)
         return match_among(kernels, own.key_types, candidates, columns, among, by_candidate=True)

@@ -163,7 +163,7 @@ class TopRows(KeyedOperator):
     """
 
     join: Top
-    padded = (False,)
+    null_sides = (False,)
 
     def __init__(self, join: Top, kernels: Kernels) -> None:
         super().__init__(join, kernels)

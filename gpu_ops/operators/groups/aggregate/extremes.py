@@ -148,14 +148,14 @@ class _Moved:
         assert column is not None
         frame = table.store.take(gone, table.source.schema.names, present=True)
         hashes = step.kernels.hash_rows(frame, table.keys, table.key_types)
-        needle, found = self._rows_of(table, (looks, gone), Columns(frame, table.keys), hashes)
+        probe_row, found = self._rows_of(table, (looks, gone), Columns(frame, table.keys), hashes)
         valid = step.kernels.valid(table.store.take(found, [column], present=True), [column])
         if valid is not None:
             kept = xp.flatnonzero(valid)
-            needle, found = needle[kept], found[kept]
-        was = xp.flatnonzero(found == gone[needle])
-        self.old, self.old_group = xp.concatenate([self.old, found]), xp.concatenate([stays, looks[needle]])
-        self.base[looks[needle[was]]] = was + self.staying
+            probe_row, found = probe_row[kept], found[kept]
+        was = xp.flatnonzero(found == gone[probe_row])
+        self.old, self.old_group = xp.concatenate([self.old, found]), xp.concatenate([stays, looks[probe_row]])
+        self.base[looks[probe_row[was]]] = was + self.staying
         return alone
 
     def _rows_of(
