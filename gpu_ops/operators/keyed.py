@@ -23,7 +23,8 @@ from gpu_ops.kernels import Frame, Kernels, TooMany
 from gpu_ops.operators.core import emission
 from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
 from gpu_ops.operators.core.emission import OutputRows, Pairs
-from gpu_ops.operators.core.visibility import KeyCounts, When, visible_per_batch, visible_per_event
+from gpu_ops.operators.core.key_counts import KeyCounts
+from gpu_ops.operators.core.visibility import When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Output, gathered
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable

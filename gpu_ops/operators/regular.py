@@ -1,7 +1,7 @@
 """Joins of two inputs by key: inner, left, right and full, semi and anti, ``NOT IN`` included, and lookups.
 
 **Inner and outer**, after Flink's ``StreamingJoinOperator``. Law: the changelog is the pairs that come and go
-(`core.pairs`), and for an outer side the unmatched rows that come and go (`core.visibility`).
+(`core.emission`), and for an outer side the unmatched rows that come and go (`core.visibility`).
 
 Row kinds (``per_event``), as Flink 2.3.0 has them: an inner join forwards the kind of the change that
 caused the row; with an outer side, insertions are ``+I``; a retraction is ``-D`` if the retracted

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.kernels import Columns, Kernels
-from gpu_ops.operators.core.match import Nearest, SearchDirection
+from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.state.runs import Both
 from gpu_ops.state.time_index import TimeIndex
 

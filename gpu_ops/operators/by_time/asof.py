@@ -46,7 +46,8 @@ from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.kernels import Columns, Kernels, as_slots, sorted_by
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
-from gpu_ops.operators.core.match import Nearest, SearchDirection, first_equal, live_matches
+from gpu_ops.operators.core.match import first_equal, live_matches
+from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.keyed import KeyedOperator, side_table
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable

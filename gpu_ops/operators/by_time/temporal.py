@@ -44,7 +44,8 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.key_table import KeyTable
-from gpu_ops.operators.core.match import Nearest, SearchDirection, first_equal, fulfilling, live_matches
+from gpu_ops.operators.core.match import first_equal, fulfilling, live_matches
+from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import AT_WATERMARK, SIDES, Clock, TimedOperator
 from gpu_ops.output import Output
@@ -262,7 +263,7 @@ class TemporalOperator(TimedOperator[Clock]):
             own: the rows.
             times: n times.
             direction: whether the last before or the first after it.
-            how: options of `gpu_ops.operators.core.match.Nearest.search`.
+            how: options of `gpu_ops.operators.core.nearest.Nearest.search`.
         """
         columns = Columns(own.frame, self.tables[own.side].keys)
         rows = self.kernels.xp.arange(own.slots.size, dtype=np.int64)
