@@ -65,7 +65,7 @@ _WORDS: Final = {word: texts for words, texts in _TEXTS for word in words.split(
 
 
 def right_word(name: str, known: Sequence[str]) -> str:
-    """What to write in place of an argument that a function does not have: a sentence, or nothing.
+    """Suggests what to write in place of an argument that a function does not have: a sentence, or nothing.
 
     Args:
         name: the argument.

@@ -54,7 +54,7 @@ from gpu_ops.output import (
     values_table,
 )
 from gpu_ops.state.keyed_table import KeyedTable
-from gpu_ops.state.pieces import STATUS_COLUMN, Entries, Flush, FromSnapshot, Numbers, Piece, Storable
+from gpu_ops.state.pieces import STATUS_COLUMN, Entries, Flush, FromSnapshot, Piece, RowNumbers, Storable
 from gpu_ops.state.table import Coolable, KeySet, parts_of, put_behind
 from gpu_ops.values import with_types
 
@@ -92,12 +92,12 @@ class FrameStore:
         self._kernels, self._frame = kernels, frame
 
     def take(self, slots: Slots, columns: Sequence[str], *, present: bool = False) -> Frame:
-        """As `gpu_ops.kernels.Store.take`."""
+        """Gathers rows like `gpu_ops.kernels.Store.take`."""
         return self._kernels.take(self._frame, cast("Positions", slots), columns, present=present)
 
 
 def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
-    """What is left of an input's changes."""
+    """Folds an input's changes to the rows that are left."""
     frame = changes.frame(kernels)
     if source.insert_only:
         return Present(kernels, source, FrameStore(kernels, frame), changes.kinds.size)
@@ -211,12 +211,12 @@ class KeptInput(Coolable):
 
     @property
     def host_bytes(self) -> int:
-        """Those in memory: what is only kept stays on the host."""
+        """Bytes in host memory, where all rows that are only kept stay."""
         return self._bytes + (self.pending.nbytes if self.pending is not None else 0)
 
     @property
     def disk_bytes(self) -> int:
-        """Those on disk."""
+        """Bytes that lie on disk."""
         return 0 if self._file is None else self._file.size
 
     def cool_rows(self, wanted: int, disk: Disk | None = None) -> int:
@@ -239,11 +239,11 @@ class KeptInput(Coolable):
         return freed
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
-        """There are none."""
+        """Moves nothing, as there are no indexes."""
         return 0
 
     def warm(self) -> None:
-        """Nothing to move."""
+        """Does nothing: no part of the rows was moved."""
 
     def live_after(self) -> int:
         """Insertions less retractions, once the prepared micro-batch is committed."""
@@ -291,7 +291,7 @@ class KeptInput(Coolable):
         return pa.ipc.open_stream(pa.py_buffer(stored)).read_all()
 
     def sizes(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Rows per part."""
+        """The number of rows of each part."""
         total = np.zeros(PARTS if self._keys else 1, np.int64)
         for _, bounds in self.segments:
             total += np.diff(bounds)
@@ -309,8 +309,8 @@ class KeptInput(Coolable):
         """All changes, in order within each key."""
         return pa.concat_tables([self._table(t) for t, _ in self.segments] or [self.schema.empty_table()])
 
-    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
-        """The same in parts; see `gpu_ops.state.pieces.Pieced`."""
+    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, RowNumbers]]:
+        """Gives the rows of `snapshot` in parts; see `gpu_ops.state.pieces.Pieced`."""
         rows = self.snapshot()
         size = max(1, len(rows))
         yield from ((rows.slice(first, most or size), {}) for first in range(0, size, most or size))
@@ -320,7 +320,7 @@ class KeptInput(Coolable):
         return {}
 
     def flush(self) -> Flush:
-        """What a snapshot is made of; see `gpu_ops.state.pieces.Pieced`."""
+        """Gives the parts of a snapshot; see `gpu_ops.state.pieces.Pieced`."""
         first = sum(piece.rows for piece in self.pieces)
         rows = self.snapshot().slice(first)
         if len(rows):
@@ -362,7 +362,7 @@ class AtEnd(Operator):
 
     @abc.abstractmethod
     def result(self, changes: tuple[Ingested, ...]) -> Changelog:
-        """What a part of the input amounts to: rows of the ``output_schema``.
+        """Computes the result of one part of the input, in rows of the ``output_schema``.
 
         Args:
             changes: of each input, all that have the part's keys.
@@ -403,7 +403,7 @@ class AtEnd(Operator):
             first = last
 
     def _rows_at_once(self, rows: int) -> int:
-        """How many of so many rows are joined at a time, if their parts are no larger."""
+        """Chooses how many of an input's rows are joined at a time, if their parts are no larger."""
         if self.kernels.tiny_segments:
             return 4
         limit = self.kernels.memory_limit
@@ -472,14 +472,15 @@ def in_turn(join: Description, tables: Iterable[pa.Table]) -> tuple[Ingested, ..
 
 
 def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
-    """Insertions less retractions."""
+    """Counts insertions less retractions."""
     return 2 * int(adds(kinds).sum()) - kinds.size
 
 
 def moves_between_parts(join: Description, input_index: int) -> bool:
-    """Whether an update may take an input's row to another part: then its changes are in order within one part only.
+    """Tells whether an update may take an input's row to another part.
 
-    So it is where old rows always come (`gpu_ops.descriptions.inputs.Updates`), and may have had another key.
+    Then its changes are in order within one part only. So it is where old rows always come
+    (`gpu_ops.descriptions.inputs.Updates`), and may have had another key.
     """
     unique = join.inputs[input_index].unique_key
     return unique is not None and not {column for column, _ in part_keys(join, input_index)} <= set(unique)
@@ -522,7 +523,7 @@ class Backlog(Operator):
 
     @property
     def live(self) -> bool:
-        """Whether a live micro-batch has come."""
+        """Tells whether a live micro-batch has come."""
         return self._live is not None
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:

@@ -1,12 +1,12 @@
 """Joins of two inputs by key: inner, left, right and full, semi and anti, ``NOT IN`` included, and lookups.
 
 **Inner and outer**, after Flink's ``StreamingJoinOperator``. Law: the changelog is the pairs that come and go
-(`core.pairs`), and for an outer side the pads that come and go (`core.visibility`).
+(`core.emission`), and for an outer side the unmatched rows that come and go (`core.visibility`).
 
 Row kinds (``per_event``), as Flink 2.3.0 has them: an inner join forwards the kind of the change that
 caused the row; with an outer side, insertions are ``+I``; a retraction is ``-D`` if the retracted
 row's own side is outer, else it keeps its kind (so a left join can emit ``-U`` and then ``+I``,
-FLINK-17337). Pads are ``+I`` and ``-D``. ``per_batch`` emits ``-D`` for what leaves, ``+I`` for what comes.
+FLINK-17337). Unmatched rows are ``+I`` and ``-D``. ``per_batch`` emits ``-D`` for what leaves, ``+I`` for what comes.
 
 **Semi and anti**, after Flink's ``StreamingSemiAntiJoinOperator``. Law: a left row is in a semi join's result while it
 lives and its association count is not zero, in an anti join's while it lives and the count is zero (`core.visibility`).
@@ -42,8 +42,8 @@ from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.emission import (
     JOINED,
-    PAD_COMES,
-    PAD_GOES,
+    UNMATCHED_COMES,
+    UNMATCHED_GOES,
     NetPairs,
     OutputRows,
     Pairs,
@@ -67,7 +67,7 @@ class RegularJoin(TwoWayJoin):
 
     def __init__(self, join: Join, kernels: Kernels) -> None:
         super().__init__(join, kernels, join.outer)
-        self.padded = join.outer[1], join.outer[0]
+        self.null_sides = join.outer[1], join.outer[0]
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Pairs:
         """The pairs that the micro-batch makes and unmakes."""
@@ -76,7 +76,7 @@ class RegularJoin(TwoWayJoin):
         return found
 
     def rows(self, found: Pairs, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
-        """Pairs and pads; association counts are moved here."""
+        """Pairs and unmatched rows; association counts are moved here."""
         if isinstance(found, NetPairs):
             return self._net_rows(found, sides)
         assert isinstance(found, TimedPairs)
@@ -97,15 +97,20 @@ class RegularJoin(TwoWayJoin):
         for side in (0, 1):
             if not outer[side]:
                 continue
-            pads = self.visible(side, sides, found, When(alone=True), net=False)
-            for rank, kind, mask in ((PAD_COMES, INSERT, pads.appears), (PAD_GOES, DELETE, ~pads.appears)):
+            unmatched = self.visible(side, sides, found, When(alone=True), net=False)
+            for rank, kind, mask in (
+                (UNMATCHED_COMES, INSERT, unmatched.appears),
+                (UNMATCHED_GOES, DELETE, ~unmatched.appears),
+            ):
                 at = xp.flatnonzero(mask)
                 kinds = xp.full(at.size, kind, np.int8)
-                parts.append((OutputRows(kinds, with_nulls(xp, side, pads.slots[at]), pads.instants[at]), rank))
+                parts.append(
+                    (OutputRows(kinds, with_nulls(xp, side, unmatched.slots[at]), unmatched.instants[at]), rank)
+                )
         return in_order(self.kernels, parts)
 
     def _net_rows(self, found: NetPairs, sides: Sequence[Lifetimes]) -> OutputRows:
-        """What leaves, pads first, then what comes, pads last."""
+        """Lists the rows that go, unmatched rows first, then those that come, unmatched rows last."""
         xp, (left, right) = self.kernels.xp, found.slots
         leaving, coming = [], [(left[found.comes], right[found.comes])]
         for side in (0, 1):
@@ -118,7 +123,7 @@ class RegularJoin(TwoWayJoin):
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """All rows or none.
 
-        With equal rows in a multiset, one instance's pair may go while another's comes. And a pad equals
+        With equal rows in a multiset, one instance's pair may go while another's comes. And an unmatched row equals
         a pair whose other row is null in every column shown, which a key compared by ``=`` rules out.
         """
         return self.kernels.xp.arange(rows.size, dtype=np.int64) if self._any_cancels(rows, sides) else self._nothing
@@ -143,7 +148,7 @@ class RegularJoin(TwoWayJoin):
 def make(described: Join, kernels: Kernels) -> KeyedOperator:
     """See `gpu_ops.operators.operator.Make`."""
     if isinstance(described, LookupJoin):
-        return Lookup(described, kernels)
+        return LookupOperator(described, kernels)
     if described.how not in ("semi", "anti"):
         return RegularJoin(described, kernels)
     # NOT IN with more than one column or a residual condition has no key to look rows up by. With a TTL every match
@@ -164,7 +169,7 @@ class SemiAntiJoin(TwoWayJoin):
         return found
 
     def rows(self, found: _Visible, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
-        """Those of `find`."""
+        """Makes output rows of the changes of visibility that `find` gives."""
         xp = self.kernels.xp
         if isinstance(found, tuple):
             hides, shows = found
@@ -177,7 +182,7 @@ class SemiAntiJoin(TwoWayJoin):
 
 
 def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
-    """How many right rows without a key, and how many at all, there are over the micro-batch."""
+    """Counts right rows without a key, and all right rows, over the micro-batch."""
     kernels, xp = right.kernels, right.kernels.xp
     rows, when, step = change.events(kernels)
     order = kernels.argsort(when)
@@ -217,7 +222,7 @@ def null_aware_as_condition(join: Join) -> Join:
     return dataclasses.replace(join, keys=(), null_aware=False, where=found)
 
 
-class Lookup(KeyedOperator):
+class LookupOperator(KeyedOperator):
     """Left rows with the rows that a table has now.
 
     Args:
@@ -230,7 +235,7 @@ class Lookup(KeyedOperator):
 
     def __init__(self, join: LookupJoin, kernels: Kernels) -> None:
         super().__init__(join, kernels)
-        self.padded = (False, join.how == "left")
+        self.null_sides = (False, join.how == "left")
         self.tables = side_table(join, kernels, 0, findable=False), side_table(join, kernels, 1)
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> tuple[Slots, Slots]:
@@ -246,8 +251,11 @@ class Lookup(KeyedOperator):
         if self.join.how == "left":
             alone = xp.ones(new.size, bool)
             alone[left - side.first_new] = False
-            pads = new[xp.flatnonzero(alone)]
-            left, right = xp.concatenate([left, pads]), xp.concatenate([right, xp.full(pads.size, -1, np.int64)])
+            unmatched = new[xp.flatnonzero(alone)]
+            left, right = (
+                xp.concatenate([left, unmatched]),
+                xp.concatenate([right, xp.full(unmatched.size, -1, np.int64)]),
+            )
         # the number of a right row, one higher, so that there is room for none
         order = self.kernels.argsort(layouts.pairs(left, right + 1))
         left, right = left[order], right[order]

@@ -5,7 +5,7 @@ there is none and ``how`` is left, with nulls (`gpu_ops.descriptions.by_time` sa
 micro-batch can change the result for its own left rows, and for those whose best right row comes or goes.
 
 ``per_batch``: the match of each of these rows before and after. Which rows from before they are is found through the
-right rows that come and go, each of which has a span of time between its neighbours (`Lookup`).
+right rows that come and go, each of which has a span of time between its neighbours (`AsofLookup`).
 Cost: a constant number of bisections for each change, and what is read is the left rows in these spans, never others of
 a key.
 
@@ -46,7 +46,8 @@ from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.kernels import Columns, Kernels, as_slots, sorted_by
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
-from gpu_ops.operators.core.match import Direction, Nearest, first_equal, live_matches
+from gpu_ops.operators.core.match import first_equal, live_matches
+from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.keyed import KeyedOperator, side_table
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
@@ -62,12 +63,12 @@ def times_of(table: KeyedTable) -> Array:
 
 
 def ties_of(table: KeyedTable) -> Array | None:
-    """What orders rows of one time, by slot; None where only their arrival does."""
+    """The numbers that order rows of one time, by slot; None where only their arrival does."""
     column = table.beside.get(TIES_COLUMN)
     return None if column is None else column.values
 
 
-class Rows:
+class MatchableRows:
     """Rows of one input that can match: of a key that can, and with a time.
 
     Args:
@@ -92,15 +93,15 @@ class Rows:
         self.hashes: Hashes = kernels.hash_rows(keys, table.keys, table.key_types)[self.at]
         self.slots, self.times, self.key = slots[self.at], times[self.at], Columns(table.store, table.keys)
 
-    def pick(self, some: Positions) -> Rows:
-        """Some of them."""
-        picked = object.__new__(Rows)
+    def pick(self, some: Positions) -> MatchableRows:
+        """Gathers some of the rows."""
+        picked = object.__new__(MatchableRows)
         picked.at, picked.slots, picked.key = self.at[some], self.slots[some], self.key
         picked.hashes, picked.times = self.hashes[some], self.times[some]
         return picked
 
 
-class Lookup:
+class AsofLookup:
     """Lookups between the two inputs of an ASOF join.
 
     Args:
@@ -112,18 +113,20 @@ class Lookup:
         self._tables, self.exact = tables, join.asof.exact
         self._kernels: Kernels = tables[0].kernels
         self.tolerance = join.asof.tolerance(join.time_type)
-        both: tuple[Direction, ...] = ("backward", "forward")
+        both: tuple[SearchDirection, ...] = ("backward", "forward")
         self._seen = 0
         self._span: tuple[int, int] | None = None
-        self.directions: tuple[Direction, ...] = both if join.asof.direction == "nearest" else (join.asof.direction,)
+        self.directions: tuple[SearchDirection, ...] = (
+            both if join.asof.direction == "nearest" else (join.asof.direction,)
+        )
 
-    def farthest(self, times: Array, direction: Direction) -> Array | None:
+    def farthest(self, times: Array, direction: SearchDirection) -> Array | None:
         """The last times, in a direction, at which left rows of some times match; None for any."""
         if self.tolerance is None:
             return None
         return shifted(self._kernels.xp, times, -self.tolerance if direction == "backward" else self.tolerance)
 
-    def found(self, rows: Rows, direction: Direction, alive: Alive, *, staged: bool) -> Slots:
+    def found(self, rows: MatchableRows, direction: SearchDirection, alive: Alive, *, staged: bool) -> Slots:
         """The right row in one direction that each of n left rows meets, -1 for none."""
         nearest = self._among(1, alive, staged=staged)
         farthest = self.farthest(rows.times, direction)
@@ -141,7 +144,7 @@ class Lookup:
         xp = self._kernels.xp
         met = xp.full(slots.size, -1, np.int64)
         if slots.size and len(self._tables[1]):
-            rows = Rows(self._tables[0], slots)
+            rows = MatchableRows(self._tables[0], slots)
             # what they read lies in the order in which they look
             rows = rows.pick(self._kernels.argsort(layouts.entry_hashes(rows.hashes)))
             found = [self.found(rows, direction, alive, staged=staged) for direction in self.directions]
@@ -149,7 +152,7 @@ class Lookup:
         return met
 
     def nearer(self, times: Array, before: Slots, after: Slots) -> Slots:
-        """Of two right rows, before and after each of n times, -1 for none, the nearer; the first if as near."""
+        """Chooses the nearer of two right rows, before and after each of n times, -1 for none; the first if as near."""
         xp, stored = self._kernels.xp, times_of(self._tables[1])
         if not stored.size:
             return before
@@ -206,20 +209,20 @@ class Lookup:
         seen = self._times_seen()
         if not changed.size or not left.live_before or seen is None:
             return self._kernels.xp.empty(0, np.int64)
-        rows = self._best_of_their_time(self._waited_for(Rows(right, changed), seen))
+        rows = self._best_of_their_time(self._waited_for(MatchableRows(right, changed), seen))
         return self._left_rows_in(rows, *self._spans(rows)) if rows.slots.size else rows.slots
 
     def _stays(self, slots: Slots) -> Array:
         """Mask of left rows that the micro-batch leaves."""
         return self._tables[0].status.values[slots] == LIVE
 
-    def _beside(self, rows: Rows, direction: Direction, *, exact: bool) -> Slots:
+    def _beside(self, rows: MatchableRows, direction: SearchDirection, *, exact: bool) -> Slots:
         """The neighbour in U of each of n right rows, -1 for none; ``exact``: itself, or a newer one of its time."""
         right = self._tables[1]
         there = self._among(1, lambda slots: right.status.values[slots] != DEAD, staged=True)
         return there.search((rows.key, rows.slots), rows.hashes, rows.times, direction, exact=exact)
 
-    def _waited_for(self, rows: Rows, seen: tuple[int, int]) -> Rows:
+    def _waited_for(self, rows: MatchableRows, seen: tuple[int, int]) -> MatchableRows:
         """Right rows that a left row would meet if there were no others.
 
         Most new rows are the last ones of their key and nobody waits for them: that is one lookup.
@@ -230,16 +233,16 @@ class Lookup:
             rows = rows.pick(xp.flatnonzero(rows.times >= seen[0] if late else rows.times <= seen[1]))
         reached, lefts = xp.zeros(rows.slots.size, bool), self._among(0, self._stays, staged=False)
         for direction in self.directions:
-            back: Direction = "forward" if direction == "backward" else "backward"
+            back: SearchDirection = "forward" if direction == "backward" else "backward"
             own, farthest = (rows.key, rows.slots), self.farthest(rows.times, back)
             reached |= lefts.search(own, rows.hashes, rows.times, back, exact=self.exact, farthest=farthest) >= 0
         return rows.pick(xp.flatnonzero(reached))
 
-    def _best_of_their_time(self, rows: Rows) -> Rows:
-        """Those that no other row in U of their key and time is preferred to."""
+    def _best_of_their_time(self, rows: MatchableRows) -> MatchableRows:
+        """Keeps the rows to which no other row in U of their key and time is preferred."""
         return rows.pick(self._kernels.xp.flatnonzero(self._beside(rows, "backward", exact=True) == rows.slots))
 
-    def _spans(self, rows: Rows) -> tuple[Array, Array]:
+    def _spans(self, rows: MatchableRows) -> tuple[Array, Array]:
         """The first and the last time at which left rows have one of n right rows as their best one in U."""
         xp, stored = self._kernels.xp, times_of(self._tables[1])
         earliest = latest = rows.times
@@ -259,11 +262,11 @@ class Lookup:
                 earliest = xp.maximum(earliest, shifted(xp, rows.times, -self.tolerance))
         return earliest, latest
 
-    def _left_rows_in(self, rows: Rows, earliest: Array, latest: Array) -> Slots:
+    def _left_rows_in(self, rows: MatchableRows, earliest: Array, latest: Array) -> Slots:
         """Left rows that stay, of the keys of n right rows and in a span of time of each; ascending."""
         left = self._tables[0]
-        needle, slots = left.time_index.probe(rows.hashes, earliest, latest, staged=False)
-        return distinct(self._kernels.xp, live_matches(left, (rows.slots[needle], slots), rows.key)[1])
+        probe_row, slots = left.time_index.probe(rows.hashes, earliest, latest, staged=False)
+        return distinct(self._kernels.xp, live_matches(left, (rows.slots[probe_row], slots), rows.key)[1])
 
 
 _BEYOND = 1 << (layouts.INSTANT_BITS - 1)
@@ -285,9 +288,9 @@ class Spans:
 
 
 def matches_over_time(
-    lookup: Lookup, tables: tuple[KeyedTable, KeyedTable], sides: Sequence[Lifetimes], lefts: Slots
+    lookup: AsofLookup, tables: tuple[KeyedTable, KeyedTable], sides: Sequence[Lifetimes], lefts: Slots
 ) -> Spans:
-    """What left rows meet while they live.
+    """Finds the right rows that left rows meet while they live.
 
     Args:
         lookup: of the join.
@@ -297,10 +300,10 @@ def matches_over_time(
     """
     kernels, xp, (left, right) = tables[0].kernels, tables[0].kernels.xp, tables
     lefts = xp.sort(lefts)
-    rows = Rows(left, lefts)
+    rows = MatchableRows(left, lefts)
     life = _states(sides[0].born(xp, lefts)), _states(sides[0].died(xp, lefts))
     first, status = right.first_new, right.status.values
-    changed = Rows(right, xp.concatenate([sides[1].killed, as_slots(kernels, first, len(right) - first)]))
+    changed = MatchableRows(right, xp.concatenate([sides[1].killed, as_slots(kernels, first, len(right) - first)]))
     moves, painted = bool(changed.slots.size) and bool(rows.slots.size), []
     painting = _Painting(lookup, tables, sides[1], rows, changed) if moves else None
     for direction in lookup.directions:
@@ -329,9 +332,13 @@ def _states(instants: Array) -> Array:
 
 
 def _side_by_side(
-    kernels: Kernels, lookup: Lookup, times: Array, back: tuple[Array, Array, Slots], ahead: tuple[Array, Array, Slots]
+    kernels: Kernels,
+    lookup: AsofLookup,
+    times: Array,
+    back: tuple[Array, Array, Slots],
+    ahead: tuple[Array, Array, Slots],
 ) -> tuple[Array, Array, Slots]:
-    """Of what rows meet before and after their times, from some state on, the nearer, from each of these states on."""
+    """Merges what rows meet before and after their times into the nearer of both, state by state."""
     xp = kernels.xp
     owner, begin, met = (xp.concatenate(parts) for parts in zip(back, ahead, strict=True))
     when = layouts.owned(owner, begin)
@@ -350,7 +357,12 @@ class _Painting:
     """Left rows and the right rows that come or go."""
 
     def __init__(
-        self, lookup: Lookup, tables: tuple[KeyedTable, KeyedTable], right: Lifetimes, rows: Rows, changed: Rows
+        self,
+        lookup: AsofLookup,
+        tables: tuple[KeyedTable, KeyedTable],
+        right: Lifetimes,
+        rows: MatchableRows,
+        changed: MatchableRows,
     ) -> None:
         self._lookup, self._tables, self._rows, self._changed = lookup, tables, rows, changed
         self._kernels, self._xp = tables[0].kernels, tables[0].kernels.xp
@@ -358,7 +370,7 @@ class _Painting:
         self._born = _states(right.born(self._xp, changed.slots))
         self._died = _states(right.died(self._xp, changed.slots))
 
-    def _grouped(self, rows: Rows, changed: Rows) -> tuple[Array, Array, Array]:
+    def _grouped(self, rows: MatchableRows, changed: MatchableRows) -> tuple[Array, Array, Array]:
         """The number of each right row's key, where numbers begin; and of each left row's key, -1 for none."""
         kernels, xp, (left, right) = self._kernels, self._xp, self._tables
         if not right.keys:
@@ -377,9 +389,9 @@ class _Painting:
         return number, groups.bounds, own
 
     def paint(
-        self, direction: Direction, stays: Slots, owner: Array, begin: Array, end: Array
+        self, direction: SearchDirection, stays: Slots, owner: Array, begin: Array, end: Array
     ) -> tuple[Array, Array, Slots]:
-        """What each left row meets from its first state to before its last.
+        """Finds the right rows that each left row meets from its first state to before its last.
 
         Args:
             direction: where it looks.
@@ -408,7 +420,7 @@ class _Painting:
         owners, begins, mets = zip(*out, strict=True)
         return xp.concatenate(owners), xp.concatenate(begins), xp.concatenate(mets)
 
-    def _within_reach(self, direction: Direction, stays: Slots) -> tuple[Positions, tuple[Positions, Positions]]:
+    def _within_reach(self, direction: SearchDirection, stays: Slots) -> tuple[Positions, tuple[Positions, Positions]]:
         """The right rows from worse to better, key by key; where those begin and end that a left row may meet."""
         kernels, xp, changed, rows = self._kernels, self._xp, self._changed, self._rows
         lookup, stored, ties = self._lookup, times_of(self._tables[1]), ties_of(self._tables[1])
@@ -447,7 +459,7 @@ def _bisect(xp: Any, low: Array, high: Array, before: Callable[[Array, Array], A
         xp: numpy or cupy.
         low: where they begin.
         high: where they end.
-        before: gives, of needles and positions, a mask of the positions that are.
+        before: gives, of probe rows and positions, a mask of the positions that are.
     """
     low, high = low.copy(), high.copy()
     open_ = xp.flatnonzero(low < high)
@@ -528,7 +540,7 @@ class NetMatches:
     new: tuple[Slots, Slots]
 
 
-class Asof(KeyedOperator):
+class AsofOperator(KeyedOperator):
     """An ASOF join over one partition; see `gpu_ops.operators.keyed.KeyedOperator`."""
 
     join: AsofJoin
@@ -536,14 +548,14 @@ class Asof(KeyedOperator):
 
     def __init__(self, join: AsofJoin, kernels: Kernels) -> None:
         super().__init__(join, kernels)
-        self.padded = False, join.how == "left"
+        self.null_sides = False, join.how == "left"
 
         def table(side: int) -> KeyedTable:
             beside = [TIME_COLUMN, *([TIES_COLUMN] if join.ties_by(side) is not None else [])]
             return side_table(join, kernels, side, beside=beside, arrival_counts=side == 1)
 
         self.tables = table(0), table(1)
-        self._lookup = Lookup(join, self.tables)
+        self._lookup = AsofLookup(join, self.tables)
         shown = [c.column for c in join.output if c.side == 1]
         self._shown = shown, [join.right.schema.field(name).type for name in shown]
 
@@ -655,4 +667,4 @@ class Asof(KeyedOperator):
         return OutputRows(kinds, (xp.repeat(found.left, 3)[kept], rights), when)
 
 
-make = Asof
+make = AsofOperator

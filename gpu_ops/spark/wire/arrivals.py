@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.state.blocks import INLINE, Block, Part, on_wire
+from gpu_ops.state.blocks import INLINE, Block, FilePart, on_wire
 
 
 def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
@@ -91,7 +91,7 @@ class Arrivals:
     def __init__(self, wire: pa.Schema, inputs: Sequence[Carried], *, first: Sequence[int] = ()) -> None:
         self.wire, self._inputs, self._first = wire, tuple(inputs), frozenset(first)
 
-    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Part]:
+    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | FilePart]:
         """All rows in their order, which is total, whatever order the batches come in.
 
         Side, order and lanes, or where they lie in a file.
@@ -108,7 +108,7 @@ class Arrivals:
         for message, inline in messages:
             number, block = message.input, message.block
             if block.file:
-                yield Part(number, lanes[number], arrived, block)
+                yield FilePart(number, lanes[number], arrived, block)
                 arrived += block.rows
                 continue
             rows = pa.ipc.read_record_batch(inline.as_buffer(), self._inputs[number].schema)

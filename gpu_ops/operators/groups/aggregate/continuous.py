@@ -127,7 +127,7 @@ class ContinuousAggregate(Operator):
         return self._prepare(changes[0], clock_ms, net=self.join.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
-        """As `prepare`, but only the net change comes out, whatever ``emit`` is."""
+        """Computes one micro-batch like `prepare`, but only its net change, whatever ``emit`` is."""
         return self._prepare(changes[0], clock_ms, net=True)
 
     def _prepare(self, change: Ingested, clock_ms: int, *, net: bool) -> Output:
