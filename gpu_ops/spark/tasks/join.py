@@ -1,4 +1,4 @@
-"""What runs in a Spark task: one exchange with the state server that owns the task's partition."""
+"""The Spark task of a streaming operator: one exchange with the state server that owns the task's partition."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from gpu_ops.state.blocks import Blocks
 
 
 class Task(ArrowTask):
-    """The function of ``mapInArrow``: wire batches in, the changelog out, with hidden metrics if they are observed.
+    """Function for ``mapInArrow``: takes packed rows, yields the changelog, with hidden metrics if they are observed.
 
     Args:
-        name: how Spark shows it in plans.
+        name: the function's name in Spark's plans.
         command: the exchange's command without query, batch and partition.
-        directory: whom to ask for the server.
-        arrivals: how rows come, and what the server takes becomes of them.
+        directory: the directory that knows the server.
+        arrivals: unpacks and orders the rows.
         output: the changelog's schema.
-        metrics: the names of what is counted, see `gpu_ops.spark.metrics.metrics.metric_names`.
-        times: the inputs of which the directory is told the latest event times afterwards, two at most.
+        metrics: the names of the metrics, see `gpu_ops.spark.metrics.metrics.metric_names`.
+        times: the inputs whose latest event times are reported to the directory, two at most.
         hidden: the column in which metrics are observed, or None.
-        blocks: where the server may leave its answer, if it is on this machine.
+        blocks: the folders in which the server may leave its answer, if it is on this machine.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Task(ArrowTask):
         self._metrics, self.hidden = tuple(metrics), hidden
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the partition's changes; where metrics are observed, the last partition then gives a row of them."""
+        """Yields the partition's changes; where metrics are observed, the last partition then yields a row of them."""
         task = task_identity()
         join_id = f"{self._command['join_id']}-{task.query_id}"
         partition, batches = self._partition(task, batches)
@@ -87,7 +87,7 @@ class Task(ArrowTask):
         exchange = Exchange(locate, command, self._arrivals.wire)
         for rows in exchange.run(self._arrivals.to_wire(batches)):
             if not rows.num_rows:
-                continue  # nobody's readers of Arrow streams are tried with such
+                continue  # other readers of Arrow streams may not handle batches without rows
             yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE))
         counted = exchange.answer["metrics"]
         numbers = pack(self._metrics, counted, backend=exchange.answer["backend"], retries=exchange.retries)
@@ -101,10 +101,10 @@ class Task(ArrowTask):
             yield self._metrics_row(total(self._metrics, answer.all))
 
     def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
-        """The partition this task has, and its batches.
+        """Finds the partition of this task, which its batches name, and returns it with the batches.
 
-        Its batches name it. Without any, which is so in all partitions or in none, it is the task's number modulo
-        the partitions: a join's tasks are numbered in one go, so each is taken once.
+        Without batches, as in all partitions or in none, it is the task's number modulo the number of partitions: a
+        join's tasks are numbered consecutively, so each partition is taken once.
         """
         for batch in batches:
             if batch.num_rows:
@@ -125,12 +125,12 @@ class Task(ArrowTask):
 
 
 class OfChanges(ArrowTask):
-    """Of a join's changes; its metrics go with that as they do with changes.
+    """Runs a join and encodes its changelog in the same task: as files, messages or packed rows; metrics pass through.
 
     Args:
-        task: gives the changes.
-        taken: what is taken of them.
-        maker: makes it.
+        task: the join's task, which yields the changes.
+        taken: the filter and projection of the changes.
+        maker: encodes them.
     """
 
     def __init__(self, task: Task, taken: Taken, maker: Maker) -> None:
@@ -138,7 +138,7 @@ class OfChanges(ArrowTask):
         self.task, self._taken, self._maker = task, taken, maker
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives what is made of a partition's changes; where its task has a row of metrics, that, too."""
+        """Yields the encoded changes of a partition, and the row of metrics where the join's task has one."""
         hidden, metrics, maker = self.task.hidden, list[pa.RecordBatch](), self._maker
         made = maker.of(self._changes(batches, metrics))
         if hidden is None:
@@ -152,7 +152,7 @@ class OfChanges(ArrowTask):
             yield pa.RecordBatch.from_arrays([*nothing, row.column(row.num_columns - 1)], schema=schema)
 
     def _changes(self, batches: Iterator[pa.RecordBatch], metrics: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The changes as they are taken; the row with metrics is put into a list."""
+        """Yields the filtered and projected changes; puts the row with metrics into a list."""
         for batch in self.task(batches):
             if self.task.hidden is not None and not batch.column(batch.num_columns - 1).null_count:
                 metrics.append(batch)
