@@ -1,4 +1,4 @@
-"""What a join's tasks give in Spark's plan: its changes, or what is made of them before they would be Spark's rows."""
+"""The mapInArrow node of an operator in Spark's plan, and the encodings and sources that are fused into it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
-    """What the tasks of a join give, their metrics observed; see `gpu_ops.spark.plan.column_metadata.hides_metrics`.
+    """Observes the metrics in a join's rows, and filters them out; `column_metadata.hides_metrics` finds that filter.
 
     Args:
-        rows: what they give.
-        plan: the join.
+        rows: the rows of the join's tasks.
+        plan: the plan of the join.
         hidden: the column with metrics, or None where there is none.
     """
     if hidden is None:
@@ -40,10 +40,10 @@ def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
 
 
 def observed_once(sides: Sequence[DataFrame]) -> list[DataFrame]:
-    """The inputs of a join as one plan has them: of a join that feeds several of them one alone observes its metrics.
+    """Removes repeated observations where a join feeds several inputs, so that it is observed once.
 
-    Each has a function of its own make something else of that join's changes, and Spark refuses two observations of
-    one name that are not of the same rows.
+    Each input encodes that join's changes by a function of its own, and Spark refuses two observations of one name that
+    are not of the same rows.
     """
     counted = Counter(plan.plan_id for side in sides for plan in plans_of(side))
     several = {plan_id for plan_id, count in counted.items() if count > 1}
@@ -54,7 +54,7 @@ def observed_once(sides: Sequence[DataFrame]) -> list[DataFrame]:
 
 
 def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) -> Any:
-    """A plan without the observations of some joins' metrics that were seen before."""
+    """A plan without the observations of joins' metrics that were seen before."""
     below = children_of(node)
     if str(node.nodeName()) == "CollectMetrics":
         plan = JoinPlan.of(below[0])
@@ -68,19 +68,19 @@ def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) 
 
 
 def task_of(node: Any, spark: SparkSession) -> Task | None:
-    """The function that a join's node runs; None for a join whose inputs are static, or what is made of changes."""
+    """The join task that a node runs; None where the inputs are static, or the changelog is encoded in the node."""
     task = function_of(node, spark)
     return task if isinstance(task, Task) else None
 
 
 def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructType, spark: SparkSession) -> DataFrame:
-    """What a function makes of a join's changes, in the place of these.
+    """Replaces a join's node by one whose function also encodes the changes.
 
     Args:
-        node: the join's.
-        plan: the join.
+        node: the join's node.
+        plan: the plan of the join.
         made: the function.
-        output: the types of what it makes.
+        output: the types of its result.
         spark: the session.
     """
     hidden, names = made.task.hidden, output.names
@@ -93,13 +93,13 @@ def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructTyp
 
 
 def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.StructType) -> DataFrame:
-    """What is made of rows by the tasks that have them; of a join's, where Arrow can, before they are Spark's rows.
+    """Encodes rows in the tasks that have them: in the join's own task where Arrow can, else from Spark's rows.
 
     Args:
         changes: the rows.
-        maker: makes it.
-        name: how Spark shows it in plans where it is made of Spark's rows.
-        output: the types of what it makes.
+        maker: the encoder.
+        name: the function's name in Spark's plans, where it takes Spark's rows.
+        output: the types of the result.
     """
     found, spark = taken_of_join(changes), changes.sparkSession
     plan = None if isinstance(found, str) else JoinPlan.of(found.node)
@@ -114,11 +114,11 @@ def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.Struct
 
 
 class Reading(NamedTuple):
-    """What is read of a source.
+    """A scan of a source with a filter and projection of its rows.
 
     Attributes:
-        source: the files or messages, or a join's changes; as text it is what `explain()` says of it.
-        taken: of their rows.
+        source: the files or messages, or a join's changes; its text is shown by `explain()`.
+        taken: the filter and projection.
     """
 
     source: sources.Source | Changes
@@ -135,12 +135,12 @@ class Reading(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """A join's changes, where its tasks make them.
+    """The changelog of a join as a source that is read in the join's own tasks.
 
     Attributes:
-        node: the join's.
-        plan: the join.
-        task: its function.
+        node: the join's node.
+        plan: the plan of the join.
+        task: the join's function.
         session: the session.
     """
 
@@ -153,12 +153,12 @@ class Changes:
         return f"changes of '{self.plan.name}'"
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The changes as they travel; see `gpu_ops.spark.plan.build`."""
+        """The changes packed for the shuffle; see `gpu_ops.spark.plan.build`."""
         return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
 
 
 def source_of(df: DataFrame) -> Reading | None:
-    """The source of a DataFrame's rows, if these are filtered, columns left out, moved or renamed; None otherwise."""
+    """The source of a DataFrame that only filters and projects it as Arrow can; None for any other DataFrame."""
     found = selection(df, lambda node: str(node.nodeName()) in MAPS)
     if isinstance(found, str):
         return None
@@ -173,7 +173,7 @@ def source_of(df: DataFrame) -> Reading | None:
 
 
 def holds_sources(node: Any) -> bool:
-    """Whether a plan's rows come from files or messages that Arrow reads, or from streaming joins of these."""
+    """True if a plan's rows come from files or messages that Arrow reads, or from streaming joins of these."""
     below = children_of(node)
     if str(node.nodeName()) in MAPS:
         if metadata_of(below[0], sources.ARROW) is not None:
@@ -185,11 +185,11 @@ def holds_sources(node: Any) -> bool:
 
 
 def sliced(node: LocalAggregate, rows: DataFrame) -> DataFrame:
-    """Rows aggregated; those of files as they are read.
+    """Aggregates rows by slices of windows; rows of files as they are read.
 
     Args:
-        node: how.
-        rows: of the node below.
+        node: the aggregation.
+        rows: the rows of the node below.
     """
     window, calls = node.window, tuple((function, of) for _, function, of in node.calls)
     schema = arrow_schema(rows.schema, node.time)
