@@ -1,4 +1,4 @@
-"""What a join's tasks give in Spark's plan: its changes, or what is made of them before they would be Spark's rows."""
+"""The mapInArrow node of an operator in Spark's plan, and the encodings and sources that are fused into it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
-    """What the tasks of a join give, their metrics observed; see `gpu_ops.spark.plan.column_metadata.hides_metrics`.
+    """Observes the metrics in a join's rows, and filters them out; `column_metadata.hides_metrics` finds that filter.
 
     Args:
-        rows: what they give.
-        plan: the join.
+        rows: the rows of the join's tasks.
+        plan: the plan of the join.
         hidden: the column with metrics, or None where there is none.
     """
     if hidden is None:
@@ -61,7 +61,7 @@ def observed_once(sides: Sequence[DataFrame], above: Sequence[JoinPlan] = ()) ->
 
 
 def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) -> Any:
-    """A plan without the observations of some joins' metrics that were seen before."""
+    """A plan without the observations of joins' metrics that were seen before."""
     below = children_of(node)
     join = observed_join(node)
     if join is not None:
@@ -84,13 +84,13 @@ def task_of(node: Any, spark: SparkSession) -> Task | Chain | None:
 
 
 def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructType, spark: SparkSession) -> DataFrame:
-    """What a function makes of a join's changes, in the place of these.
+    """Replaces a join's node by one whose function also encodes the changes.
 
     Args:
-        node: the join's.
-        plan: the join.
+        node: the join's node.
+        plan: the plan of the join.
         made: the function.
-        output: the types of what it makes.
+        output: the types of its result.
         spark: the session.
     """
     hidden, names = made.task.hidden, output.names
@@ -103,13 +103,13 @@ def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructTyp
 
 
 def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.StructType) -> DataFrame:
-    """What is made of rows by the tasks that have them; of a join's, where Arrow can, before they are Spark's rows.
+    """Encodes rows in the tasks that have them: in the join's own task where Arrow can, else from Spark's rows.
 
     Args:
         changes: the rows.
-        maker: makes it.
-        name: how Spark shows it in plans where it is made of Spark's rows.
-        output: the types of what it makes.
+        maker: the encoder.
+        name: the function's name in Spark's plans, where it takes Spark's rows.
+        output: the types of the result.
     """
     found, spark = taken_of_join(changes), changes.sparkSession
     plan = None if isinstance(found, str) else JoinPlan.of(found.node)
@@ -124,11 +124,11 @@ def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.Struct
 
 
 class Reading(NamedTuple):
-    """What is read of a source.
+    """A scan of a source with a filter and projection of its rows.
 
     Attributes:
-        source: the files or messages, or a join's changes; as text it is what `explain()` says of it.
-        taken: of their rows.
+        source: the files or messages, or a join's changes; its text is shown by `explain()`.
+        taken: the filter and projection.
     """
 
     source: sources.Source | Changes
@@ -145,12 +145,12 @@ class Reading(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """A join's changes, where its tasks make them.
+    """The changelog of a join as a source that is read in the join's own tasks.
 
     Attributes:
-        node: the join's.
-        plan: the join.
-        task: its function.
+        node: the join's node.
+        plan: the plan of the join.
+        task: the join's function.
         session: the session.
     """
 
@@ -163,7 +163,7 @@ class Changes:
         return f"changes of '{self.plan.name}'"
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The changes as they travel; see `gpu_ops.spark.plan.build`."""
+        """The changes packed for the shuffle; see `gpu_ops.spark.plan.build`."""
         return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
 
     @property
@@ -253,7 +253,7 @@ class Chaining:
 
 
 def source_of(df: DataFrame) -> Reading | None:
-    """The source of a DataFrame's rows, if these are filtered, columns left out, moved or renamed; None otherwise."""
+    """The source of a DataFrame that only filters and projects it as Arrow can; None for any other DataFrame."""
     found = selection(df, lambda node: str(node.nodeName()) in MAPS)
     if isinstance(found, str):
         return None
@@ -268,7 +268,7 @@ def source_of(df: DataFrame) -> Reading | None:
 
 
 def holds_sources(node: Any) -> bool:
-    """Whether a plan's rows come from files or messages that Arrow reads, or from streaming joins of these."""
+    """True if a plan's rows come from files or messages that Arrow reads, or from streaming joins of these."""
     below = children_of(node)
     if str(node.nodeName()) in MAPS:
         if metadata_of(below[0], sources.ARROW) is not None:
@@ -280,11 +280,11 @@ def holds_sources(node: Any) -> bool:
 
 
 def sliced(node: LocalAggregate, rows: DataFrame) -> DataFrame:
-    """Rows aggregated; those of files as they are read.
+    """Aggregates rows by slices of windows; rows of files as they are read.
 
     Args:
-        node: how.
-        rows: of the node below.
+        node: the aggregation.
+        rows: the rows of the node below.
     """
     window, calls = node.window, tuple((function, of) for _, function, of in node.calls)
     schema = arrow_schema(rows.schema, node.time)

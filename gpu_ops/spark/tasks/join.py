@@ -1,4 +1,4 @@
-"""What runs in a Spark task: one exchange with the state server that owns the task's partition."""
+"""The Spark task of a streaming operator: one exchange with the state server that owns the task's partition."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from gpu_ops.state.blocks import Blocks
 
 
 class Task(ArrowTask):
-    """The function of ``mapInArrow``: wire batches in, the changelog out, with hidden metrics if they are observed.
+    """Function for ``mapInArrow``: takes packed rows, yields the changelog, with hidden metrics if they are observed.
 
     Args:
-        name: how Spark shows it in plans.
+        name: the function's name in Spark's plans.
         command: the exchange's command without query, batch and partition.
-        directory: whom to ask for the server.
-        arrivals: how rows come, and what the server takes becomes of them.
+        directory: the directory that knows the server.
+        arrivals: unpacks and orders the rows.
         output: the changelog's schema.
-        metrics: the names of what is counted, see `gpu_ops.spark.metrics.metrics.metric_names`.
-        times: the inputs of which the directory is told the latest event times afterwards, two at most.
+        metrics: the names of the metrics, see `gpu_ops.spark.metrics.metrics.metric_names`.
+        times: the inputs whose latest event times are reported to the directory, two at most.
         hidden: the column in which metrics are observed, or None.
-        blocks: where the server may leave its answer, if it is on this machine.
+        blocks: the folders in which the server may leave its answer, if it is on this machine.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class Task(ArrowTask):
             metrics.append(total(self._metrics, answer.all))
 
     def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
-        """The partition this task has, and its batches.
+        """Finds the partition of this task, which its batches name, and returns it with the batches.
 
-        Its batches name it. Without any, which is so in all partitions or in none, it is the task's number modulo
-        the partitions: a join's tasks are numbered in one go, so each is taken once.
+        Without batches, as in all partitions or in none, it is the task's number modulo the number of partitions: a
+        join's tasks are numbered consecutively, so each partition is taken once.
         """
         for batch in batches:
             if batch.num_rows:
@@ -225,20 +225,20 @@ class Chain(ArrowTask):
                     for packed in threads.map(node.packed, changes, partitions):
                         put(packed)
                 else:
-                    for batches in threads.map(list, changes):
-                        yield from (self._last.with_metrics(rows, None) for rows in batches)
+                    for computed in threads.map(list[pa.RecordBatch], changes):
+                        yield from (self._last.with_metrics(rows, None) for rows in computed)
                 texts += said[-1:]  # where a task is repeated, several partitions may be told that they are the last
         for text in texts:
             yield self._last.metrics_row(text)
 
 
 class OfChanges(ArrowTask):
-    """What is made of an operator's changes; its metrics go with that as they do with changes.
+    """Runs a join and encodes its changelog in the same task: as files, messages or packed rows; metrics pass through.
 
     Args:
-        task: gives the changes.
-        taken: what is taken of them.
-        maker: makes it.
+        task: the join's task, which yields the changes.
+        taken: the filter and projection of the changes.
+        maker: encodes them.
     """
 
     def __init__(self, task: Task | Chain, taken: Taken, maker: Maker) -> None:
@@ -246,7 +246,7 @@ class OfChanges(ArrowTask):
         self.task, self._taken, self._maker = task, taken, maker
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives what is made of a partition's changes; where its task has a row of metrics, that, too."""
+        """Yields the encoded changes of a partition, and the row of metrics where the join's task has one."""
         hidden, metrics, maker = self.task.hidden, list[pa.RecordBatch](), self._maker
         made = maker.of(self._changes(batches, metrics))
         if hidden is None:
@@ -260,7 +260,7 @@ class OfChanges(ArrowTask):
             yield pa.RecordBatch.from_arrays([*nothing, row.column(row.num_columns - 1)], schema=schema)
 
     def _changes(self, batches: Iterator[pa.RecordBatch], metrics: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The changes as they are taken; the row with metrics is put into a list."""
+        """Yields the filtered and projected changes; puts the row with metrics into a list."""
         for batch in self.task(batches):
             if self.task.hidden is not None and not batch.column(batch.num_columns - 1).null_count:
                 metrics.append(batch)
