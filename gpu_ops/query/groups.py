@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
@@ -23,11 +23,12 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.descriptions.groups import Order
-from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items, position, text_of
+from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items
 from gpu_ops.query.errors import LIMIT, NODES, SESSIONS, SqlError
 from gpu_ops.query.expressions import TURNED, Column, Expr, tree
+from gpu_ops.query.places import position_of, words_of
 from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, TopOf
-from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, is_window
+from gpu_ops.spark.datatypes import is_binary_collated, is_window
 
 
 class Scope:
@@ -48,8 +49,21 @@ class Scope:
         return Expr(tree(json.loads(java.toJSON()), lambda: java), self.columns)
 
     def made(self, java: Any, label: str, owner: str = "") -> Column:
-        """A column that an expression of Catalyst's makes."""
+        """A column that an expression of Catalyst's makes, and that the query gives a name."""
         return Column(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
+
+    def nameless(self, java: Any, label: str, said: Callable[[], str] | None = None, owner: str = "") -> Column:
+        """A column that an expression makes, and that has no name in the query.
+
+        Args:
+            java: the expression.
+            label: what the plan calls it.
+            said: gives the query's words for it; None for those of the expression.
+            owner: the alias of its table, or empty.
+        """
+        words = functools.partial(words_of, java) if said is None else said
+        kind = functools.partial(arrow_type_of, java)
+        return Column(label, owner, kind, words=words, nullable=bool(java.nullable()))
 
     def attribute(self, java: Any, column: Column) -> Any:
         """A new attribute of an expression's type for a column."""
@@ -59,7 +73,7 @@ class Scope:
 
     def fail(self, message: str, node: Any) -> NoReturn:
         """SqlError where one of Catalyst's nodes comes from."""
-        raise SqlError(message, self.sql, *position(node.origin()))
+        raise SqlError(message, self.sql, *position_of(node))
 
 
 class Below:
@@ -73,14 +87,20 @@ class Below:
         self._scope = scope
         self.made: dict[Column, Expr] = {}
 
-    def column(self, java: Any, label: str) -> Column:
-        """The column of an expression, the same one for the same expression; a new one is called ``label``."""
+    def column(self, java: Any, label: str, said: Callable[[], str] | None = None) -> Column:
+        """The column of an expression, the same one for the same expression.
+
+        Args:
+            java: the expression.
+            label: what a new column is called.
+            said: gives what the query says for it, where that is not the expression's own text.
+        """
         expr = self._scope.expr(java)
         if expr.column is not None:
             return expr.column
         found = next((column for column, known in self.made.items() if known.java.semanticEquals(java)), None)
         if found is None:
-            found = self._scope.made(java, label)
+            found = self._scope.nameless(java, label, said)
             self.made[found] = expr
         return found
 
@@ -156,7 +176,10 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
 def _ends(scope: Scope, inside: Below, window: Any) -> tuple[Column, Column]:
     """The columns of a window's start and end."""
     start, end = (scope.catalyst.field(window, number) for number in range(2))
-    return inside.column(start, "window_start"), inside.column(end, "window_end")
+    return (
+        inside.column(start, "window_start", lambda: f"the start of {words_of(window)}"),
+        inside.column(end, "window_end", lambda: f"the end of {words_of(window)}"),
+    )
 
 
 def _window(scope: Scope, window: Any, ends: Sequence[Column]) -> Any:
@@ -180,7 +203,7 @@ def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple
     """
     text = scope.catalyst.as_type(group, st.StringType())
     attribute = scope.catalyst.attribute(text, label)
-    made = scope.columns[id_of(attribute)] = scope.made(text, label)
+    made = scope.columns[id_of(attribute)] = scope.nameless(text, label)
     return Call(made, "min", inside.column(text, f"{label}_of")), scope.catalyst.as_type(attribute, group.dataType())
 
 
@@ -210,7 +233,7 @@ def _check_group(scope: Scope, group: Any, node: Any) -> None:
         scope.fail(SESSIONS, node)
     if not _is_window(group) and pa.types.is_nested(arrow_type_of(group)):
         named = class_of(group) in _NAMED
-        what, kind = str(group.name()) if named else text_of(group), str(group.dataType().simpleString())
+        what, kind = str(group.name()) if named else words_of(group), str(group.dataType().simpleString())
         scope.fail(f"{what} of type {kind} cannot be a key of groups", node if named else group)
 
 
@@ -293,7 +316,7 @@ class _Aggregate:
         kinds = [st._parse_datatype_json_string(value.dataType().json()) for value in values]
         unknown = next((kind for kind in kinds if not isinstance(kind, _AS_TEXT)), None)
         if unknown is not None:
-            self.scope.fail(f"{text_of(call)}: values of type {unknown.simpleString()} are not told apart here", call)
+            self.scope.fail(f"{words_of(call)}: values of type {unknown.simpleString()} are not told apart here", call)
         return self.catalyst.joined_text(
             [self.catalyst.collation_key(value) if _collated(value) else value for value in values]
         )
@@ -306,7 +329,7 @@ class _Aggregate:
         function, name = java.aggregateFunction(), class_of(java.aggregateFunction())
         given = items(function.children())
         if name not in _FUNCTIONS:
-            self.scope.fail(f"{text_of(java)} is not understood: {_THERE_ARE}", java)
+            self.scope.fail(f"{words_of(java)} is not understood: {_THERE_ARE}", java)
         if name in ("First", "Last") and not function.ignoreNulls():
             word = name.lower()
             self.scope.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
@@ -314,10 +337,10 @@ class _Aggregate:
         if name == "Count" and len(given) > 1:
             given = [self._all_of(java, given, distinct=distinct)]
         if name in ("Min", "Max") and _collated(given[0]):
-            self.scope.fail(f"{text_of(java)}: min and max of text in a collation are not understood", java)
+            self.scope.fail(f"{words_of(java)}: min and max of text in a collation are not understood", java)
         if name in ("Sum", "Average") and _fails_never(function):
             self.scope.fail(
-                f"{text_of(java)} is not understood: sum() of integers wraps around, and has no error", java
+                f"{words_of(java)} is not understood: sum() of integers wraps around, and has no error", java
             )
         if distinct and name not in ("Count", "Min", "Max"):
             self.scope.fail("DISTINCT goes with count only", java)
@@ -329,10 +352,10 @@ class _Aggregate:
             column = add(given[0], f"value_{len(self.calls) + 1}")
         elif distinct:
             self.scope.fail("count(DISTINCT ...) takes a column or an expression over some", java)
-        kind = st._parse_datatype_json_string(java.dataType().json())
         call: Function = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
         label = f"{call}_{len(self.calls) + 1}"
-        made = Column(label, "", lambda: arrow_type(kind), nullable=not call.startswith("count"))
+        kind, words = functools.partial(arrow_type_of, java), functools.partial(words_of, java)
+        made = Column(label, "", kind, words=words, nullable=not call.startswith("count"))
         attribute = self.scope.attribute(java, made)
         self.calls.append((java, attribute, Call(made, call, column)))
         return attribute
@@ -412,7 +435,7 @@ def limit_of(scope: Scope, limit: Any, sort: Any, below: Relation) -> Relation:
     """
     inside = Below(scope)
     order = _order(inside, sort.order())
-    number = Column("row_number", "", pa.int32, nullable=False)
+    number = Column("row_number", "", pa.int32, words=lambda: "a row's number", nullable=False)
     return TopOf(inside.of(below), (), sort, order, number, None, int(limit.limitExpr().eval(None)))
 
 

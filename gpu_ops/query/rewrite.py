@@ -7,6 +7,7 @@ several times is found.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -141,7 +142,9 @@ def _two_phases(aggregate: relations.AggregateOf) -> relations.AggregateOf | Non
 
 def _of_slices(call: relations.Call) -> relations.Call:
     """The same call, of the rows of a slice."""
-    return dataclasses.replace(call, column=Column(f"local_{call.column.label}", "", lambda: call.column.type))
+    words = functools.partial(str, call.column)
+    column = Column(f"local_{call.column.label}", "", lambda: call.column.type, words=words)
+    return dataclasses.replace(call, column=column)
 
 
 def _only_inserts(relation: relations.Relation) -> bool:
