@@ -38,7 +38,8 @@ from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, as_integers, from_
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Kernels, as_slots, sorted_by
 from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
-from gpu_ops.operators.core.match import Direction, Nearest, live_matches
+from gpu_ops.operators.core.match import live_matches
+from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.groups.aggregate.continuous import ContinuousAggregate
 from gpu_ops.operators.operator import (
@@ -195,7 +196,7 @@ class Sessions(Operator):
     def _search(
         self,
         needles: _Needles,
-        direction: Direction,
+        direction: SearchDirection,
         *,
         exact: bool,
         farthest: Array,
