@@ -24,10 +24,11 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.descriptions.groups import Order
 from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items
-from gpu_ops.query.errors import LIMIT, NODES, SESSIONS, SqlError
+from gpu_ops.query.errors import LIMIT, NODES, SqlError
 from gpu_ops.query.expressions import TURNED, Column, Expr, tree
 from gpu_ops.query.places import position_of, words_of
-from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, TopOf
+from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, SessionsOf, TopOf
+from gpu_ops.query.sessions import SESSION, Session, session_of
 from gpu_ops.spark.datatypes import is_binary_collated, is_window
 
 
@@ -150,16 +151,19 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
         below: what may have a row several times.
 
     Raises:
-        SqlError: a column of sessions, which Spark merges here, too.
+        SqlError: a column that is not compared.
     """
     inside, computed, calls = Below(scope), dict[Column, Expr](), list[Call]()
     by, shown = dict[Column, None](), dict(below.shown)
+    session: Session | None = None
     for attribute in items(node.output()):
         _check_group(scope, attribute, node)
         number = id_of(attribute)
         if _is_window(attribute):
-            ends = _ends(scope, inside, attribute)
-            by |= dict.fromkeys(ends)
+            if _says(attribute, SESSION):
+                session = session_of(scope, inside, attribute, below, node)
+            ends = _ends(scope, inside, attribute) if session is None else session.window
+            by |= {} if session is not None else dict.fromkeys(ends)
             shown[number] = column = scope.made(attribute, str(attribute.name()))
             computed[column] = scope.expr(_window(scope, attribute, ends))
             continue
@@ -170,7 +174,16 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
             shown[number] = column = scope.made(attribute, str(attribute.name()))
             computed[column] = scope.expr(value)
     scope.columns = {**scope.columns, **shown}  # what is below goes on meaning its own
-    return Compute(AggregateOf(inside.of(below), tuple(by), node, tuple(calls)), computed, shown)
+    groups = AggregateOf(inside.of(below), tuple(by), node, tuple(calls))
+    return Compute(_with_session(groups, session), computed, shown)
+
+
+def _with_session(groups: AggregateOf, session: Session | None) -> AggregateOf:
+    """Groups, or groups and sessions."""
+    if session is None:
+        return groups
+    own = {field.name: getattr(groups, field.name) for field in dataclasses.fields(groups) if field.name != "ends"}
+    return SessionsOf(**own, **session._asdict())
 
 
 def _ends(scope: Scope, inside: Below, window: Any) -> tuple[Column, Column]:
@@ -218,8 +231,6 @@ def _fails_never(function: Any) -> bool:
 
 _WINDOW: Final = "spark.timeWindow"
 """Key of the metadata that Catalyst gives a column of windows."""
-_SESSION: Final = "spark.sessionWindow"
-"""Likewise of sessions, which it merges wherever such a column is grouped by."""
 
 
 def _says(group: Any, key: str) -> bool:
@@ -229,8 +240,6 @@ def _says(group: Any, key: str) -> bool:
 
 def _check_group(scope: Scope, group: Any, node: Any) -> None:
     """Refuses a group column that is more than its values, or whose values are not compared."""
-    if _says(group, _SESSION):
-        scope.fail(SESSIONS, node)
     if not _is_window(group) and pa.types.is_nested(arrow_type_of(group)):
         named = class_of(group) in _NAMED
         what, kind = str(group.name()) if named else words_of(group), str(group.dataType().simpleString())
@@ -251,11 +260,15 @@ class _Aggregate:
         self.texts: list[tuple[Any, Call, Any]] = []
         self.windows: list[tuple[Any, Column, Column]] = []
         self.calls: list[tuple[Any, Any, Call]] = []
+        self.session: Session | None = None
 
     def relation(self) -> Relation:
         for group in items(self.node.groupingExpressions()):
             _check_group(self.scope, group, self.node)
-            if _is_window(group):
+            if _says(group, SESSION):
+                self.session = session_of(self.scope, self.inside, group, self.below, self.node)
+                self.windows.append((group, *self.session.window))
+            elif _is_window(group):
                 self.windows.append((group, *_ends(self.scope, self.inside, group)))
             elif not any(known.semanticEquals(group) for known, _ in self.groups):
                 self.groups.append((group, self.inside.compared(group, f"group_{len(self.groups) + 1}")))
@@ -263,11 +276,13 @@ class _Aggregate:
             (x, self._replaced(x.child() if class_of(x) == "Alias" else x))
             for x in items(self.node.aggregateExpressions())
         ]
-        of_windows = [column for _, *both in self.windows for column in both]
+        own = () if self.session is None else self.session.window
+        of_windows = [column for _, *both in self.windows for column in both if column not in own]
         by = tuple(dict.fromkeys([*of_windows, *(column for _, column in self.groups)]))
         calls = tuple(call for _, *_, call in self.calls) + tuple(call for _, call, _ in self.texts)
         ends = tuple(end for _, _, end in self.windows)
-        relation = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
+        groups = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
+        relation = _with_session(groups, self.session)
         computed: dict[Column, Expr] = {}
         ids: dict[int, Column] = {}
         for shown, value in results:

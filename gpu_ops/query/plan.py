@@ -308,7 +308,7 @@ class Builder:
             self.chooser.fail(f"with emit 'at_watermark' inputs only grow, and {why}", relation.java)
         if isinstance(relation, relations.TopOf) and not 1 <= (relation.n or 0) <= MAX_ROWS:
             self.chooser.fail(f"the first {relation.n} rows: they are between 1 and {MAX_ROWS} a group", relation.java)
-        times = self.times(relation) if self.chooser.final and isinstance(relation, relations.AggregateOf) else []
+        times = self.times(relation) if isinstance(relation, relations.AggregateOf) else []
         (name,) = input_names([relation])
         own = (needed & relation.below.columns) | relation.used | frozenset(times)
         place = self.origin(relation.java, {name: relation.below})
@@ -329,6 +329,16 @@ class Builder:
 
     def times(self, relation: relations.AggregateOf) -> list[Column]:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
+        if isinstance(relation, relations.SessionsOf):
+            if self.chooser.final and relation.time not in self.chooser.event_times(relation.below):
+                self.chooser.fail(
+                    f"emit 'at_watermark' goes by an event time, and {relation.time} is none: withWatermark, or "
+                    "event_time of its stream",
+                    relation.java,
+                )
+            return [relation.time]
+        if not self.chooser.final:
+            return []
         known = sorted((c for c in relation.below.columns if c.event_time), key=str)
         below, wanted = relation.below, frozenset(relation.ends) or frozenset(relation.by)
         while isinstance(below, relations.RowByRow):
