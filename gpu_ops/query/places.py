@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from gpu_ops.query.errors import without_generated_names
 
@@ -29,13 +30,29 @@ def position_of(java: Any) -> tuple[int, int]:
     return 1, 1
 
 
+_OPERATOR: Final = re.compile(r"(?:NOT\s+)?(?:LIKE|ILIKE|RLIKE|REGEXP|IN|IS|BETWEEN)\b|::", re.IGNORECASE)
+"""What Spark's parser has as the beginning of an expression that begins with the operand before it."""
+
+
 def text_of(java: Any) -> str:
     """What the query says where an expression comes from."""
+    span = _span(java)
+    if span is None:
+        return "this"
+    text, start, stop = span
+    operand = _span(_children(java)[0]) if _OPERATOR.match(text, start) and _children(java) else None
+    if operand is not None and operand[1] < start:
+        start = operand[1]
+    return " ".join(text[start:stop].split())
+
+
+def _span(java: Any) -> tuple[str, int, int] | None:
+    """The text that an expression comes from, and from where to where in it."""
     origin = java.origin()
     text, start, stop = origin.sqlText(), origin.startIndex(), origin.stopIndex()
     if not (text.isDefined() and start.isDefined() and stop.isDefined()):
-        return "this"
-    return " ".join(str(text.get())[int(start.get()) : int(stop.get()) + 1].split())
+        return None
+    return str(text.get()), int(start.get()), int(stop.get()) + 1
 
 
 def words_of(java: Any) -> str:

@@ -135,14 +135,28 @@ def test_all_of_them_are_here(spark: Any) -> None:
     assert there == CALLS["rows"].keys() | CALLS["groups"].keys()
 
 
-def streamed(spark: Any, changes: Any, folder: Path, name: str) -> Counter[str]:
+Rows = Counter[tuple[str, ...]]
+"""How often there is a row, its values as text."""
+
+
+def streamed(spark: Any, changes: Any, folder: Path, name: str) -> Rows:
     query = changes.writeStream.format("memory").queryName(name).option("checkpointLocation", str(folder / name))
     query.trigger(availableNow=True).start().awaitTermination()
-    rows: Counter[str] = Counter()
+    rows = Rows()
     for kind, *row in spark.table(name).collect():
-        rows[repr(tuple(row))] += 1 if kind in ("+I", "+U") else -1
+        rows[tuple(map(repr, row))] += 1 if kind in ("+I", "+U") else -1
     spark.catalog.dropTempView(name)
     return +rows
+
+
+def differing(names: list[str], got: Rows, wanted: Rows) -> dict[str, Any]:
+    """By the name of a column what is in it and what is not in it."""
+    found = {}
+    for number, name in enumerate(names):
+        one, other = (Counter(row[number] for row in rows.elements()) for rows in (got, wanted))
+        if one != other:
+            found[name] = sorted((one - other).elements()), sorted((other - one).elements())
+    return found
 
 
 @pytest.mark.parametrize("context", [pytest.param(x, marks=[pytest.mark.slow] if x in SLOW else []) for x in CONTEXTS])
@@ -156,14 +170,11 @@ def test_right_or_refused_at_its_place(spark: Any, tables: dict[str, Any], tmp_p
     assert len(taken) - len(calls) <= FAILING, taken.keys() - calls.keys()
     assert len(calls) >= MOST.get(context, 250)
     query = walk.query(context, calls)
-    wanted = Counter(repr(tuple(row)) for row in spark.sql(query).collect())
+    wanted = Rows(tuple(map(repr, row)) for row in spark.sql(query).collect())
     named = {name: df for name, df in tables.items() if f" {name} " in query.replace("\n", " ") + " "}
-    assert (
-        streamed(
-            spark,
-            gpu_ops.sql(query, state=str(tmp_path / "state"), **named),
-            tmp_path,
-            "of_" + context.replace(" ", "_"),
-        )
-        == wanted
+    changes = gpu_ops.sql(query, state=str(tmp_path / "state"), **named)
+    got = streamed(spark, changes, tmp_path, "of_" + context.replace(" ", "_"))
+    names = [column for column in changes.columns if column != "row_kind"]
+    assert got == wanted, differing(
+        [*names[: len(names) - len(calls)], *calls] if "e0" in names else names, got, wanted
     )

@@ -88,10 +88,10 @@ def test_what_is_refused(sql, message, place):
 @pytest.mark.parametrize(
     ("name", "option", "said"),
     [
-        ("orders", {"ttl_ms": 1000}, "ttl="),
-        ("orders", {"sequence_by": "id"}, "sequence_by="),
-        ("prices", {"ttl_ms": 1000}, "ttl="),
-        ("users", {"bad_rows": "drop"}, "bad_rows="),
+        ("orders", {"ttl_ms": 1000}, "ttl"),
+        ("orders", {"sequence_by": "id"}, "sequence_by"),
+        ("prices", {"ttl_ms": 1000}, "ttl"),
+        ("users", {"bad_rows": "drop"}, "bad_rows"),
     ],
 )
 def test_what_the_rows_of_a_union_would_lose_is_refused(name, option, said):
