@@ -1,7 +1,7 @@
 """Semi and anti joins by key, ``NOT IN`` included, after Flink's ``StreamingSemiAntiJoinOperator``.
 
-Law: a left row is in a semi join's result while it
-lives and its association count is not zero, in an anti join's while it lives and the count is zero (`core.visibility`).
+Law: a left row is in a semi join's result while it lives and its association count is not zero, in an anti join's while
+it lives and the count is zero (`core.visibility`).
 
 Row kinds (``per_event``): a change of the left row itself keeps its kind. A change of the right gives
 its own kind to a semi join's rows, and ``-D`` and ``+I`` to an anti join's.
