@@ -28,7 +28,7 @@ from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
-from gpu_ops.operators.at_end import Backlog
+from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Beside, Changelog, Fold, Output, changelog, together
 from gpu_ops.state.pieces import FromSnapshot, Storable, whole

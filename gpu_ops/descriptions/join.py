@@ -292,6 +292,7 @@ class LookupJoin(Join):
     """
 
     kind: ClassVar[str] = "lookup_join"
+    runs: ClassVar[str] = "lookup"
     emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "at_end")
 
     def _check(self) -> None:
