@@ -24,6 +24,8 @@ from gpu_ops.descriptions.times import Duration, Late
 from gpu_ops.errors import DescriptionError
 
 TwoSided = TypeVar("TwoSided", bound=Join)
+Engine = TypeVar("Engine", bound=Callable[..., Any])
+"""The function `gpu_ops.engine`."""
 
 _KEY: Final = "on= is the key, one column or several"
 _PAIRS: Final = "on=[('left column', 'right column')] is the key"
@@ -92,7 +94,7 @@ def check_options(function: Callable[..., Any], given: Iterable[str], options: t
         TypeError: names it, what to write in its place, and all arguments that there are.
     """
     named = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    known = [*named, *options.__annotations__]
+    known = list(dict.fromkeys([*named, *options.__annotations__]))
     for name in given:
         if name not in options.__annotations__:
             word = right_word(name, known)
@@ -260,6 +262,20 @@ def _read(operator: str) -> list[str]:
 
 ENGINE_OPTIONS: Final = tuple(dict.fromkeys(name for operator in _OPERATORS for name in _read(operator)))
 """What any operator of `gpu_ops.engine` reads."""
+
+
+def with_engine_options(function: Engine) -> Engine:
+    """Shows the options of all operators as keyword arguments in the signature of `gpu_ops.engine`."""
+    signature = inspect.signature(function)
+    *named, inputs = signature.parameters.values()
+    read = {x.name: x for operator in _OPERATORS.values() for x in inspect.signature(operator).parameters.values()}
+    more = [
+        x.replace(default=None if x.default is x.empty else x.default)
+        for name, x in read.items()
+        if name != "inputs" and name not in signature.parameters
+    ]
+    vars(function)["__signature__"] = signature.replace(parameters=[*named, *more, inputs])
+    return function
 
 
 def described(inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Description:

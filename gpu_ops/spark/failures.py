@@ -34,20 +34,23 @@ _CAUSE: Final = "\nCaused by: "
 
 
 def why(query: StreamingQuery | BaseException) -> str | None:
-    """Why a query ended: the message alone, without Spark's words, its plan and traceback around it.
-
-    ::
-
-        try:
-            query.awaitTermination()
-        except StreamingQueryException as error:
-            print(gpu_ops.why(error))
+    """Says in one message why a query failed, without Spark's words, its plan and traceback around it.
 
     Args:
         query: a streaming query, or the exception that one has raised.
 
     Returns:
         The message; None if the query runs, or ended without an error.
+
+    Example:
+        >>> def fail(rows, number):
+        ...     raise ValueError("the table is gone")
+        >>> query = spark.readStream.format("rate").load().writeStream.foreachBatch(fail)
+        >>> query = query.option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
+        >>> try:
+        ...     query.awaitTermination()
+        ... except Exception as error:
+        ...     print(gpu_ops.why(error))
     """
     error = query if isinstance(query, BaseException) else query.exception()
     return None if error is None else message_in(str(error))

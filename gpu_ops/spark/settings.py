@@ -258,12 +258,6 @@ def rapids_conf(
 ) -> dict[str, str]:
     """Settings for a session builder with which the RAPIDS plugin and the state servers share one card.
 
-    ::
-
-        builder = SparkSession.builder
-        for key, value in gpu_ops.spark.rapids_conf(jar="rapids-4-spark_2.13-26.08.1-cuda13.jar").items():
-            builder = builder.config(key, value)
-
     By default the plugin takes the whole card when it starts, and a state server then finds nothing left. On a
     cluster give ``executor_cores``, too: an executor then has one card, which is what the plugin asks for, and each
     of its tasks so small a part of it that the task with the state servers fits beside as many as there are cores.
@@ -281,6 +275,12 @@ def rapids_conf(
 
     Raises:
         DescriptionError: the share leaves one of them too little, or an executor has no room for two tasks.
+
+    Example:
+        >>> from pyspark.sql import SparkSession
+        >>> builder = SparkSession.builder
+        >>> for key, value in gpu_ops.spark.rapids_conf(jar="rapids-4-spark_2.13-26.08.1-cuda13.jar").items():
+        ...     builder = builder.config(key, value)
     """
     if not 0.05 <= state_share <= 0.8:
         raise DescriptionError(f"state_share={state_share}; it is between 0.05 and 0.8")

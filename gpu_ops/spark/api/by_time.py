@@ -32,6 +32,7 @@ from gpu_ops.spark.api.streams import (
     TwoSidedOptions,
     resolve,
     two_streams,
+    with_options,
 )
 from gpu_ops.spark.datatypes import is_window, named_column
 from gpu_ops.spark.plan.column_metadata import (
@@ -64,6 +65,7 @@ EventTimes = tuple[str, str] | Literal["processing"] | None
 """The event-time columns of left and right, ``"processing"``, or None where the inputs name them."""
 
 
+@with_options(IntervalJoinOptions)
 def interval_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -142,6 +144,11 @@ def interval_join(
         >>> payments = spark.createDataFrame([("a", 1_500), ("b", 9_000)], "id STRING, paid BIGINT")
         >>> times = ("ordered", "paid")
         >>> gpu_ops.interval_join(orders, payments, "id", time=times, lower=0, upper="1 second").show()
+        +--------+---+-------+----+
+        |row_kind| id|ordered|paid|
+        +--------+---+-------+----+
+        |      +I|  a|   1000|1500|
+        +--------+---+-------+----+
     """
     check_options(interval_join, options, IntervalJoinOptions)
     sides, emit = settled(two_streams(left, right), options)
@@ -256,6 +263,7 @@ class AsofJoinOptions(KeyOptions, ChangelogOptions, total=False):
     suffixes: tuple[str, str] | None
 
 
+@with_options(AsofJoinOptions)
 def asof_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -272,8 +280,9 @@ def asof_join(
 
     ``direction``, ``tolerance`` and ``allow_exact_matches`` are those of pandas' ``merge_asof``; but ``on`` is
     the key, which pandas and polars call ``by``, and ``time`` the times, which they call ``on``. A match comes at once,
-    and is retracted and replaced when a better one comes, or when the matched row is deleted or changed. Two static
-    DataFrames are joined at once, into a static DataFrame of insertions.
+    and is retracted and replaced when a better one comes, or when the matched row is deleted or changed. With
+    ``emit="at_watermark"`` each row comes once, when the watermark has passed all other rows that it could match; both
+    inputs are insert-only then. Two static DataFrames are joined at once, into a static DataFrame of insertions.
 
     Args:
         left: the left input; it may be a changelog.
@@ -289,9 +298,7 @@ def asof_join(
         tolerance: the greatest difference of the times, inclusive: ``"1 second"``, milliseconds or a timedelta.
         allow_exact_matches: whether a right row of just the left row's time matches.
         how: the join type. ``"left"``: left rows without a match come with nulls. ``"inner"``: they are left out.
-        options: further options, which `gpu_ops.spark.api.by_time.AsofJoinOptions` lists. With ``emit="at_watermark"``
-            each row comes once, when the watermark has passed all other rows that it could match; both inputs are
-            insert-only then.
+        options: further options, which `gpu_ops.spark.api.by_time.AsofJoinOptions` lists.
 
     Returns:
         A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
@@ -306,6 +313,12 @@ def asof_join(
         >>> trades = spark.createDataFrame([("x", 1_000), ("x", 3_000)], "symbol STRING, at BIGINT")
         >>> quotes = spark.createDataFrame([("x", 900, 10), ("x", 2_900, 11)], "symbol STRING, since BIGINT, bid INT")
         >>> gpu_ops.asof_join(trades, quotes, "symbol", time=("at", "since")).show()
+        +--------+------+----+-----+---+
+        |row_kind|symbol|  at|since|bid|
+        +--------+------+----+-----+---+
+        |      +I|     x|1000|  900| 10|
+        |      +I|     x|3000| 2900| 11|
+        +--------+------+----+-----+---+
     """
     check_options(asof_join, options, AsofJoinOptions)
     sides, emit = settled(two_streams(left, right), options)
@@ -322,6 +335,7 @@ def asof_join(
     return apply_operator(description, sides, options, upstream=upstream if description.by_event_time else (None, None))
 
 
+@with_options(TwoSidedOptions)
 def temporal_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -371,6 +385,12 @@ def temporal_join(
         >>> columns = "currency STRING, since BIGINT, rate DOUBLE"
         >>> rates = spark.createDataFrame([("EUR", 500, 1.1), ("EUR", 2_000, 1.2)], columns)
         >>> gpu_ops.temporal_join(orders, rates, "currency", time=("at", "since")).show()
+        +--------+--------+----+-----+----+
+        |row_kind|currency|  at|since|rate|
+        +--------+--------+----+-----+----+
+        |      +I|     EUR|1000|  500| 1.1|
+        |      +I|     EUR|3000| 2000| 1.2|
+        +--------+--------+----+-----+----+
     """
     check_options(temporal_join, options, TwoSidedOptions)
     sides, emit = settled(two_streams(left, right), {"emit": "at_watermark", **options})

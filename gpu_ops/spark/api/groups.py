@@ -28,7 +28,7 @@ from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import apply_operator, check_frames
-from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, resolve, resolve_all
+from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, resolve, resolve_all, with_options
 from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
@@ -36,6 +36,7 @@ from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
 _FILTER: Final = re.compile(r"(.*\))\s*filter\s*\(\s*where\s+(.+)\)\s*", re.IGNORECASE | re.DOTALL)
 
 
+@with_options(ChangelogOptions)
 def aggregate(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     by: str | Sequence[str] = (),
@@ -50,7 +51,9 @@ def aggregate(
     """Aggregates a stream: one row per group, kept up to date, also by retractions, which Spark's ``groupBy`` ignores.
 
     The result is a changelog like that of a join: it can be joined, viewed and aggregated again. Types and nulls are as
-    in Spark.
+    in Spark. With ``emit="at_end"`` a stream has no output: run the query to its end, and `finish` returns the result.
+    With ``emit="at_watermark"`` a group is emitted once, when the watermark of the input (``withWatermark``, or
+    ``stream(event_time=, delay=)``) reaches the end of its window, and is forgotten; rows that come later are late.
 
     Args:
         input: a DataFrame or a `stream`.
@@ -71,11 +74,7 @@ def aggregate(
             for an insert-only input.
         heartbeat: with ``emit="at_watermark"`` the longest time between two micro-batches, so that groups are emitted
             when no rows arrive.
-        options: further options, which `gpu_ops.spark.api.streams.ChangelogOptions` lists. With ``emit="at_end"`` a
-            stream has no output: run the query to its end, and `finish` returns the result. With
-            ``emit="at_watermark"`` a group is emitted once, when the watermark of the input (``withWatermark``, or
-            ``stream(event_time=, delay=)``) reaches the end of its window, and is forgotten; rows that come later are
-            late.
+        options: further options, which `gpu_ops.spark.api.streams.ChangelogOptions` lists.
 
     Returns:
         ``row_kind``, the group columns and the aggregates: a static DataFrame for a static input, else a streaming one.
@@ -92,6 +91,12 @@ def aggregate(
         >>> sales = spark.createDataFrame([("a", 2), ("a", 3), ("b", 5)], "user STRING, amount INT")
         >>> measures = {"total": "sum(amount)", "sales": "count(*)"}
         >>> gpu_ops.aggregate(sales, by="user", aggregates=measures).orderBy("user").show()
+        +--------+----+-----+-----+
+        |row_kind|user|total|sales|
+        +--------+----+-----+-----+
+        |      +I|   a|    5|    2|
+        |      +I|   b|    5|    1|
+        +--------+----+-----+-----+
     """
     check_options(aggregate, options, ChangelogOptions)
     source, emit = _one_input(input, options)
@@ -257,6 +262,7 @@ def rebuilt(changes: DataFrame, windows: Sequence[Window]) -> DataFrame:
     return changes.select(columns)
 
 
+@with_options(ChangelogOptions)
 def top(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     by: str | Sequence[str] = (),
@@ -294,6 +300,12 @@ def top(
     Example:
         >>> orders = spark.createDataFrame([("n", 5), ("n", 9), ("s", 4)], "region STRING, amount INT")
         >>> gpu_ops.top(orders, by="region", order_by="amount DESC").orderBy("region").show()
+        +--------+------+------+
+        |row_kind|region|amount|
+        +--------+------+------+
+        |      +I|     n|     9|
+        |      +I|     s|     4|
+        +--------+------+------+
     """
     check_options(top, options, ChangelogOptions)
     source, emit = _one_input(input, options)
@@ -304,6 +316,7 @@ def top(
     return apply_operator(described, [source], options, stacklevel=2)
 
 
+@with_options(ChangelogOptions)
 def latest(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     key: str | Sequence[str] | None = None,
@@ -317,7 +330,7 @@ def latest(
 
     A join distributes an upsert input by its unique key, as the old and the new row of a key have to meet; where the
     join has another key, all its rows are in one partition. This function adds the old row to the new one, so that the
-    join is distributed by its own key.
+    join is distributed by its own key. It has no ``emit="at_end"``.
 
     Args:
         input: a streaming DataFrame or a `stream`; its ``row_kind`` tells deletes. Within a micro-batch
@@ -331,7 +344,7 @@ def latest(
         unavailable: a column with lists of columns' names, as `read_kafka` makes it with ``unavailable=``: a change
             lacks the values of these columns, and the row keeps those that it had. The result does not have that
             column. A change without an earlier row is a bad row.
-        options: further options, which `gpu_ops.spark.api.streams.ChangelogOptions` lists; no ``emit="at_end"``.
+        options: further options, which `gpu_ops.spark.api.streams.ChangelogOptions` lists.
 
     Returns:
         A streaming DataFrame: ``row_kind``, then the input's columns; its unique key is ``key``.
@@ -346,6 +359,7 @@ def latest(
     Example:
         >>> orders = spark.readStream.schema("id INT, item STRING").json(folder)
         >>> gpu_ops.latest(orders, key="id", state=folder + "/state").columns
+        ['row_kind', 'id', 'item']
     """
     check_options(latest, options, ChangelogOptions)
     source, emit = _one_input(input, options)

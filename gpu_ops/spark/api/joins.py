@@ -33,6 +33,7 @@ from gpu_ops.spark.api.streams import (
     engine_condition,
     resolve_keys,
     two_streams,
+    with_options,
 )
 from gpu_ops.spark.datatypes import arrow_schema, ignores_case, spelling
 from gpu_ops.spark.driver.executors import make_importable
@@ -42,6 +43,7 @@ from gpu_ops.spark.tasks.engine import LookupFunction, Lookups, LookupTask
 from gpu_ops.spark.tasks.functions import Grouped, applied_schema
 
 
+@with_options(JoinOptions)
 def join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -74,11 +76,19 @@ def join(
         >>> orders = spark.createDataFrame([(1, 10), (2, 20)], "id INT, amount INT")
         >>> payments = spark.createDataFrame([(1, 4), (1, 6)], "id INT, paid INT")
         >>> gpu_ops.join(orders, payments, on="id", how="left").orderBy("id", "paid").show()
+        +--------+---+------+----+
+        |row_kind| id|amount|paid|
+        +--------+---+------+----+
+        |      +I|  1|    10|   4|
+        |      +I|  1|    10|   6|
+        |      +I|  2|    20|NULL|
+        +--------+---+------+----+
     """
     check_options(join, options, JoinOptions)
     return _join(left, right, on, how, options)
 
 
+@with_options(SemiJoinOptions)
 def semi_join(
     left: DataFrame | Stream, right: DataFrame | Stream, on: On = None, **options: Unpack[SemiJoinOptions]
 ) -> DataFrame:
@@ -94,11 +104,17 @@ def semi_join(
         >>> orders = spark.createDataFrame([(1, 10), (2, 20)], "id INT, amount INT")
         >>> payments = spark.createDataFrame([(1, 4), (1, 6)], "id INT, paid INT")
         >>> gpu_ops.semi_join(orders, payments, on="id").show()
+        +--------+---+------+
+        |row_kind| id|amount|
+        +--------+---+------+
+        |      +I|  1|    10|
+        +--------+---+------+
     """
     check_options(semi_join, options, SemiJoinOptions)
     return _join(left, right, on, "semi", options)
 
 
+@with_options(SemiJoinOptions)
 def anti_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -120,6 +136,11 @@ def anti_join(
         >>> orders = spark.createDataFrame([(1, 10), (2, 20)], "id INT, amount INT")
         >>> payments = spark.createDataFrame([(1, 4), (1, 6)], "id INT, paid INT")
         >>> gpu_ops.anti_join(orders, payments, on="id").show()
+        +--------+---+------+
+        |row_kind| id|amount|
+        +--------+---+------+
+        |      +I|  2|    20|
+        +--------+---+------+
     """
     check_options(anti_join, options, SemiJoinOptions)
     return _join(left, right, on, "anti", options, null_aware=null_aware)
@@ -129,7 +150,7 @@ class LookupJoinOptions(TwoSidedOptions, total=False):
     """The options that a lookup join shares with other operators.
 
     Attributes:
-        backlog: whether left rows wait until the table's history is complete, see `ChangelogOptions`.
+        backlog: whether left rows wait while runs with ``trigger(availableNow=True)`` take in the table's history.
         wait_for_table: the same for a table that is a stream; a static one is complete before the first left row
             anyway.
     """
@@ -138,6 +159,7 @@ class LookupJoinOptions(TwoSidedOptions, total=False):
     wait_for_table: bool
 
 
+@with_options(LookupJoinOptions)
 def lookup_join(
     left: DataFrame | Stream,
     table: DataFrame | Stream,
@@ -158,9 +180,7 @@ def lookup_join(
             Flink's it may have several rows of a key, each of which makes a row. `lookup` asks a function instead.
         on: the key, as in `join`; at least one column.
         how: the join type. ``"inner"``: left rows without a match are left out. ``"left"``: they come with nulls.
-        options: further options, which `gpu_ops.spark.api.joins.LookupJoinOptions` lists. With ``backlog`` or
-            ``wait_for_table`` left rows wait while runs with ``trigger(availableNow=True)`` take in the history of a
-            table that is a stream.
+        options: further options, which `gpu_ops.spark.api.joins.LookupJoinOptions` lists.
 
     Returns:
         A streaming DataFrame: ``row_kind``, always ``+I``, and the columns of the join. Two static DataFrames are
@@ -176,6 +196,12 @@ def lookup_join(
         >>> orders = spark.createDataFrame([(1, "ann"), (2, "bob")], "id INT, customer STRING")
         >>> customers = spark.createDataFrame([("ann", "DE")], "customer STRING, country STRING")
         >>> gpu_ops.lookup_join(orders, customers, on="customer", how="left").orderBy("id").show()
+        +--------+--------+---+-------+
+        |row_kind|customer| id|country|
+        +--------+--------+---+-------+
+        |      +I|     ann|  1|     DE|
+        |      +I|     bob|  2|   NULL|
+        +--------+--------+---+-------+
     """
     check_options(lookup_join, options, LookupJoinOptions)
     if options.get("wait_for_table") and as_stream(table, "the table", "right").df.isStreaming:
@@ -221,6 +247,11 @@ def lookup(
         ...     return keys.append_column("country", pa.array(["DE"] * len(keys)))
         >>> orders = spark.createDataFrame([(1, "ann")], "id INT, customer STRING")
         >>> gpu_ops.lookup(orders, countries, "customer", schema="customer STRING, country STRING").show()
+        +--------+--------+---+-------+
+        |row_kind|customer| id|country|
+        +--------+--------+---+-------+
+        |      +I|     ann|  1|     DE|
+        +--------+--------+---+-------+
     """
     side = as_stream(left, "the left input", "left")
     check_frames([side.df])
@@ -271,6 +302,7 @@ def _join(
     return apply_operator(description, sides, options, stacklevel=3)
 
 
+@with_options(KeyOptions)
 def co_group(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -282,7 +314,9 @@ def co_group(
     """Calls a function with both inputs' rows of the same keys, once the inputs have ended; retractions are honoured.
 
     The function runs in Spark's tasks, once for many keys: it takes all rows of these keys, sorted by key, equal keys
-    in the order they came. Streams have no output: run the query to its end, and `finish` returns the result.
+    in the order they came; rows with a null key are in no group, unless ``null_safe`` says so. Streams need ``state``
+    and
+    have no output: run the query to its end, and `finish` returns the result.
 
     Args:
         left: the left input.
@@ -290,8 +324,7 @@ def co_group(
         on: the key, as in `join`; at least one column.
         apply: takes the left's and the right's rows as Arrow tables (either may be empty), returns a table.
         schema: the schema of its result, or its DDL text.
-        options: further options, which `gpu_ops.spark.api.streams.KeyOptions` lists; streams need ``state``. Rows with
-            a null key are in no group, unless ``null_safe`` says so.
+        options: further options, which `gpu_ops.spark.api.streams.KeyOptions` lists.
 
     Returns:
         The function's results: a static DataFrame for static inputs; for streams a streaming one that never has a row,
@@ -309,6 +342,11 @@ def co_group(
         >>> orders = spark.createDataFrame([(1, 10)], "id INT, amount INT")
         >>> payments = spark.createDataFrame([(1, 4), (1, 6)], "id INT, paid INT")
         >>> gpu_ops.co_group(orders, payments, "id", sizes, "left BIGINT, right BIGINT").show()
+        +----+-----+
+        |left|right|
+        +----+-----+
+        |   1|    2|
+        +----+-----+
     """
     check_options(co_group, options, KeyOptions)
     given = two_streams(left, right)
@@ -325,6 +363,7 @@ def co_group(
     return result.select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in function.schema.fields))
 
 
+@with_options(ChangelogOptions)
 def multi_join(
     inputs: Sequence[DataFrame | Stream],
     on: MultiOn,
@@ -366,6 +405,12 @@ def multi_join(
         >>> orders = spark.createDataFrame([(1, 10)], "id INT, amount INT")
         >>> payments = spark.createDataFrame([(1, 4)], "id INT, paid INT")
         >>> gpu_ops.multi_join([users, orders, payments], on="id", how="left").orderBy("id").show()
+        +--------+---+----+------+----+
+        |row_kind| id|name|amount|paid|
+        +--------+---+----+------+----+
+        |      +I|  1| ann|    10|   4|
+        |      +I|  2| bob|  NULL|NULL|
+        +--------+---+----+------+----+
     """
     check_options(multi_join, options, ChangelogOptions)
     if isinstance(inputs, str) or not isinstance(inputs, Sequence):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -30,6 +32,9 @@ from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.column_metadata import derived_key, is_changelog, never_retracts
 from gpu_ops.state.address import Location
+
+Taking = TypeVar("Taking", bound=Callable[..., DataFrame])
+"""A function that takes options and returns a DataFrame."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,6 +328,43 @@ class IntervalJoinOptions(TwoSidedOptions, total=False):
     """
 
     emit: Emit
+
+
+_DEFAULTS: Final[Mapping[str, object]] = {"backend": "auto", "null_safe": False, "emit": "per_batch", "backlog": False}
+"""The defaults of options; that of any other is None, or False for a bool."""
+
+_ENTRY: Final = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
+_LISTED: Final = re.compile(r"^ {8}options: .*(?:\n {12}.*)*", re.MULTILINE)
+
+
+def with_options(options: type) -> Callable[[Taking], Taking]:
+    """Shows the options of a function as keyword arguments, in its signature and in its docstring.
+
+    A TypedDict declares options once, for type checkers (``**options: Unpack[JoinOptions]``) and for `check_options`;
+    with this decorator ``help()`` and editors list them, too.
+
+    Args:
+        options: the TypedDict; its docstring explains the options that are not its bases'.
+    """
+    classes = (RunOptions, KeyOptions, ChangelogOptions, TwoSidedOptions, options)
+    explained = {name: text for each in classes for name, text in _ENTRY.findall(each.__doc__ or "")}
+
+    def shown(function: Taking) -> Taking:
+        named = inspect.signature(function)
+        own = [x for x in named.parameters.values() if x.kind is not x.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=getattr(kind, "__forward_arg__", kind),
+                default=_DEFAULTS.get(name, False if getattr(kind, "__forward_arg__", kind) == "bool" else None),
+            )
+            for name, kind in options.__annotations__.items()
+        ]  # fmt: skip
+        entries = "\n".join(f"        {name}: {explained[name]}" for name in options.__annotations__)
+        vars(function)["__signature__"] = named.replace(parameters=[*own, *more])
+        function.__doc__ = _LISTED.sub(lambda _: entries, function.__doc__ or "", count=1)
+        return function
+
+    return shown
 
 
 HIDDEN: Final = "__where_"

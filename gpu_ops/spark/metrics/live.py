@@ -163,6 +163,10 @@ def progress(query: StreamingQuery, total: int | None = None, *, console: Consol
 
     Raises:
         StreamingQueryException: the query has failed.
+
+    Example:
+        >>> query = orders.writeStream.format("noop").trigger(availableNow=True).start()  # doctest: +SKIP
+        >>> gpu_ops.progress(query, total=1_000_000)  # doctest: +SKIP
     """
     rows, last, began = 0, -1, time.monotonic()
     with _bar(total, console) as bar:

@@ -65,6 +65,10 @@ def join_progress(progress: Any) -> list[JoinProgress]:
     Returns:
         One entry per join of this package, also where tasks reported to the driver because the RAPIDS plugin is on;
         other observed metrics are ignored.
+
+    Example:
+        >>> for join in gpu_ops.spark.join_progress(query.lastProgress):  # doctest: +SKIP
+        ...     print(join.name, join.metrics["left_state_rows"])
     """
 
     def fact(name: str) -> Any:

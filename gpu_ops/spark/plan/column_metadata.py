@@ -163,6 +163,14 @@ def side(df: DataFrame, name: str) -> DataFrame:
 
     Raises:
         DescriptionError: ``df`` is no changelog of an operator by time, or has no such side output.
+
+    Example:
+        >>> clicks = spark.createDataFrame([("a", 1_000)], "id STRING, at BIGINT")
+        >>> buys = spark.createDataFrame([("a", 1_500)], "id STRING, paid BIGINT")
+        >>> joined = gpu_ops.interval_join(
+        ...     clicks, buys, "id", time=("at", "paid"), lower=0, upper="1 minute", late="tag"
+        ... )
+        >>> gpu_ops.side(joined, "left_late").columns
     """
     return _rows(df, name, "side()")
 
@@ -176,6 +184,14 @@ def late(df: DataFrame, side: str) -> DataFrame:
 
     Raises:
         DescriptionError: ``df`` is no changelog of an operator by time, or has no such input.
+
+    Example:
+        >>> clicks = spark.createDataFrame([("a", 1_000)], "id STRING, at BIGINT")
+        >>> buys = spark.createDataFrame([("a", 1_500)], "id STRING, paid BIGINT")
+        >>> joined = gpu_ops.interval_join(
+        ...     clicks, buys, "id", time=("at", "paid"), lower=0, upper="1 minute", late="tag"
+        ... )
+        >>> gpu_ops.late(joined, "right").columns
     """
     return _rows(df, f"{side}_late", "late()")
 

@@ -307,6 +307,20 @@ def memory_view(name: str) -> MemoryView:
 
     Raises:
         StateError: (from ``foreachBatch``) the query has run before, so that its beginning is missing.
+
+    Example:
+        >>> arrive(folder + "/in", {"row_kind": "+I", "id": 1}, {"row_kind": "+I", "id": 2})
+        >>> arrive(folder + "/in", {"row_kind": "-D", "id": 1})
+        >>> changes = spark.readStream.schema("row_kind STRING, id INT").json(folder + "/in")
+        >>> view = gpu_ops.sinks.memory_view("live")
+        >>> writer = changes.writeStream.foreachBatch(view).option("checkpointLocation", folder + "/checkpoint")
+        >>> writer.trigger(availableNow=True).start().awaitTermination()
+        >>> view.table.show()
+        +---+
+        | id|
+        +---+
+        |  2|
+        +---+
     """
     return MemoryView(name)
 
@@ -330,7 +344,11 @@ def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers:
         headers: whether messages have it; those of a static DataFrame outside of a streaming query have none.
 
     Raises:
-        DescriptionError: no such column, or one of a type that JSON has no text of: an interval.
+        DescriptionError: there is no such column, or one has a type without a JSON text (an interval).
+
+    Example:
+        >>> changes = spark.createDataFrame([("+I", 1, 10)], "row_kind STRING, id INT, amount INT")
+        >>> gpu_ops.sinks.json_messages(changes, key="id").show(truncate=False)
     """
     names = _spelled(data_frame(changes, "what json_messages() takes"), key, "no column")
     schema = _written_schema(changes.schema)
@@ -366,6 +384,10 @@ def kafka_upsert(
         topic: the topic, compacted or not.
         key: columns that identify a row; by default those that are known of the changelog.
         options: options of Spark's Kafka writer, such as ``kafka.security.protocol``.
+
+    Example:
+        >>> view = gpu_ops.sinks.kafka_upsert("localhost:9092", "live", key="id")
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
 
     def write(changes: Changes) -> None:
@@ -390,6 +412,10 @@ def kafka_debezium(
         topic: the topic.
         key: columns that identify a row; by default those that are known of the changelog.
         options: options of Spark's Kafka writer, such as ``kafka.security.protocol``.
+
+    Example:
+        >>> view = gpu_ops.sinks.kafka_debezium("localhost:9092", "changes", key="id")
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
 
     def write(changes: Changes) -> None:

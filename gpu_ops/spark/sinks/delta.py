@@ -46,7 +46,11 @@ def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
 
     Raises:
         NotBuiltError: Delta is not installed in the session that is active; the message says what to install.
-        DescriptionError: (from ``foreachBatch``) the table has other columns, or Delta takes none such.
+        DescriptionError: (from ``foreachBatch``) the table has other columns, or Delta does not take them.
+
+    Example:
+        >>> view = gpu_ops.sinks.delta_view("/data/live", key="id")  # doctest: +SKIP
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
     path = "/" in table
     name = f"delta.{backquoted(table)}" if path else table

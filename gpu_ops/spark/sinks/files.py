@@ -68,14 +68,17 @@ def write_files(
     name: str | None = None,
     file_bytes: int = 256 << 20,
     compression: str | None = "snappy",
-    **trigger: Any,
+    processingTime: str | None = None,  # noqa: N803 - Spark's words
+    availableNow: bool | None = None,  # noqa: N803
+    once: bool | None = None,
+    continuous: str | None = None,
+    realTime: str | None = None,  # noqa: N803
 ) -> StreamingQuery:
     """Starts a query that writes a changelog into files, each change exactly once.
 
     The tasks that make the rows write them; Spark sees one row per file, so ``numOutputRows`` of its progress counts
     files. That holds for the changelog of a join as it is, or after a ``select`` and ``where`` that Arrow evaluates;
-    anything else goes through Spark's rows first (`gpu_ops.explain` says which). All columns are written, row kinds
-    included.
+    other rows go through Spark first (`gpu_ops.explain` says which). All columns are written, row kinds included.
 
     A micro-batch becomes visible as a whole, and once, to whoever reads by the log: ``"parquet"`` and ``"arrow"`` have
     that of Spark's own file sink (``_spark_metadata``), by which Spark and `gpu_ops.read_files` read the folder,
@@ -86,18 +89,33 @@ def write_files(
         changes: a streaming DataFrame.
         path: a folder for this query alone: a local one, or a URI of an object store, as ``state=`` takes it
             (``s3://bucket/folder``; ``s3a://`` means the same).
-        format: ``"parquet"``, ``"delta"`` (needs the package ``deltalake``) or ``"arrow"``.
+        format: the format of the files. ``"parquet"``: Parquet. ``"delta"``: Parquet with a Delta log (needs the
+            package ``deltalake``). ``"arrow"``: Arrow IPC.
         partition_by: columns of integers, text, booleans or dates that become folders ``name=value``.
-        checkpoint: Spark's ``checkpointLocation``; by default what the session has for it.
-        name: of the query.
-        file_bytes: a file has about so many bytes of rows in memory, less where a partition's micro-batch has less.
-        compression: of Parquet and Arrow, as pyarrow calls it; None for none.
-        trigger: Spark's, as ``DataStreamWriter.trigger`` takes it: ``availableNow=True``,
-            ``processingTime="10 seconds"``.
+        checkpoint: Spark's ``checkpointLocation``; by default the session's.
+        name: the name of the query.
+        file_bytes: the bytes of rows in memory that a file has, about, or less where a partition's micro-batch has
+            less.
+        compression: the compression of Parquet and Arrow, as pyarrow calls it; None for none.
+        processingTime: the time between two micro-batches: ``"10 seconds"``; this and the following four are Spark's
+            triggers, see ``DataStreamWriter.trigger``, of which one may be given.
+        availableNow: whether the query takes the input that there is, in several micro-batches, and ends.
+        once: whether the query takes the input that there is, in one micro-batch, and ends.
+        continuous: the time between two checkpoints of continuous processing.
+        realTime: the length of a micro-batch of Spark's real-time mode.
 
     Raises:
-        DescriptionError: no streaming DataFrame, or no such format or column.
+        DescriptionError: it is no streaming DataFrame, or there is no such format or column.
         NotBuiltError: the package for the format is not installed, or Arrow cannot reach the folder.
+
+    Example:
+        >>> arrive(folder + "/in", {"id": 1, "amount": 10})
+        >>> orders = gpu_ops.read_files(spark, folder + "/in", "json", "id INT, amount INT")
+        >>> query = gpu_ops.write_files(
+        ...     orders, folder + "/out", checkpoint=folder + "/checkpoint", availableNow=True
+        ... )
+        >>> query.awaitTermination()
+        >>> spark.read.parquet(folder + "/out").show()
     """
     if not data_frame(changes, "what write_files() takes").isStreaming:
         raise DescriptionError("write_files() takes a streaming DataFrame; write a static one with Spark's own writer")
@@ -119,7 +137,11 @@ def write_files(
     )
     files = made_by_tasks(changes, writer, "gpu_join_files", st.StructType().add(FILE_COLUMN, "string"))
     written = files.writeStream.foreachBatch(lambda batch, number: _write(commit, writer.schema, batch, number))
-    return started(written, checkpoint, name, trigger)
+    triggers = {
+        "processingTime": processingTime, "availableNow": availableNow, "once": once, "continuous": continuous,
+        "realTime": realTime,
+    }  # fmt: skip
+    return started(written, checkpoint, name, {x: value for x, value in triggers.items() if value is not None})
 
 
 def _write(commit: DeltaCommit | _LogCommit, schema: pa.Schema, batch: DataFrame, number: int) -> None:

@@ -63,6 +63,10 @@ def jdbc_view(
             value, or a key occurs twice.
         DatabaseError: (from ``foreachBatch``; nothing is written) the database cannot be reached, refuses a statement,
             or has other rows than it should.
+
+    Example:
+        >>> view = gpu_ops.sinks.jdbc_view("jdbc:postgresql://localhost/shop", "live", "id", options={"user": "ann"})
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
     settings = dict(options or {})
     ready: set[str] = set()
@@ -87,9 +91,13 @@ def postgres_view(
 
     Args:
         url: ``postgresql://host:port/database``, with or without ``jdbc:``.
-        table: see `jdbc_view`.
-        key: see `jdbc_view`.
-        options: see `jdbc_view`.
+        table: the table's name, as SQL spells it.
+        key: columns that identify a row, see `jdbc_view`.
+        options: options of Spark's JDBC writer, see `jdbc_view`.
+
+    Example:
+        >>> view = gpu_ops.sinks.postgres_view("postgresql://localhost/shop", "live", key="id", options={"user": "ann"})
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
     return jdbc_view(
         "jdbc:" + url.removeprefix("jdbc:"), table, key, options={"driver": "org.postgresql.Driver", **(options or {})}

@@ -68,6 +68,15 @@ def read_files(
     Raises:
         DescriptionError: no such format or option, or a column of a type that it cannot hold.
         NotBuiltError: Spark Connect, or a Delta table and a Spark older than 4.2.
+
+    Example:
+        >>> arrive(folder + "/in", {"id": 1, "amount": 10}, {"id": 2, "amount": 20})
+        >>> orders = gpu_ops.read_files(spark, folder + "/in", "json", "id INT, amount INT")
+        >>> view = gpu_ops.sinks.memory_view("orders")
+        >>> orders.selectExpr("'+I' AS row_kind", "*").writeStream.foreachBatch(view).option(
+        ...     "checkpointLocation", folder + "/checkpoint"
+        ... ).trigger(availableNow=True).start().awaitTermination()
+        >>> view.table.orderBy("id").show()
     """
     refuse_connect(spark)
     refuse_gone(spark.sparkContext)

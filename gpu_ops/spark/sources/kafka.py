@@ -102,7 +102,13 @@ def read_kafka(
         A streaming DataFrame.
 
     Raises:
-        DescriptionError: no such format, option or column, or a column that messages do not have.
+        DescriptionError: there is no such format, option or column, or messages cannot have the column.
+
+    Example:
+        >>> orders = gpu_ops.read_kafka(  # doctest: +SKIP
+        ...     spark, "localhost:9092", "orders", "debezium-json", "id INT, amount INT"
+        ... )
+        >>> orders = gpu_ops.stream(orders, unique_key="id", row_kind="row_kind")  # doctest: +SKIP
     """
     refuse_connect(spark)
     refuse_gone(spark.sparkContext)
@@ -164,7 +170,18 @@ def debezium(
         name: the stream's name in errors and in Spark's progress.
 
     Raises:
-        DescriptionError: no such column, or one that messages do not have.
+        DescriptionError: there is no such column, or messages cannot have it.
+
+    Example:
+        >>> text = '{"op": "u", "before": {"id": 1, "amount": 10}, "after": {"id": 1, "amount": 12}}'
+        >>> messages = spark.createDataFrame([(text,)], "value STRING")
+        >>> gpu_ops.debezium(messages, "id INT, amount INT").show()
+        +--------+---+------+
+        |row_kind| id|amount|
+        +--------+---+------+
+        |      -U|  1|    10|
+        |      +U|  1|    12|
+        +--------+---+------+
     """
     source = MessageSource(
         name, "debezium-json", schema, value=value, row_kind=row_kind, encoded=encoded, include=include,
