@@ -64,7 +64,7 @@ _CLOSES: Final = "closes"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Moved:
+class _MovedRows:
     """Rows of the state that go from one session to another.
 
     Attributes:
@@ -130,14 +130,14 @@ class Sessions(Operator):
         beside = self._rows.beside
         return self._live(slots) & (beside[_START].values[slots] == beside[TIME_COLUMN].values[slots])
 
-    def _starts(self, side: Lifetimes) -> _Moved:
+    def _starts(self, side: Lifetimes) -> _MovedRows:
         """Give each new row the start of its session, and other rows another one; gives these."""
         rows, kernels, xp = self._rows, self.kernels, self.kernels.xp
         start = rows.beside[_START].values
         new = as_slots(kernels, side.first_new, side.new)
         changed = _Needles(rows, xp.concatenate([side.killed, new]))
         if not changed.slots.size:
-            return _Moved(changed.slots, changed.slots)
+            return _MovedRows(changed.slots, changed.slots)
         behind = self._follower(changed)
         points = _Needles(rows, distinct(xp, xp.concatenate([changed.slots, behind[behind >= 0]])))
         points = points.by_group()
@@ -156,7 +156,7 @@ class Sessions(Operator):
         place = points.place[points.place.size - side.new :] if side.new else points.place[:0]
         rows.put(_START, moved[0], moved[1])
         rows.put(_START, new, begins[place])
-        return _Moved(moved[0], moved[2])
+        return _MovedRows(moved[0], moved[2])
 
     def _follow(self, points: _Needles, begins: Array) -> tuple[Slots, Array, Array]:
         """Rows of before that are of another session now: their slots, and its start now and before.
@@ -252,7 +252,7 @@ class Sessions(Operator):
             "emit_ms": (time.perf_counter() - found) * 1e3,
         }
 
-    def _apply(self, change: Ingested) -> tuple[Lifetimes, _Moved]:
+    def _apply(self, change: Ingested) -> tuple[Lifetimes, _MovedRows]:
         """Take changes into the rows and their sessions."""
         (what,) = given([self._rows], [change], net=True)
         side = apply_changes(self._rows, change.frame(self.kernels), what, None, net=True)

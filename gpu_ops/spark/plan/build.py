@@ -30,7 +30,15 @@ from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.driver.starts import check_starts
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
-from gpu_ops.spark.plan.changes import Chaining, Changes, Reading, holds_sources, observed_once, observing, source_of
+from gpu_ops.spark.plan.changes import (
+    Changes,
+    OperatorChainBuilder,
+    Reading,
+    holds_sources,
+    observed_once,
+    observing,
+    source_of,
+)
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
@@ -94,7 +102,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
         blocks=directory.blocks,
     )  # fmt: skip
-    chain, legs = Chaining(plan, task), dict[str, DataFrame]()
+    chain, legs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
     for number in order:
         reading, packer = readings[number], packers[number]
         if reading is not None and isinstance(reading.source, Changes) and chain.takes(reading.source):

@@ -21,7 +21,7 @@ from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, 
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import selection, taken_of_join
-from gpu_ops.spark.tasks.join import Chain, Edge, Node, OfChanges, Task
+from gpu_ops.spark.tasks.join import ChainedOperator, Edge, OfChanges, OperatorChain, Task
 from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
 from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
 
@@ -77,10 +77,10 @@ def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) 
     return node.withNewChildren(scala_seq(of.sparkSession, made))
 
 
-def task_of(node: Any, spark: SparkSession) -> Task | Chain | None:
+def task_of(node: Any, spark: SparkSession) -> Task | OperatorChain | None:
     """The function that a join's node runs; None for a join whose inputs are static, or what is made of changes."""
     task = function_of(node, spark)
-    return task if isinstance(task, Task | Chain) else None
+    return task if isinstance(task, Task | OperatorChain) else None
 
 
 def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructType, spark: SparkSession) -> DataFrame:
@@ -156,7 +156,7 @@ class Changes:
 
     node: Any
     plan: JoinPlan
-    task: Task | Chain
+    task: Task | OperatorChain
     session: SparkSession
 
     def __str__(self) -> str:
@@ -167,9 +167,9 @@ class Changes:
         return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[ChainedOperator, ...]:
         """The operators of its task."""
-        return self.task.nodes if isinstance(self.task, Chain) else (Node(self.task),)
+        return self.task.nodes if isinstance(self.task, OperatorChain) else (ChainedOperator(self.task),)
 
     def legs(self) -> dict[str, DataFrame]:
         """What Spark brings to its task, see `legs_of`."""
@@ -197,7 +197,7 @@ MOST_IN_ONE_TASK: Final = 4
 """Partitions of an operator: with more of them what a task has to cut costs more time than stages of Spark's."""
 
 
-class Chaining:
+class OperatorChainBuilder:
     """Which operators run in the task of another one that reads their changes.
 
     Args:
@@ -235,12 +235,12 @@ class Chaining:
         self._sources[number] = changes.plan.plan_id
 
     @property
-    def function(self) -> Task | Chain:
+    def function(self) -> Task | OperatorChain:
         """What runs in the task."""
         if not self._tasks:
             return self._task
-        below = [Node(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
-        return Chain([*below, Node(self._task)])
+        below = [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
+        return OperatorChain([*below, ChainedOperator(self._task)])
 
     def plan(self, legs: tuple[str, ...]) -> JoinPlan:
         """The plan of the last operator, which has those of the others.

@@ -175,8 +175,8 @@ class Edge(NamedTuple):
         return list(self.packer.of_partition(rows, partition))
 
 
-class Node(NamedTuple):
-    """An operator of a `Chain`, and what others in it read of its changes."""
+class ChainedOperator(NamedTuple):
+    """An operator of a `OperatorChain`, and what others in it read of its changes."""
 
     task: Task
     edges: tuple[Edge, ...] = ()
@@ -187,7 +187,7 @@ class Node(NamedTuple):
         return [batch for edge in self.edges for batch in edge.packed(rows, partition)]
 
 
-class Chain(ArrowTask):
+class OperatorChain(ArrowTask):
     """Operators that read one another's changes, all partitions of each, in one Spark task.
 
     An operator's partitions compute side by side, each in its state server, when those of the operators that it reads
@@ -198,7 +198,7 @@ class Chain(ArrowTask):
         nodes: each behind those that it reads; the last one's changes come out.
     """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[ChainedOperator]) -> None:
         self.nodes, self._last = tuple(nodes), nodes[-1].task
         self.__name__, self.output, self.hidden = self._last.__name__, self._last.output, self._last.hidden
 
@@ -241,7 +241,7 @@ class OfChanges(ArrowTask):
         maker: encodes them.
     """
 
-    def __init__(self, task: Task | Chain, taken: Taken, maker: Maker) -> None:
+    def __init__(self, task: Task | OperatorChain, taken: Taken, maker: Maker) -> None:
         self.__name__ = task.__name__
         self.task, self._taken, self._maker = task, taken, maker
 
