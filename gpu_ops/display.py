@@ -103,16 +103,19 @@ def lookups_text(counts: Mapping[str, int]) -> str:
 
 
 def show(what: Any, rows: int = 50) -> Tables:
-    """A changelog coloured by row kind, or the state of an engine as tables, for a notebook.
+    """Shows a changelog coloured by row kind, or the state of an engine as tables, in a notebook.
 
     Args:
         what: a changelog: an Arrow table, a DataFrame of pandas, polars or cuDF, or a static one of Spark's, such as
-            the table of a ``memory`` sink; a `MicroBatch`; or a `JoinEngine`, of which the rows it keeps are shown
-            with their counts of matches.
-        rows: how many rows at most.
+            the table of a ``memory`` sink; a `MicroBatch`; or a `JoinEngine`, whose state rows are shown with their
+            counts of matches.
+        rows: the largest number of rows.
 
     Raises:
-        DescriptionError: something else.
+        DescriptionError: it is none of these.
+
+    Example:
+        >>> gpu_ops.show(pa.table({"row_kind": ["+I", "-D"], "id": [1, 1]}))  # doctest: +SKIP
     """
     if hasattr(what, "snapshot"):
         kept = what.snapshot()

@@ -54,11 +54,11 @@ _Row = tuple[str, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a demonstration is told.
+    """The options of a demonstration.
 
     Attributes:
-        scale: TPC-H scale factor; by default what ``rows`` needs, or 0.1.
-        rows: about how many changes to stream, or None for all that the scale factor makes.
+        scale: the TPC-H scale factor; by default the one that ``rows`` needs, or 0.1.
+        rows: the number of changes to stream, about, or None for all that the scale factor makes.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         keep: an empty folder for everything that is written; by default a temporary one.
     """
@@ -199,21 +199,21 @@ class _Tpch:
             )
 
     def summarise(self, result: tpch.Check, *, kept: bool) -> None:
-        """Prints the numbers."""
+        """Prints the result of the check, and the join's metrics."""
         assert self.last is not None, "a query without a micro-batch"
         metrics, total = self.last.metrics, self.rows[-1]
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(result.changes.items()))
         rate = f"{total / self.seconds:,.0f} rows/s over {self.seconds:.1f} s"
-        shown = Table(box=box.SIMPLE, show_header=False)
-        shown.add_row("changes in", f"{total:,} in {self.done} micro-batches")
-        shown.add_row("changelog", f"{sum(result.changes.values()):,} changes: {kinds}")
-        shown.add_row("speed", f"{rate}, both starts of the query included")
-        shown.add_row("backend", f"{self.last.backend}, {metrics['partitions']} partitions")
+        table = Table(box=box.SIMPLE, show_header=False)
+        table.add_row("changes in", f"{total:,} in {self.done} micro-batches")
+        table.add_row("changelog", f"{sum(result.changes.values()):,} changes: {kinds}")
+        table.add_row("speed", f"{rate}, both starts of the query included")
+        table.add_row("backend", f"{self.last.backend}, {metrics['partitions']} partitions")
         for side, changes in zip(("left", "right"), self.inputs, strict=True):
             size = size_text(int(metrics[f"{side}_state_bytes"]))
-            shown.add_row(f"state of {changes.table}", f"{metrics[f'{side}_state_rows']:,} rows, {size} in memory")
-        shown.add_row("state folder", f"{self.folder / 'state'}" + ("" if kept else " (temporary)"))
-        self.console.print(shown)
+            table.add_row(f"state of {changes.table}", f"{metrics[f'{side}_state_rows']:,} rows, {size} in memory")
+        table.add_row("state folder", f"{self.folder / 'state'}" + ("" if kept else " (temporary)"))
+        self.console.print(table)
         if kept:
             self.console.print(f"gpu-join inspect {self.folder / 'state'}", soft_wrap=True)
 
@@ -241,7 +241,7 @@ def demo_session(console: Console) -> SparkSession:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What one micro-batch brings: ``(row kind, order_id, movie_id or set_price)``."""
+    """The rows of one micro-batch of the small demonstration: ``(row kind, order_id, movie_id or set_price)``."""
 
     what: str
     orders: tuple[_Row, ...] = ()
@@ -378,7 +378,7 @@ def showing(shown: Screen, arriving: Sequence[int], changelogs: list[pa.Table]) 
 
 
 def _check(console: Console, answers: tpch.Answers, changes: list[pa.Table]) -> bool:
-    """Compares each state of the view with DuckDB's answer."""
+    """Compares each state of the view with DuckDB's answer after the same micro-batch."""
     with console.status("DuckDB folds the inputs, and answers the query itself"):
         for number in range(1, len(changes) + 1):
             wrong = answers.differences(pa.concat_tables(changes[:number]), number)

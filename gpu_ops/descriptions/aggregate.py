@@ -276,7 +276,7 @@ class Aggregate(Grouped):
 
     def _check(self) -> None:
         self._check_emit()
-        if not self.measures and not self.by:
+        if not self.measures and not self._has_groups:
             raise DescriptionError("an aggregate needs at least one of " + ", ".join(get_args(Function)))
         for measure in self.measures:
             if measure.own is not None:
@@ -299,6 +299,10 @@ class Aggregate(Grouped):
             raise DescriptionError(
                 f"input '{self.source.name}': late='tag' is for insertions, as a late retraction would look like a row"
             )
+
+    @property
+    def _has_groups(self) -> bool:
+        return bool(self.by)
 
     def _check_window(self) -> None:
         name, event_time, end = self.source.name, self.source.event_time, self.closes

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
@@ -336,3 +337,9 @@ class TimedOperator(Operator, Generic[C]):
             raise StateError("the snapshot lacks the times of an operator by time")
         facts: dict[str, Any] = stored.to_pylist()[0]
         return facts
+
+
+def latest_times(parts: Parts, name: str) -> pa.Table:
+    """What is known of time in all partitions; ``name``: what a snapshot calls it."""
+    facts = pa.concat_tables([part[name] for part in parts])
+    return pa.table({column: [pc.max(facts[column])] for column in facts.column_names}, schema=facts.schema)

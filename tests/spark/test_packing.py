@@ -44,7 +44,7 @@ def packer(
     blocks: Blocks | None = None,
 ) -> Packer:
     routes = tuple(range(100, 100 + partitions))
-    return Packer(f"in{number}", number, schema, by, routes, most_bytes, blocks=blocks)
+    return Packer(f"in{number}", "join", number, schema, by, routes, most_bytes, blocks=blocks)
 
 
 def packed(packer: Packer, batches: list[pa.RecordBatch], time: int = 0, source: str = "") -> list[dict[str, Any]]:
