@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, IntervalJoin
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, join_type
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.descriptions.multi_join import MultiJoin

@@ -19,9 +19,10 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import Condition, of_tree
 from gpu_ops.conditions import expressions as trees
 from gpu_ops.descriptions.arguments import two_sided
-from gpu_ops.descriptions.by_time import AsofJoin, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.by_time import AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.times import show_ms, time_type
