@@ -36,7 +36,7 @@ from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.plan.build import build, build_bounded, collated_key
 from gpu_ops.spark.plan.column_metadata import delays, lost_row_time, retracting
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
-from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
@@ -113,7 +113,7 @@ def apply_operator(
     *,
     upstream: tuple[str | None, str | None] = (None, None),
     heartbeat_ms: int | None = None,
-    function: Grouped | None = None,
+    function: CoGroupTask | None = None,
     query: str | None = None,
     stacklevel: int = 2,
 ) -> DataFrame:

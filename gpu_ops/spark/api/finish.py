@@ -35,7 +35,7 @@ from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.tasks.engine import LeftOver
-from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.wire.command import parse_join
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
@@ -164,7 +164,7 @@ def _function(
     state: StateAddress,
     apply: Callable[[pa.Table, pa.Table], pa.Table] | None,
     schema: st.StructType | str | None,
-) -> Grouped | None:
+) -> CoGroupTask | None:
     """The function of a co-group; None for any other operator."""
     if (apply is None) != (schema is None):
         raise DescriptionError("apply= and schema= go together")
@@ -173,7 +173,7 @@ def _function(
             raise DescriptionError(f"apply= is for a co-group; the state folder {state} is none's")
         return None
     if apply is not None and schema is not None:
-        return Grouped.of(apply, schema)
+        return CoGroupTask.of(apply, schema)
     found = Directory.of(spark).functions.get(state.identity)
     if found is None:
         raise DescriptionError(

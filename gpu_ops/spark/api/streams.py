@@ -242,7 +242,7 @@ def resolve_keys(on: On, sides: tuple[Stream, Stream], options: Mapping[str, Any
     )
 
 
-How = Literal[
+JoinTypeName = Literal[
     "inner", "left", "right", "full", "semi", "anti",
     "outer", "fullouter", "full_outer", "leftouter", "left_outer", "rightouter", "right_outer",
     "leftsemi", "left_semi", "leftanti", "left_anti",

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 ROWS_PER_BATCH: Final = 1 << 16
 
 Function = Callable[[Any, pa.Table], pa.Table]
-"""Computes a co-group's result from a part of its rows, see `gpu_ops.spark.tasks.functions.Grouped`."""
+"""Computes a co-group's result from a part of its rows, see `gpu_ops.spark.tasks.functions.CoGroupTask`."""
 
 
 class LeftOver(ArrowTask):

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
-from gpu_ops.spark.tasks.rows import FirstRows, Slices, Taken
+from gpu_ops.spark.tasks.rows import FirstOfGroup, Slices, Taken
 from gpu_ops.spark.wire.arrivals import PACKED, Message
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.blocks import INLINE, BlockFiles, Blocks
@@ -50,7 +50,7 @@ class Packer(NamedTuple):
     by: tuple[tuple[str, pa.DataType], ...]
     routes: tuple[int, ...]
     most_bytes: int
-    first: FirstRows | None = None
+    first: FirstOfGroup | None = None
     blocks: Blocks | None = None
 
     @property

@@ -93,7 +93,7 @@ _MOST_BYTES: Final = 1 << 28
 """Bytes of rows that are processed together, which have to be in memory at once."""
 
 
-class FirstRows(NamedTuple):
+class FirstOfGroup(NamedTuple):
     """Keeps of each group the rows that may be among its first n.
 
     Attributes:
