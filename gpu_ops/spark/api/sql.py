@@ -24,7 +24,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.query.errors import Origin, errors_at, place_of
-from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Union, show, walk
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union, show, walk
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Scan, Table
 from gpu_ops.spark.api.by_time import timed, timed_input
@@ -203,7 +203,7 @@ def _check_backlog(planned: Plan) -> None:
                 )
 
 
-def _scans(node: Node) -> list[Scan]:
+def _scans(node: PlanNode) -> list[Scan]:
     return [scan for scan in walk(node) if isinstance(scan, Scan)]
 
 
@@ -245,7 +245,7 @@ class _Runner:
         }
         self.ended = _Runner(planned, static, {**options, "state": None, "backlog": False}) if static else None
 
-    def frame(self, node: Node) -> DataFrame:
+    def frame(self, node: PlanNode) -> DataFrame:
         """A node's rows."""
         if isinstance(node, Scan):
             return self.streams[node.table.name].df
@@ -265,7 +265,7 @@ class _Runner:
         self._spell(self.planned.root)
         return self.frame(self.planned.root)
 
-    def _spell(self, node: Node) -> None:
+    def _spell(self, node: PlanNode) -> None:
         """Unions above all operators have Flink's row kinds."""
         while isinstance(node, Calc):
             node = node.input
@@ -294,13 +294,13 @@ class _Runner:
             frames.append(rows)
         return union(*as_streams(frames, self.options["state"]))
 
-    def bare(self, node: Node) -> Stream | None:
+    def bare(self, node: PlanNode) -> Stream | None:
         """The stream whose rows a node's are, without an operator between; None of any other."""
         while isinstance(node, Calc | LocalAggregate):
             node = node.input
         return self.streams[node.table.name] if isinstance(node, Scan) else None
 
-    def side(self, node: Node, source: Input) -> Stream:
+    def side(self, node: PlanNode, source: Input) -> Stream:
         """An input of a join."""
         frame = self.frame(node)
         given = self.bare(node) or Stream(df=frame)

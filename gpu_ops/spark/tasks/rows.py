@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.conditions import Expression
-from gpu_ops.conditions.expressions import Column
+from gpu_ops.conditions.expressions import ColumnRef
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.operators.groups.top import sort_keys
@@ -38,7 +38,8 @@ class Taken(NamedTuple):
         """All of a schema's columns as they are."""
         return cls(
             tuple(
-                Expression(field.name, Column(ROWS, field.name, field.type), {ROWS: (field.name,)}) for field in schema
+                Expression(field.name, ColumnRef(ROWS, field.name, field.type), {ROWS: (field.name,)})
+                for field in schema
             )
         )
 
@@ -55,7 +56,7 @@ class Taken(NamedTuple):
     @property
     def computed(self) -> tuple[Expression, ...]:
         """The columns that are not the rows' own."""
-        return tuple(column for column in self.columns if not isinstance(column.root, Column))
+        return tuple(column for column in self.columns if not isinstance(column.root, ColumnRef))
 
     def types(self, schema: pa.Schema) -> list[pa.DataType]:
         """The columns' types.
@@ -64,7 +65,7 @@ class Taken(NamedTuple):
             schema: of the rows.
         """
         own = [column.root for column in self.columns]
-        return [schema.field(x.name).type if isinstance(x, Column) else x.type for x in own]
+        return [schema.field(x.name).type if isinstance(x, ColumnRef) else x.type for x in own]
 
     def of(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """What is taken of a batch, in a schema of as many columns.
@@ -79,7 +80,7 @@ class Taken(NamedTuple):
             later = dict.fromkeys((*_named(self.columns), *_named(self.where[number + 1 :])))
             batch = batch.select(list(later)).filter(true, null_selection_behavior="drop")
         made = iter(values(self.computed, {ROWS: batch}, batch.num_rows) if self.computed else ())
-        arrays = [batch.column(x.root.name) if isinstance(x.root, Column) else next(made) for x in self.columns]
+        arrays = [batch.column(x.root.name) if isinstance(x.root, ColumnRef) else next(made) for x in self.columns]
         return typed(arrays, schema)
 
 
