@@ -344,7 +344,8 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
             beside = (Beside(0, change.pick(late).table, LATE_ROW_KIND),)
             sequence = np.concatenate([sequence, change.sequence[late]])
         source = self.join.source.name
-        metrics = self._metrics(side, int(moved.slots.size), started, found) | self._times(0)
+        held = 0 if self.join.source.insert_only else self.join.gap
+        metrics = self._metrics(side, int(moved.slots.size), started, found) | self._times(held)
         metrics |= {f"{source}_late": int(late.sum()), f"{source}_evicted": int(out.size)}
         return Output(table, made[1], sequence, metrics, beside=beside)
 
