@@ -32,9 +32,9 @@ from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, arrow_type_of
 from gpu_ops.query.errors import said_in_sql
 from gpu_ops.query.expressions import Expr, JoinReader, NotOursError, QueryColumn, Tree, quoted
-from gpu_ops.query.groups import Scope
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
+from gpu_ops.query.scope import Scope
 from gpu_ops.spark.datatypes import is_binary_collated
 
 Computed = dict[QueryColumn, Expr]

@@ -6,15 +6,13 @@ such a column is grouped by; its metadata says that it is one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpu_ops.query.catalyst import class_of, items
 from gpu_ops.query.expressions import Expr, QueryColumn
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Compute, Relation, RowByRow
-
-if TYPE_CHECKING:
-    from gpu_ops.query.groups import Below, Scope
+from gpu_ops.query.scope import Below, Scope
 
 SESSION: Final = "spark.sessionWindow"
 """Key of the metadata that Catalyst gives a column of sessions."""
