@@ -88,7 +88,7 @@ def joins(gpu: Any, rows: int) -> None:
 
 
 def scatter_add(gpu: Kernels, rows: int) -> None:
-    """The same positions many times."""
+    """Checks scatter-adds in which positions repeat many times."""
     rng = np.random.default_rng(4)
     index, values = rng.integers(0, 100, rows), rng.integers(-5, 9, rows)
     for kind in (np.int32, np.int64):
@@ -196,7 +196,7 @@ def run(rows: int) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the checks from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--no-pool", action="store_true", help="every array in memory of its own, for a sanitizer")

@@ -70,7 +70,7 @@ class Op(StrEnum):
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnRef:
     """A column of an input.
 
     A backend that holds it in another type (dictionary, large_string) casts it to ``type``.
@@ -101,7 +101,7 @@ class Call:
     type: pa.DataType
 
 
-Node = Column | Literal | Call
+Node = ColumnRef | Literal | Call
 
 
 class TypeProblemError(Exception):
@@ -252,14 +252,14 @@ def nodes_of(*roots: Node | None) -> list[Node]:
     return list(found.values())
 
 
-def replaced(root: Node, by: Mapping[Column, Column]) -> Node:
+def replaced(root: Node, by: Mapping[ColumnRef, ColumnRef]) -> Node:
     """A tree with other columns in the place of its own."""
     found: dict[int, Node] = {}
     for node in nodes_of(root):
         if isinstance(node, Call):
             found[id(node)] = Call(node.op, tuple(found[id(arg)] for arg in node.args), node.type)
         else:
-            found[id(node)] = by.get(node, node) if isinstance(node, Column) else node
+            found[id(node)] = by.get(node, node) if isinstance(node, ColumnRef) else node
     return found[id(root)]
 
 
@@ -281,7 +281,7 @@ def logic(op: Op, *args: Node) -> Node:
 
 
 def is_null(node: Node) -> Node:
-    """IS NULL."""
+    """The tree of ``IS NULL``."""
     return Call(Op.IS_NULL, (node,), BOOL)
 
 
@@ -319,19 +319,19 @@ class Builder:
         return logic(Op.NOT, result) if operator in ("<>", "!=", "<=", ">=") else result
 
     def is_in(self, value: Node, members: Sequence[Node]) -> Node:
-        """IN a list."""
+        """The tree of ``IN`` with a list."""
         value, *members = self.agree((value, *members), "compare")
         return logic(Op.OR, *(self.compare("=", value, member) for member in members))
 
     def case(self, branches: Sequence[tuple[Node, Node]], otherwise: Node) -> Node:
-        """CASE WHEN."""
+        """The tree of ``CASE WHEN``."""
         *values, last = self.agree([*(value for _, value in branches), otherwise], "return from CASE")
         tests = [boolean(test, "WHEN") for test, _ in branches]
         args = [node for pair in zip(tests, values, strict=True) for node in pair]
         return Call(Op.CASE, (*args, last), last.type)
 
     def coalesce(self, nodes: Sequence[Node]) -> Node:
-        """COALESCE."""
+        """The tree of ``COALESCE(...)``."""
         *first, last = self.agree(nodes, "take COALESCE of")
         args = [arg for node in first for arg in (logic(Op.NOT, is_null(node)), node)]
         return Call(Op.CASE, (*args, last), last.type) if args else last
@@ -347,7 +347,7 @@ class Builder:
         return convert(node, type_)
 
     def negative(self, node: Node) -> Node:
-        """Unary minus."""
+        """The tree of a unary minus."""
         if kind(node.type) not in {*NUMERIC, "null"}:
             raise TypeProblemError(f"'-' takes a number, not {type_name(node.type)}")
         return Call(Op.NEG, (node,), node.type) if kind(node.type) != "null" else node
@@ -383,7 +383,7 @@ class Builder:
 
 
 def failing(root: Node) -> Node | None:
-    """Where Spark fails at a tree in ANSI mode: a boolean node, null for no; None where it cannot."""
+    """A boolean tree that is true where Spark fails in ANSI mode, null elsewhere; None where it cannot fail."""
     found: dict[int, dict[int, Node]] = {}
     for node in nodes_of(root):
         tests: list[Node] = []

@@ -131,7 +131,7 @@ def run(console: Console, options: Options, *, micro_batches: int = MICRO_BATCHE
 
 def _generate(
     console: Console, folder: Path, options: Options, micro_batches: int
-) -> tuple[tpch.Changes, tpch.Changes]:
+) -> tuple[tpch.ChangeStream, tpch.ChangeStream]:
     began = time.perf_counter()
     with console.status("TPC-H's tables become streams of changes"):
         inputs = tpch.generate(folder, scale=options.factor, files=micro_batches, limit=options.rows)
@@ -156,7 +156,7 @@ class _Tpch:
     """
 
     def __init__(
-        self, console: Console, inputs: tuple[tpch.Changes, tpch.Changes], folder: Path, backend: Backend
+        self, console: Console, inputs: tuple[tpch.ChangeStream, tpch.ChangeStream], folder: Path, backend: Backend
     ) -> None:
         self.console, self.inputs, self.folder, self.backend = console, inputs, folder, backend
         self.rows = [0, *accumulate(sum(counts) for counts in zip(*(c.counts for c in inputs), strict=True))]
@@ -186,7 +186,7 @@ class _Tpch:
         writer = changelog.writeStream.format("parquet").option("path", str(self.folder / "changelog"))
         return writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(availableNow=True).start()
 
-    def check(self, spark: SparkSession) -> tpch.Check:
+    def check(self, spark: SparkSession) -> tpch.Comparison:
         """Compares what Spark's sink has committed with DuckDB's join."""
         # inputFiles() goes by the sink's log, _spark_metadata, which names no file of a micro-batch cut short.
         uris = spark.read.parquet(str(self.folder / "changelog")).inputFiles()
@@ -198,7 +198,7 @@ class _Tpch:
                 pad="l_orderkey",
             )
 
-    def summarise(self, result: tpch.Check, *, kept: bool) -> None:
+    def summarise(self, result: tpch.Comparison, *, kept: bool) -> None:
         """Prints the result of the check, and the join's metrics."""
         assert self.last is not None, "a query without a micro-batch"
         metrics, total = self.last.metrics, self.rows[-1]
@@ -218,7 +218,7 @@ class _Tpch:
             self.console.print(f"gpu-join inspect {self.folder / 'state'}", soft_wrap=True)
 
 
-def _verdict(console: Console, result: tpch.Check) -> None:
+def _verdict(console: Console, result: tpch.Comparison) -> None:
     if result.equal:
         console.print(
             f"[green]right[/]: the changelog folds to {result.rows:,} rows, {result.pads:,} of them "
@@ -240,7 +240,7 @@ def demo_session(console: Console) -> SparkSession:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class DemoBatch:
     """The rows of one micro-batch of the small demonstration: ``(row kind, order_id, movie_id or set_price)``."""
 
     what: str
@@ -249,14 +249,16 @@ class Step:
 
 
 STEPS: Final = (
-    Step("two orders, and no price yet", orders=(("+I", 1, 1), ("+I", 2, 40))),
-    Step("order 1 gets its price; a third order", orders=(("+I", 3, 3),), prices=(("+I", 1, 40),)),
-    Step("the price of order 1 is corrected, order 3 gets one", prices=(("-U", 1, 40), ("+U", 1, 45), ("+I", 3, 80))),
-    Step("order 2 is cancelled, the price of order 3 withdrawn", orders=(("-D", 2, 40),), prices=(("-D", 3, 80),)),
+    DemoBatch("two orders, and no price yet", orders=(("+I", 1, 1), ("+I", 2, 40))),
+    DemoBatch("order 1 gets its price; a third order", orders=(("+I", 3, 3),), prices=(("+I", 1, 40),)),
+    DemoBatch(
+        "the price of order 1 is corrected, order 3 gets one", prices=(("-U", 1, 40), ("+U", 1, 45), ("+I", 3, 80))
+    ),
+    DemoBatch("order 2 is cancelled, the price of order 3 withdrawn", orders=(("-D", 2, 40),), prices=(("-D", 3, 80),)),
 )
 
 
-def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: Console) -> tpch.Check:
+def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: Console) -> tpch.Comparison:
     """Streams the steps through ``orders LEFT JOIN prices`` and prints the changelog of each.
 
     Args:
@@ -302,7 +304,7 @@ def _tables(schema: pa.Schema, steps: Sequence[Sequence[_Row]]) -> list[pa.Table
     return [pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema) for rows in steps]
 
 
-def _step_table(number: int, step: Step, changelog: pa.Table) -> Table:
+def _step_table(number: int, step: DemoBatch, changelog: pa.Table) -> Table:
     shown = Table(title=f"micro-batch {number + 1}: {step.what}", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("orders", "prices", "changelog", "order_id", "movie_id", "set_price"):
         shown.add_column(heading, justify="right" if "_id" in heading or heading == "set_price" else "left")

@@ -63,7 +63,7 @@ Integers = npt.NDArray[np.int64]
 ROW_KIND: Final = "op"
 """The row-kind column of the inputs."""
 
-Rows: TypeAlias = "Sequence[str] | pa.Table"
+OrderRows: TypeAlias = "Sequence[str] | pa.Table"
 """Parquet files, or a table in memory."""
 
 # The multiplicity of each distinct row; rows that come and go again have none.
@@ -101,7 +101,7 @@ class DataError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class ChangeStream:
     """A stream of changes in files, one for each micro-batch.
 
     Attributes:
@@ -135,7 +135,7 @@ class Changes:
         return [str(path) for path in sorted(self.folder.glob("*.parquet"))]
 
 
-def generate(folder: Path, *, scale: float, files: int, limit: int | None = None) -> tuple[Changes, Changes]:
+def generate(folder: Path, *, scale: float, files: int, limit: int | None = None) -> tuple[ChangeStream, ChangeStream]:
     """Orders and lineitems as streams of changes, as far as `JOIN` reads them; see `streams`."""
     made = streams(folder, columns_of([query(JOIN)]), scale=scale, files=files, limit=limit)
     return made["orders"], made["lineitem"]
@@ -143,7 +143,7 @@ def generate(folder: Path, *, scale: float, files: int, limit: int | None = None
 
 def streams(
     folder: Path, columns: Mapping[str, Sequence[str]], *, scale: float, files: int, limit: int | None = None
-) -> dict[str, Changes]:
+) -> dict[str, ChangeStream]:
     """Writes tables as Parquet files of changes below a folder.
 
     Args:
@@ -243,7 +243,7 @@ def change_stream(name: str, rows: pa.Table, last: int) -> pa.Table:
     return result.add_column(0, pa.field(ROW_KIND, pa.string(), nullable=False), encode_row_kinds(kind[order]))
 
 
-def write(name: str, changes: pa.Table, folder: Path, files: int) -> Changes:
+def write(name: str, changes: pa.Table, folder: Path, files: int) -> ChangeStream:
     """Writes a stream of changes as ``files`` Parquet files of nearly equal length."""
     kinds = decode_row_kinds(changes[ROW_KIND], input_name=name, column_name=ROW_KIND, has_unique_key=True)
     cuts = np.linspace(0, changes.num_rows, files + 1).astype(np.int64)
@@ -252,13 +252,13 @@ def write(name: str, changes: pa.Table, folder: Path, files: int) -> Changes:
     write_files(parts, folder)
     inserts, updates, _, deletes = (int(c) for c in np.bincount(kinds, minlength=4))
     counts = tuple(part.num_rows for part in parts)
-    return Changes(name, folder, changes.schema, KEYS[name], counts, inserts, updates, deletes)
+    return ChangeStream(name, folder, changes.schema, KEYS[name], counts, inserts, updates, deletes)
 
 
-def fixed(name: str, rows: pa.Table, folder: Path) -> Changes:
+def fixed(name: str, rows: pa.Table, folder: Path) -> ChangeStream:
     """Writes a table that stays as it is, as one Parquet file without row kinds."""
     write_files([rows], folder)
-    return Changes(name, folder, rows.schema, KEYS[name], (rows.num_rows,), rows.num_rows, 0, 0)
+    return ChangeStream(name, folder, rows.schema, KEYS[name], (rows.num_rows,), rows.num_rows, 0, 0)
 
 
 def write_files(parts: Sequence[pa.Table], folder: Path) -> None:
@@ -314,7 +314,7 @@ def _numpy(column: pa.ChunkedArray) -> Integers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class Comparison:
     """The result of comparing a folded changelog with DuckDB's join.
 
     Attributes:
@@ -341,7 +341,7 @@ class Check:
         return not (self.missing or self.surplus)
 
 
-def check(changelog: Rows, inputs: Mapping[str, Rows], query: str, pad: str) -> Check:
+def check(changelog: OrderRows, inputs: Mapping[str, OrderRows], query: str, pad: str) -> Comparison:
     """Compares a changelog with DuckDB's answer to a query over the folded inputs.
 
     Args:
@@ -357,7 +357,7 @@ def check(changelog: Rows, inputs: Mapping[str, Rows], query: str, pad: str) -> 
         _fold_inputs(db, inputs)
         _register(db, "changelog", changelog)
         sample = difference(db, query)[:5]
-        return Check(
+        return Comparison(
             rows=_number(db, "SELECT sum(changelog_n) FROM changelog_now"),
             expected=_number(db, "SELECT sum(n) FROM expected"),
             pads=_number(db, f"SELECT sum(n) FROM expected WHERE {pad} IS NULL"),  # noqa: S608 (our column)
@@ -368,14 +368,14 @@ def check(changelog: Rows, inputs: Mapping[str, Rows], query: str, pad: str) -> 
         )
 
 
-def _register(db: duckdb.DuckDBPyConnection, name: str, rows: Rows) -> None:
+def _register(db: duckdb.DuckDBPyConnection, name: str, rows: OrderRows) -> None:
     if isinstance(rows, pa.Table):
         db.register(f"{name}_changes", rows)
     else:
         db.read_parquet(list(rows)).create_view(f"{name}_changes")
 
 
-def _fold_inputs(db: duckdb.DuckDBPyConnection, inputs: Mapping[str, Rows]) -> None:
+def _fold_inputs(db: duckdb.DuckDBPyConnection, inputs: Mapping[str, OrderRows]) -> None:
     """Makes a view of each table with its live rows."""
     for table, rows in inputs.items():
         _register(db, table, rows)
@@ -450,7 +450,7 @@ def columns_of(queries: Sequence[Query]) -> dict[str, tuple[str, ...]]:
     return {table: tuple(columns) for table, columns in found.items() if table in read}
 
 
-def changelog(spark: SparkSession, one: Query, inputs: Mapping[str, Changes], **options: Any) -> DataFrame:
+def changelog(spark: SparkSession, one: Query, inputs: Mapping[str, ChangeStream], **options: Any) -> DataFrame:
     """The changelog of a query's result, a file of each input in a micro-batch.
 
     Args:
@@ -477,7 +477,7 @@ class Answers:
         inputs: its tables.
     """
 
-    def __init__(self, one: Query, inputs: Mapping[str, Changes]) -> None:
+    def __init__(self, one: Query, inputs: Mapping[str, ChangeStream]) -> None:
         self.query = one
         self.files = {table: inputs[table].files for table in one.columns}
 

@@ -147,6 +147,8 @@ def _aggregate(
     time: str | None = None,
 ) -> Aggregate:
     (source,) = inputs
+    if time is not None and session_gap is None and emit != "at_watermark":
+        raise DescriptionError("time= of an aggregate goes with session_gap=, or with emit='at_watermark'")
     if time is not None:
         source = dataclasses.replace(source, event_time=time)
     groups = (by,) if isinstance(by, str) else tuple(by)

@@ -130,6 +130,11 @@ class SessionAggregate(Aggregate):
         """The column of the result that a watermark has to reach."""
         return self.end if self.emit == "at_watermark" else None
 
+    @property
+    def behind_ms(self) -> int | None:
+        """A session that a retraction leaves may have ended before the watermark, by less than the gap."""
+        return super().behind_ms if self.source.insert_only else self.gap_ms
+
     def times_of(self, source: Input) -> tuple[str, ...]:
         """The event time."""
         return () if source.event_time is None else (source.event_time,)

@@ -65,7 +65,7 @@ _DAY_US: Final = 86_400_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Field:
+class GeneratedField:
     """A column, or a part of one.
 
     Attributes:
@@ -79,22 +79,22 @@ class Field:
     path: str
     type: exp.DataType
     options: Mapping[str, Any]
-    parts: Mapping[str, Field]
+    parts: Mapping[str, GeneratedField]
     of_row: bool = False
 
     @property
     def is_sequence(self) -> bool:
-        """Whether its values are consecutive numbers."""
+        """True if the values are consecutive numbers."""
         return self.options.get("kind") == "sequence"
 
     @property
     def first(self) -> int:
-        """Where a sequence begins."""
+        """The first number of a sequence."""
         return int(self.options.get("start", 1))
 
     @property
     def count(self) -> int | None:
-        """How many values a sequence has, or None."""
+        """The number of values that a sequence has, or None."""
         end = self.options.get("end", _range(self.type)[1] if self.type.this in _BITS else None)
         return None if end is None else int(end) - self.first + 1
 
@@ -107,7 +107,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """What a table's rows are.
+    """A table whose rows are generated: its columns, and how many rows of which kind.
 
     Attributes:
         table: its name.
@@ -122,7 +122,7 @@ class Generated:
     """
 
     table: str
-    fields: tuple[Field, ...]
+    fields: tuple[GeneratedField, ...]
     rows_per_second: int = 10_000
     number_of_rows: int | None = None
     seed: int = 1
@@ -133,12 +133,12 @@ class Generated:
 
     @property
     def inserts(self) -> int:
-        """Of a hundred rows, how many are insertions."""
+        """The number of insertions among a hundred rows."""
         return _HUNDRED - self.share_of_updates - self.share_of_deletes
 
     @property
     def at_first(self) -> int:
-        """How many rows are insertions before the hundreds begin: enough for their deletes."""
+        """The number of insertions before the hundreds begin: enough for their deletes."""
         return self.share_of_deletes + _FIRST
 
     def ends(self) -> Iterator[int]:
@@ -211,12 +211,12 @@ def _check_changes(file: Text, at: int, made: Generated, values: Mapping[str, An
         raise file.error("more rows would be deleted than inserted: the shares are too large together", at)
 
 
-Given = dict[str, dict[str, Setting]]
+OptionsByColumn = dict[str, dict[str, Setting]]
 """Settings by path and option."""
 
 
-def _options(file: Text, table: TableText) -> Given:
-    found: Given = {}
+def _options(file: Text, table: TableText) -> OptionsByColumn:
+    found: OptionsByColumn = {}
     for setting in table.settings:
         name = setting.name.text
         if not name.lower().startswith("fields."):
@@ -228,7 +228,9 @@ def _options(file: Text, table: TableText) -> Given:
     return found
 
 
-def _field(file: Text, name: Word, kind: exp.DataType, options: Given, *, of_row: bool = False) -> Field:
+def _field(
+    file: Text, name: Word, kind: exp.DataType, options: OptionsByColumn, *, of_row: bool = False
+) -> GeneratedField:
     """A column, or a part of one whose name is a path; what is set of it is taken out of the options."""
     path, given = name.text, options.pop(name.text.lower(), {})
     known = {option: read for option, (read, kinds) in _OPTIONS.items() if kind.this in kinds}
@@ -246,7 +248,7 @@ def _field(file: Text, name: Word, kind: exp.DataType, options: Given, *, of_row
     named = [(part.name, part.kind) for part in kind.expressions] if kind.this in _ROWS else []
     below = [*named, *zip(_PARTS.get(kind.this, ()), kind.expressions, strict=False)]
     parts = {part: _field(file, Word(f"{path}.{part}", name.at), its, options) for part, its in below}
-    field = Field(path, kind, checked, parts, of_row)
+    field = GeneratedField(path, kind, checked, parts, of_row)
     for option, setting in given.items():
         why = _misplaced(field, option)
         if why is not None:
@@ -260,7 +262,7 @@ def _field(file: Text, name: Word, kind: exp.DataType, options: Given, *, of_row
     return field
 
 
-def _misplaced(field: Field, option: str) -> str | None:
+def _misplaced(field: GeneratedField, option: str) -> str | None:
     """Why an option does not go together with the others."""
     if option in ("start", "end") and not field.is_sequence:
         return f".{option} is of a sequence: set 'fields.{field.path}.kind'"
@@ -368,7 +370,7 @@ def _fraction(hashed: Column) -> Column:
     return f.shiftrightunsigned(hashed, 11) / f.lit(float(_EXACT))
 
 
-def _column(made: Generated, field: Field, number: Column, salt: str = "") -> Column:
+def _column(made: Generated, field: GeneratedField, number: Column, salt: str = "") -> Column:
     kind = field.type.sql(dialect="spark")
     value = number + f.lit(field.first) if field.is_sequence else _random(made, field, number, salt)
     value = value.cast(kind) if not field.parts else value
@@ -378,7 +380,7 @@ def _column(made: Generated, field: Field, number: Column, salt: str = "") -> Co
     return f.when(_fraction(_hash(made, f"{field.path}{salt}.null", number)) >= rate, value)
 
 
-def _random(made: Generated, field: Field, number: Column, salt: str) -> Column:
+def _random(made: Generated, field: GeneratedField, number: Column, salt: str) -> Column:
     kind, options, path = field.type.this, field.options, field.path + salt
     hashed = _hash(made, path, number)
     share = _fraction(hashed)
@@ -432,7 +434,7 @@ def _whole(hashed: Column, share: Column, low: int, high: int, finer: Column) ->
     return f.least(f.greatest(coarse + f.pmod(finer, f.lit(many >> 53)), f.lit(low)), f.lit(high))
 
 
-def _decimal(field: Field, share: Column) -> Column:
+def _decimal(field: GeneratedField, share: Column) -> Column:
     kind = field.type.sql(dialect="spark")
     low, high = (Decimal(limit) for limit in field.limits)
     ends = []
@@ -445,7 +447,7 @@ def _decimal(field: Field, share: Column) -> Column:
     return f.least(f.greatest(value, f.lit(str(low)).cast(kind)), f.lit(str(high)).cast(kind))
 
 
-def _instant(made: Generated, field: Field, number: Column, share: Column) -> Column:
+def _instant(made: Generated, field: GeneratedField, number: Column, share: Column) -> Column:
     """Time goes by the rows per second, so that it is the same again; as far back as ``max-past``."""
     begun = (made.start_time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
     micros = f.floor(number * 1_000_000 / made.rows_per_second) + f.lit(begun)
@@ -465,7 +467,7 @@ def _instant(made: Generated, field: Field, number: Column, share: Column) -> Co
 
 
 def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[int, int, int, int]]:
-    """Of each generated table: its rows, or 0; where a micro-batch begins and ends; how many rows Spark counts."""
+    """Progress of each generated table in a micro-batch: rows in all or 0, first, last, and what Spark counts."""
     for source in progress["sources"]:
         found = re.match(r"RatePerMicroBatchStream\[.*startTimestamp=(\d+)", source["description"])
         if found is not None:
@@ -479,7 +481,7 @@ def _offset(found: Any) -> int:
 
 
 def beyond_end(progress: Mapping[str, Any]) -> int:
-    """Of the rows that Spark counts in a micro-batch, how many are none, as their tables have ended."""
+    """The number of rows that Spark counts in a micro-batch though their tables have ended."""
     return sum(
         counted - counted * (min(last, end) - min(first, end)) // (last - first)
         for end, first, last, counted in _progress(progress)
@@ -488,6 +490,6 @@ def beyond_end(progress: Mapping[str, Any]) -> int:
 
 
 def have_ended(progress: Mapping[str, Any]) -> bool:
-    """Whether the generated tables among the sources of a micro-batch had all ended before it."""
+    """True if the generated tables among the sources of a micro-batch had all ended before it."""
     found = list(_progress(progress))
     return bool(found) and all(0 < end <= start for end, start, *_ in found)

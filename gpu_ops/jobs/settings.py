@@ -23,7 +23,9 @@ from gpu_ops.jobs.sql_file import Setting, TableText, Text
 from gpu_ops.messages.rows import MESSAGE_FORMATS
 from gpu_ops.state.address import StateAddress
 
-Kind = Literal["text", "count", "length", "flag", "path", "state", "duration", "names", "list", "rate", "share", "time"]
+SettingKind = Literal[
+    "text", "count", "length", "flag", "path", "state", "duration", "names", "list", "rate", "share", "time"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Option:
         values: what it may be; empty for anything.
     """
 
-    kind: Kind = "text"
+    kind: SettingKind = "text"
     spark: str | None = None
     required: bool = False
     values: tuple[str, ...] = ()
@@ -60,7 +62,7 @@ def _whole(text: str, most: float = float("inf")) -> int:
 
 
 def _share(text: str) -> int:
-    """Of a hundred."""
+    """Reads a share of a hundred."""
     share = _between(Decimal(text) * 100, 0, 100)
     return int(_between(int(share), share, share))
 
@@ -70,7 +72,7 @@ def _time(text: str) -> dt.datetime:
     return found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
 
 
-_WANTED: Final[Mapping[Kind, tuple[str, Callable[[str], Any]]]] = {
+_WANTED: Final[Mapping[SettingKind, tuple[str, Callable[[str], Any]]]] = {
     "count": ("a whole number above zero", _whole),
     "length": ("a whole number from 1 to 1000000", lambda text: _whole(text, 1_000_000)),
     "flag": ("true or false", lambda text: ("false", "true").index(text.lower()) == 1),
@@ -253,8 +255,8 @@ _PREFIX: Final = "option."
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What is set.
+class JobSettings:
+    """The settings of a job file.
 
     Attributes:
         values: ours, by name.
@@ -267,7 +269,7 @@ class Settings:
     at: dict[str, int]
 
 
-def of_job(file: Text, settings: Iterable[Setting]) -> Settings:
+def of_job(file: Text, settings: Iterable[Setting]) -> JobSettings:
     """The settings of a job.
 
     Raises:
@@ -280,7 +282,7 @@ def of_job(file: Text, settings: Iterable[Setting]) -> Settings:
     return found
 
 
-def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> tuple[str, Settings]:
+def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> tuple[str, JobSettings]:
     """A table's connector and its other settings.
 
     Raises:
@@ -312,9 +314,9 @@ def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> t
 
 def _read(
     file: Text, settings: Iterable[Setting], known: Mapping[str, Option], prefixes: tuple[str, ...], unknown: str
-) -> Settings:
+) -> JobSettings:
     """Settings by their names; what begins with a prefix is Spark's, and not looked at."""
-    found = Settings({}, {}, {})
+    found = JobSettings({}, {}, {})
     for setting in settings:
         name, value = setting.name.text, setting.value
         own = name.startswith(prefixes)

@@ -148,8 +148,8 @@ class Operator(abc.ABC):
         more = sorted({name for part in parts for name, table in part.items() if len(table)})
         if more:
             raise NotBuiltError(
-                f"the {self.description.title} keeps {', '.join(more)} beside its input, which is not cut anew yet: begin "
-                "a new query with another state folder and checkpoint"
+                f"the {self.description.title} keeps {', '.join(more)} beside its input, which is not cut anew yet: "
+                "begin a new query with another state folder and checkpoint"
             )
         return [{} for _ in range(count)]
 

@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.by_time import Asof
-from gpu_ops.query.expressions import TURNED, Column, Expr, is_no_op
+from gpu_ops.query.expressions import TURNED, Expr, QueryColumn, is_no_op
 from gpu_ops.query.relations import JoinOf
 
 _DAY: Final = 86_400_000_000
@@ -18,8 +18,8 @@ _DAY: Final = 86_400_000_000
 class Bound:
     """``right - left <= ms`` (upper) or ``right - left >= ms`` (lower)."""
 
-    left: Column
-    right: Column
+    left: QueryColumn
+    right: QueryColumn
     upper: bool
     ms: int
     inclusive: bool
@@ -29,7 +29,7 @@ class FinerThanMillisecondsError(Exception):
     """A bound that is no whole number of milliseconds."""
 
 
-def differences(condition: Expr, left: frozenset[Column], right: frozenset[Column]) -> list[Bound]:
+def differences(condition: Expr, left: frozenset[QueryColumn], right: frozenset[QueryColumn]) -> list[Bound]:
     """The bounds that a condition sets on the difference of two columns; none if it is another one.
 
     Args:
@@ -63,7 +63,7 @@ def differences(condition: Expr, left: frozenset[Column], right: frozenset[Colum
     return [Bound(own[0], other[0], upper, value, inclusive=condition.kind.endswith("OrEqual"))]
 
 
-def _linear(expr: Expr) -> tuple[dict[Column, int], int] | None:
+def _linear(expr: Expr) -> tuple[dict[QueryColumn, int], int] | None:
     """An expression as a sum of columns and a constant, in microseconds or in the columns' own unit."""
     if expr.column is not None:
         return {expr.column: 1}, 0
@@ -76,7 +76,7 @@ def _linear(expr: Expr) -> tuple[dict[Column, int], int] | None:
              "SubtractTimestamps": (1, -1), "UnaryMinus": (-1,)}.get(expr.kind)  # fmt: skip
     if signs is None:
         return None
-    found: dict[Column, int] = {}
+    found: dict[QueryColumn, int] = {}
     constant = 0
     for sign, arg in zip(signs, expr.args, strict=True):
         part = _linear(arg)
@@ -89,7 +89,7 @@ def _linear(expr: Expr) -> tuple[dict[Column, int], int] | None:
 
 
 def _constant(expr: Expr) -> int | None:
-    """Of an interval its microseconds, of an integer itself."""
+    """The value of a constant: an interval in microseconds, or an integer."""
     kind = str(expr.java.dataType().typeName())
     if not expr.java.foldable() or not (kind.startswith("interval") or kind in ("integer", "long", "short", "byte")):
         return None
@@ -107,8 +107,8 @@ class NoComparisonError(Exception):
         self.condition = condition
 
 
-def nearest(join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
-    """What an ASOF join goes by: its rule, the columns of left and right, and the conditions that say so.
+def nearest(join: JoinOf) -> tuple[Asof, tuple[QueryColumn, QueryColumn], list[Expr]]:
+    """Reads the condition of an ASOF join: its rule, the times of both sides, and the parts that say so.
 
     ``l.t >= r.t`` is the last right row up to the left row's time, ``l.t <= r.t`` the first one from then on;
     ``l.t - r.t <= INTERVAL 1 SECOND``, or that the other way round, is a tolerance.
@@ -140,8 +140,8 @@ def nearest(join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
     return asof, (left, right), [condition, *others]
 
 
-def _tolerance(condition: Expr, join: JoinOf, times: tuple[Column, Column], *, backward: bool) -> int:
-    """How far apart the times may be, milliseconds."""
+def _tolerance(condition: Expr, join: JoinOf, times: tuple[QueryColumn, QueryColumn], *, backward: bool) -> int:
+    """The greatest distance of the two times, in milliseconds."""
     apart = "{0} - {1}" if backward else "{1} - {0}"
     hint = f"the tolerance of this ASOF join is {apart.format(*times)} <= INTERVAL 1 SECOND, or how long it is"
     try:

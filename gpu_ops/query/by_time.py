@@ -35,7 +35,7 @@ from sqlglot.errors import TokenError
 from gpu_ops.query.catalyst import Catalyst, class_of, conjuncts, id_of, items
 from gpu_ops.query.errors import SqlError, place_of
 
-Kind = Literal["asof", "temporal", "processing"]
+TimedJoinKind = Literal["asof", "temporal", "processing"]
 """An ASOF join; a temporal join by event time; one by processing time."""
 
 MARK: Final = "gpu_ops.join "
@@ -66,12 +66,12 @@ class QuerySql(Spark):
 class Mark:
     """A join by time: what it is, and where in the user's text it stands."""
 
-    kind: Kind
+    kind: TimedJoinKind
     start: int
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The words for it in errors."""
         return "an ASOF join" if self.kind == "asof" else "a join FOR SYSTEM_TIME AS OF"
 
 
@@ -263,7 +263,7 @@ APART: Final = "ReturnAnswer"
 
 @dataclasses.dataclass(frozen=True)
 class ByTime:
-    """What the text says of a join by time.
+    """A join by time as the text has it.
 
     Attributes:
         number: of its mark.
@@ -273,7 +273,7 @@ class ByTime:
     """
 
     number: int
-    kind: Kind
+    kind: TimedJoinKind
     as_of: int | None = None
     on: tuple[Any, ...] = ()
 

@@ -71,7 +71,7 @@ def class_of(java: Any) -> str:
 
 
 def conjuncts(condition: Any) -> list[Any]:
-    """What a condition joins by AND."""
+    """The conditions that a condition joins by AND."""
     return leaves(condition, lambda part: (part.left(), part.right()) if class_of(part) == "And" else None)
 
 
@@ -101,7 +101,7 @@ def frame_of(session: SparkSession, plan: Any) -> DataFrame:
 
 
 def ansi_mode(session: SparkSession) -> bool:
-    """Whether arithmetic in a join's condition fails where Spark's does; fixed when the join is built."""
+    """True if arithmetic in a join's condition fails where Spark's does; fixed when the join is built."""
     return str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true"  # Spark 4's own default is true
 
 
@@ -383,7 +383,7 @@ class Catalyst:
         return bool(self._class("java.time.ZoneId").of(zone).getRules().isFixedOffset())
 
     def _type(self, kind: st.DataType) -> Any:
-        """Catalyst's type."""
+        """The type of Catalyst's for one of Python's."""
         return self._class("org.apache.spark.sql.types.DataType").fromJson(kind.json())
 
     def unless_null(self, value: Any, result: Any) -> Any:
@@ -391,7 +391,7 @@ class Catalyst:
         return self.only_where(self._expression("IsNotNull", value), result)
 
     def true(self) -> Any:
-        """The constant."""
+        """The constant ``true`` of Catalyst's."""
         return self._class(f"{_CATALYST}.expressions.Literal").TrueLiteral()
 
     def field(self, value: Any, number: int) -> Any:
@@ -419,7 +419,7 @@ class Catalyst:
         return self._expression("CollationKey", value)
 
     def null_of_nulls(self, value: Any) -> bool:
-        """Whether an expression is null where all of its columns are; False where only a query could tell."""
+        """True if an expression is null where all of its columns are; False where only a query could tell."""
         attributes = value.references().toSeq()
         of = self._class(f"{_CATALYST}.expressions.package$AttributeSeq")(attributes)
         try:

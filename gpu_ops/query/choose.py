@@ -31,15 +31,15 @@ from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, NoComparison
 from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, arrow_type_of
 from gpu_ops.query.errors import said_in_sql
-from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, quoted
+from gpu_ops.query.expressions import Expr, JoinReader, NotOursError, QueryColumn, Tree, quoted
 from gpu_ops.query.groups import Scope
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
 from gpu_ops.spark.datatypes import is_binary_collated
 
-Computed = dict[Column, Expr]
+Computed = dict[QueryColumn, Expr]
 """Columns to compute below an operator."""
-Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
+OperatorKind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
 
 _PLAIN: Final = (
     "To compare them as plain columns, in a regular join that keeps its rows, write CAST({} AS TIMESTAMP), or give the "
@@ -51,13 +51,13 @@ _PLAIN: Final = (
 class KeyColumns:
     """An equality between the sides; computed operands have columns of their own."""
 
-    left: Column
-    right: Column
+    left: QueryColumn
+    right: QueryColumn
     null_safe: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Residual:
+class ResidualCondition:
     """A condition for the operator.
 
     Attributes:
@@ -69,13 +69,13 @@ class Residual:
 
     expr: Expr
     root: trees.Node
-    columns: Mapping[Column, trees.Column]
+    columns: Mapping[QueryColumn, trees.ColumnRef]
     mode_matters: bool
 
 
 def condition(
-    residual: Sequence[Residual],
-    called: Callable[[Column], tuple[str, str]],
+    residual: Sequence[ResidualCondition],
+    called: Callable[[QueryColumn], tuple[str, str]],
     inputs: Mapping[str, pa.Schema],
     *,
     text: str | None = None,
@@ -93,13 +93,13 @@ def condition(
     if not residual:
         return None
     roots = [
-        trees.replaced(x.root, {place: trees.Column(*called(c), place.type) for c, place in x.columns.items()})
+        trees.replaced(x.root, {place: trees.ColumnRef(*called(c), place.type) for c, place in x.columns.items()})
         for x in residual
     ]
     if text is None:
         needed = {c for x in residual for c in x.columns}
 
-        def shown(column: Column) -> str:
+        def shown(column: QueryColumn) -> str:
             return ".".join(map(quoted, called(column))) if column in needed else column.name
 
         texts = [x.expr.text(shown) for x in residual]
@@ -108,7 +108,7 @@ def condition(
 
 
 def where_of(
-    residual: Sequence[Residual],
+    residual: Sequence[ResidualCondition],
     sides: Sequence[Relation],
     computed: Sequence[Computed],
     inputs: Sequence[Input],
@@ -133,7 +133,7 @@ class CollationKey(Expr):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule:
-    """Which operator a join is, by what it says of time.
+    """The operator of a join, by what its condition says of time.
 
     Attributes:
         kind: of the operator.
@@ -145,11 +145,11 @@ class Rule:
         emit: how it always emits, or None where that is asked for.
     """
 
-    kind: Kind
+    kind: OperatorKind
     why: str
     description: Callable[..., Join]
-    times: tuple[Column, Column] | None = None
-    kept: frozenset[Column] = frozenset()
+    times: tuple[QueryColumn, QueryColumn] | None = None
+    kept: frozenset[QueryColumn] = frozenset()
     used: tuple[Expr, ...] = ()
     emit: Emit | None = None
 
@@ -171,12 +171,12 @@ class Choice:
     rule: Rule
     keys: tuple[KeyColumns, ...]
     computed: tuple[Computed, Computed]
-    residual: tuple[Residual, ...]
+    residual: tuple[ResidualCondition, ...]
     above: tuple[Expr, ...]
 
     @property
-    def kind(self) -> Kind:
-        """Of the operator."""
+    def kind(self) -> OperatorKind:
+        """The kind of the operator."""
         return self.rule.kind
 
     @property
@@ -186,22 +186,22 @@ class Choice:
 
     @property
     def inputs(self) -> tuple[Relation, ...]:
-        """Of the operator."""
+        """The inputs of the operator."""
         return self.join.inputs
 
     @property
     def outputs(self) -> tuple[Relation, ...]:
-        """Those whose columns come out."""
+        """The inputs whose columns come out."""
         return self.join.outputs
 
     @property
-    def used(self) -> frozenset[Column]:
+    def used(self) -> frozenset[QueryColumn]:
         """The columns that it looks at."""
         keys = [column for key in self.keys for column in (key.left, key.right)]
         return frozenset([*keys, *(self.rule.times or ())]) | columns_of(self.residual)
 
     @property
-    def remarked(self) -> Sequence[Residual]:
+    def remarked(self) -> Sequence[ResidualCondition]:
         """The conditions of which it is worth saying that they stayed where they are."""
         return [] if self.kind == "temporal" else self.residual
 
@@ -234,7 +234,7 @@ class Choice:
         )
 
 
-def columns_of(conditions: Iterable[Expr | Residual]) -> frozenset[Column]:
+def columns_of(conditions: Iterable[Expr | ResidualCondition]) -> frozenset[QueryColumn]:
     """The columns that conditions look at."""
     return frozenset(column for condition in conditions for column in condition.columns)
 
@@ -247,7 +247,7 @@ class Chooser(Scope):
         super().__init__(sql, catalyst)
         self.final, self.ansi = final, ansi_mode(catalyst.session)
         self._chosen: dict[JoinOf, Choice] = {}
-        self._computed: dict[tuple[bool, Expr], tuple[Column, Expr]] = {}
+        self._computed: dict[tuple[bool, Expr], tuple[QueryColumn, Expr]] = {}
 
     def choice(self, join: JoinOf) -> Choice:
         """The operator of a join.
@@ -261,7 +261,7 @@ class Chooser(Scope):
 
     # --- what is below --------------------------------------------------------------------------
 
-    def event_times(self, relation: Relation) -> frozenset[Column]:
+    def event_times(self, relation: Relation) -> frozenset[QueryColumn]:
         """The columns of a relation that an interval join can go by."""
         match relation:
             case Scan():
@@ -273,7 +273,7 @@ class Chooser(Scope):
         return frozenset()  # of groups, and of a union
 
     def taken_back(self, relation: Relation) -> str | None:
-        """What in a relation takes rows back, or None if it only grows."""
+        """The part of a relation that takes rows back, in words; None if the relation only grows."""
         if isinstance(relation, Scan):
             return None if relation.table.insert_only else f"{relation.alias} brings {relation.table.changes}"
         if isinstance(relation, RowByRow | LatestOf):
@@ -287,8 +287,8 @@ class Chooser(Scope):
         grows = choice.kind in ("interval", "temporal", "lookup") or (choice.kind == "asof" and self.final)
         return None if grows else f"the {choice.shown} join below takes rows back"
 
-    def _lost(self, relation: Relation, column: Column) -> str | None:
-        """Where in a relation an event time ceases to be one; None where it is none."""
+    def _lost(self, relation: Relation, column: QueryColumn) -> str | None:
+        """The place in a relation where an event time ceases to be one, in words; None if there is no such place."""
         if isinstance(relation, RowByRow):
             return self._lost(relation.below, column)
         if isinstance(relation, Scan):
@@ -334,7 +334,7 @@ class Chooser(Scope):
         rule = self._rule(join)
         keys: list[KeyColumns] = []
         made: tuple[Computed, Computed] = ({}, {})
-        residual: list[Residual] = []
+        residual: list[ResidualCondition] = []
         above: list[Expr] = []
         if join.member is not None:
             key = self._key(join.member, join, made)
@@ -366,7 +366,7 @@ class Chooser(Scope):
 
     def _regular(self, join: JoinOf) -> Rule:
         """A join that does not go by time."""
-        kind: Kind = join.how if join.how in ("semi", "anti") else "regular"
+        kind: OperatorKind = join.how if join.how in ("semi", "anti") else "regular"
         if self.final:
             self.fail(
                 f"emit 'at_watermark' is for rows that nothing changes any more, and a {kind} {join.sql_name} takes "
@@ -404,13 +404,13 @@ class Chooser(Scope):
         column, expr = self._column(condition, "part")
         if expr is not None:
             made[own][column] = expr
-        always = Column("always", "", pa.bool_, words=lambda: "true", nullable=False)
+        always = QueryColumn("always", "", pa.bool_, words=lambda: "true", nullable=False)
         made[1 - own][always] = self.expr(self.catalyst.true())
         return KeyColumns(*((column, always) if own == 0 else (always, column)), null_safe=False)
 
     def residual(
         self, condition: Expr, sides: Sequence[Relation], made: Sequence[Computed], padded: Sequence[bool] = ()
-    ) -> Residual:
+    ) -> ResidualCondition:
         """A condition for an operator.
 
         Args:
@@ -428,7 +428,7 @@ class Chooser(Scope):
             return self._lowered(condition, sides, made, padded, plain=False)
 
     def null_of_pad(self, computed: Expr) -> bool:
-        """Whether a column that is computed below an outer join is what its expression is above it, for a pad, too."""
+        """True if a computed column is null in an unmatched row, as its expression above an outer join would be."""
         return self.catalyst.null_of_nulls(computed.java)
 
     def _lowered(
@@ -439,9 +439,9 @@ class Chooser(Scope):
         padded: Sequence[bool],
         *,
         plain: bool,
-    ) -> Residual:
+    ) -> ResidualCondition:
         own: list[Computed] = [{} for _ in sides]
-        columns: dict[Column, trees.Column] = {}
+        columns: dict[QueryColumn, trees.ColumnRef] = {}
 
         def owner(expr: Expr) -> int | None:
             return next((n for n, side in enumerate(sides) if expr.columns.keys() <= side.columns), None)
@@ -453,7 +453,7 @@ class Chooser(Scope):
                 if padded and padded[number] and not self.null_of_pad(computed):
                     raise NotOursError(expr, f"{expr.text()!r} is something else than null where its input has no row")
                 own[number][found] = computed
-            return columns.setdefault(found, trees.Column("", f"{len(columns)}", trees.column_type(found.type)))
+            return columns.setdefault(found, trees.ColumnRef("", f"{len(columns)}", trees.column_type(found.type)))
 
         builder = trees.Builder(ansi=self.ansi)
         try:
@@ -463,11 +463,11 @@ class Chooser(Scope):
             raise NotOursError(condition, str(error)) from None
         for into, more in zip(made, own, strict=True):
             into.update(more)
-        used = {node for node in trees.nodes_of(root) if isinstance(node, trees.Column)}
+        used = {node for node in trees.nodes_of(root) if isinstance(node, trees.ColumnRef)}
         needed = {c: place for c, place in columns.items() if place in used}  # not what was tried in vain
-        return Residual(condition, root, needed, builder.mode_matters)
+        return ResidualCondition(condition, root, needed, builder.mode_matters)
 
-    def _column(self, expr: Expr, what: str) -> tuple[Column, Expr | None]:
+    def _column(self, expr: Expr, what: str) -> tuple[QueryColumn, Expr | None]:
         """The column of an operand, and the expression to compute it by; the same one for the same expression."""
         expr = expr.plain
         collated = self._is_text(expr) and not is_binary_collated(
@@ -484,7 +484,7 @@ class Chooser(Scope):
             label = f"{what}_{len(self._computed) + 1}"
             if what == "part":  # so that a state folder is one condition's, whose text does not say it
                 label += f"_{hashlib.sha256(self._meaning(expr).encode()).hexdigest()[:8]}"
-            column = Column(
+            column = QueryColumn(
                 label, owner, lambda: arrow_type_of(value.java), words=functools.partial(words_of, expr.java)
             )
             found = (collated, expr)
@@ -492,7 +492,7 @@ class Chooser(Scope):
         return self._computed[found]
 
     def _meaning(self, expr: Expr) -> str:
-        """What an expression computes, the same in each run of a query."""
+        """A text for an expression that is the same in each run of a query."""
         times = any("time" in str(node.fields.get("dataType")) for node in expr.tree.walk())
         zoned = times or any("timeZoneId" in node.fields for node in expr.tree.walk())
         zone = self.catalyst.session.conf.get("spark.sql.session.timeZone") if zoned else ""
@@ -560,7 +560,7 @@ class Chooser(Scope):
         return Rule("interval", why, made, pair, kept, tuple(c for c, _ in used))
 
     def _nearest(self, join: JoinOf) -> Rule:
-        """An ASOF join."""
+        """The rule of an ASOF join."""
         try:
             asof, times, conditions = nearest(join)
         except NoComparisonError as error:
@@ -582,7 +582,7 @@ class Chooser(Scope):
         return Rule("asof", why, functools.partial(AsofJoin, asof=asof), times, kept, tuple(conditions))
 
     def _versions(self, join: JoinOf, said: ByTime) -> Rule:
-        """A temporal join."""
+        """The rule of a temporal join."""
         left = None if said.as_of is None else join.left.shown.get(said.as_of)
         if left is None or left not in self.event_times(join.left):
             lost = None if left is None else self._lost(join.left, left)

@@ -25,9 +25,9 @@ from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.descriptions.groups import Order
 from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items
 from gpu_ops.query.errors import LIMIT, NODES, SqlError
-from gpu_ops.query.expressions import TURNED, Column, Expr, tree
+from gpu_ops.query.expressions import TURNED, Expr, QueryColumn, tree
 from gpu_ops.query.places import position_of, words_of
-from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, SessionsOf, TopOf
+from gpu_ops.query.relations import AggregateCall, AggregateOf, Compute, Expand, Relation, SessionsOf, TopOf
 from gpu_ops.query.sessions import SESSION, Session, session_of
 from gpu_ops.spark.datatypes import is_binary_collated, is_window
 
@@ -43,17 +43,17 @@ class Scope:
 
     def __init__(self, sql: str, catalyst: Catalyst) -> None:
         self.sql, self.catalyst = sql, catalyst
-        self.columns: dict[int, Column] = {}
+        self.columns: dict[int, QueryColumn] = {}
 
     def expr(self, java: Any) -> Expr:
         """An expression of Catalyst's."""
         return Expr(tree(json.loads(java.toJSON()), lambda: java), self.columns)
 
-    def made(self, java: Any, label: str, owner: str = "") -> Column:
+    def made(self, java: Any, label: str, owner: str = "") -> QueryColumn:
         """A column that an expression of Catalyst's makes, and that the query gives a name."""
-        return Column(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
+        return QueryColumn(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
 
-    def nameless(self, java: Any, label: str, said: Callable[[], str] | None = None, owner: str = "") -> Column:
+    def nameless(self, java: Any, label: str, said: Callable[[], str] | None = None, owner: str = "") -> QueryColumn:
         """A column that an expression makes, and that has no name in the query.
 
         Args:
@@ -64,9 +64,9 @@ class Scope:
         """
         words = functools.partial(words_of, java) if said is None else said
         kind = functools.partial(arrow_type_of, java)
-        return Column(label, owner, kind, words=words, nullable=bool(java.nullable()))
+        return QueryColumn(label, owner, kind, words=words, nullable=bool(java.nullable()))
 
-    def attribute(self, java: Any, column: Column) -> Any:
+    def attribute(self, java: Any, column: QueryColumn) -> Any:
         """A new attribute of an expression's type for a column."""
         made = self.catalyst.attribute(java, column.label)
         self.columns[id_of(made)] = column
@@ -78,7 +78,7 @@ class Scope:
 
 
 class Below:
-    """What an operator on groups looks at, as columns of the relation below it; expressions become columns there.
+    """Columns that an operator on groups needs of the relation below it; expressions become columns there.
 
     Attributes:
         made: those columns.
@@ -86,9 +86,9 @@ class Below:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self.made: dict[Column, Expr] = {}
+        self.made: dict[QueryColumn, Expr] = {}
 
-    def column(self, java: Any, label: str, said: Callable[[], str] | None = None) -> Column:
+    def column(self, java: Any, label: str, said: Callable[[], str] | None = None) -> QueryColumn:
         """The column of an expression, the same one for the same expression.
 
         Args:
@@ -105,7 +105,7 @@ class Below:
             self.made[found] = expr
         return found
 
-    def compared(self, java: Any, label: str) -> Column:
+    def compared(self, java: Any, label: str) -> QueryColumn:
         """The column that an expression is compared by: of text in a collation its key, of any other it itself."""
         return self.column(self._scope.catalyst.collation_key(java) if _collated(java) else java, label)
 
@@ -153,8 +153,8 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
     Raises:
         SqlError: a column that is not compared.
     """
-    inside, computed, calls = Below(scope), dict[Column, Expr](), list[Call]()
-    by, shown = dict[Column, None](), dict(below.shown)
+    inside, computed, calls = Below(scope), dict[QueryColumn, Expr](), list[AggregateCall]()
+    by, shown = dict[QueryColumn, None](), dict(below.shown)
     session: Session | None = None
     for attribute in items(node.output()):
         _check_group(scope, attribute, node)
@@ -186,7 +186,7 @@ def _with_session(groups: AggregateOf, session: Session | None) -> AggregateOf:
     return SessionsOf(**own, **session._asdict())
 
 
-def _ends(scope: Scope, inside: Below, window: Any) -> tuple[Column, Column]:
+def _ends(scope: Scope, inside: Below, window: Any) -> tuple[QueryColumn, QueryColumn]:
     """The columns of a window's start and end."""
     start, end = (scope.catalyst.field(window, number) for number in range(2))
     return (
@@ -195,7 +195,7 @@ def _ends(scope: Scope, inside: Below, window: Any) -> tuple[Column, Column]:
     )
 
 
-def _window(scope: Scope, window: Any, ends: Sequence[Column]) -> Any:
+def _window(scope: Scope, window: Any, ends: Sequence[QueryColumn]) -> Any:
     """A window of attributes for the columns of its start and end."""
     parts = [scope.attribute(scope.catalyst.field(window, number), column) for number, column in enumerate(ends)]
     made = scope.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
@@ -203,13 +203,13 @@ def _window(scope: Scope, window: Any, ends: Sequence[Column]) -> Any:
 
 
 def _collated(java: Any) -> bool:
-    """Whether an expression is text of which other bytes may be equal (Spark 4)."""
+    """True for text in a collation in which other bytes may be equal (Spark 4)."""
     kind = st._parse_datatype_json_string(java.dataType().json())
     return isinstance(kind, st.StringType) and not is_binary_collated(kind)
 
 
-def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple[Call, Any]:
-    """What is shown of a group whose texts are equal in their collation: the least of them by its bytes.
+def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple[AggregateCall, Any]:
+    """The text that is shown of a group whose texts are equal in their collation: the least by its bytes.
 
     Returns:
         The call that gives it, and the expression over that.
@@ -217,14 +217,16 @@ def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple
     text = scope.catalyst.as_type(group, st.StringType())
     attribute = scope.catalyst.attribute(text, label)
     made = scope.columns[id_of(attribute)] = scope.nameless(text, label)
-    return Call(made, "min", inside.column(text, f"{label}_of")), scope.catalyst.as_type(attribute, group.dataType())
+    return AggregateCall(made, "min", inside.column(text, f"{label}_of")), scope.catalyst.as_type(
+        attribute, group.dataType()
+    )
 
 
 _NAMED: Final = ("AttributeReference", "Alias")
 
 
 def _fails_never(function: Any) -> bool:
-    """Whether a sum or an average is null where integers are beyond its range: that of TRY_SUM, TRY_AVG."""
+    """True for a sum or an average that is null where integers overflow: that of TRY_SUM, TRY_AVG."""
     whole = str(function.dataType().typeName()) == "long"
     return whole and str(function.prettyName()).startswith("try_")
 
@@ -234,7 +236,7 @@ _WINDOW: Final = "spark.timeWindow"
 
 
 def _says(group: Any, key: str) -> bool:
-    """Whether the metadata of what is grouped by has a key."""
+    """True if the metadata of a group column has a key."""
     return class_of(group) in _NAMED and bool(group.metadata().contains(key))
 
 
@@ -247,7 +249,7 @@ def _check_group(scope: Scope, group: Any, node: Any) -> None:
 
 
 def _is_window(group: Any) -> bool:
-    """Whether what is grouped by is a window of time, or as good as one: a start and an end, and never null."""
+    """True if a group column is a window of time, or as good as one: a start and an end, and never null."""
     plain = not bool(group.nullable()) or _says(group, _WINDOW)
     return plain and is_window(st._parse_datatype_json_string(group.dataType().json()))
 
@@ -256,10 +258,10 @@ class _Aggregate:
     def __init__(self, scope: Scope, node: Any, below: Relation) -> None:
         self.scope, self.catalyst, self.node, self.below = scope, scope.catalyst, node, below
         self.inside = Below(scope)
-        self.groups: list[tuple[Any, Column]] = []
-        self.texts: list[tuple[Any, Call, Any]] = []
-        self.windows: list[tuple[Any, Column, Column]] = []
-        self.calls: list[tuple[Any, Any, Call]] = []
+        self.groups: list[tuple[Any, QueryColumn]] = []
+        self.texts: list[tuple[Any, AggregateCall, Any]] = []
+        self.windows: list[tuple[Any, QueryColumn, QueryColumn]] = []
+        self.calls: list[tuple[Any, Any, AggregateCall]] = []
         self.session: Session | None = None
 
     def relation(self) -> Relation:
@@ -283,8 +285,8 @@ class _Aggregate:
         ends = tuple(end for _, _, end in self.windows)
         groups = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
         relation = _with_session(groups, self.session)
-        computed: dict[Column, Expr] = {}
-        ids: dict[int, Column] = {}
+        computed: dict[QueryColumn, Expr] = {}
+        ids: dict[int, QueryColumn] = {}
         for shown, value in results:
             expr, number = self.scope.expr(value), id_of(shown)
             column = expr.column
@@ -317,7 +319,7 @@ class _Aggregate:
         return java
 
     def _text(self, group: Any) -> Any:
-        """What is shown of a group of text in a collation."""
+        """The expression that is shown of a group of text in a collation."""
         found = next((value for of, _, value in self.texts if of.semanticEquals(group)), None)
         if found is None:
             call, found = _text_of_group(self.scope, self.inside, group, f"text_{len(self.texts) + 1}")
@@ -359,7 +361,7 @@ class _Aggregate:
             )
         if distinct and name not in ("Count", "Min", "Max"):
             self.scope.fail("DISTINCT goes with count only", java)
-        column: Column | None = None
+        column: QueryColumn | None = None
         if java.filter().isDefined():  # null is no value to any of the functions
             given = [self.catalyst.only_where(java.filter().get(), given[0])]
         if not (name == "Count" and class_of(given[0]) == "Literal" and not given[0].nullable()):
@@ -370,9 +372,9 @@ class _Aggregate:
         call: Function = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
         label = f"{call}_{len(self.calls) + 1}"
         kind, words = functools.partial(arrow_type_of, java), functools.partial(words_of, java)
-        made = Column(label, "", kind, words=words, nullable=not call.startswith("count"))
+        made = QueryColumn(label, "", kind, words=words, nullable=not call.startswith("count"))
         attribute = self.scope.attribute(java, made)
-        self.calls.append((java, attribute, Call(made, call, column)))
+        self.calls.append((java, attribute, AggregateCall(made, call, column)))
         return attribute
 
 
@@ -393,7 +395,7 @@ def expanded(scope: Scope, node: Any, below: Relation) -> Relation:
         scope.fail(NODES["Expand"], node)
     ((place,), found) = windows, output[windows[0]]
     value = scope.catalyst.exploded([projection.apply(place) for projection in items(node.projections())])
-    column = scope.columns[id_of(found)] = Column(
+    column = scope.columns[id_of(found)] = QueryColumn(
         str(found.name()), "", functools.partial(arrow_type_of, found), nullable=False
     )
     ids = {number: scope.columns[number] for number in map(id_of, output)}
@@ -433,7 +435,7 @@ def top_of(scope: Scope, node: Any, terms: Any, below: Relation) -> Relation:
     order = _order(inside, terms)
     if not order:  # Spark itself asks for one, but for LIMIT in a sub-query
         scope.fail(LIMIT, function)
-    number = Column(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
+    number = QueryColumn(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
     identity = id_of(calls[0])
     scope.columns[identity] = number
     return TopOf(inside.of(below), by, calls[0], order, number, identity, None)
@@ -450,11 +452,11 @@ def limit_of(scope: Scope, limit: Any, sort: Any, below: Relation) -> Relation:
     """
     inside = Below(scope)
     order = _order(inside, sort.order())
-    number = Column("row_number", "", pa.int32, words=lambda: "a row's number", nullable=False)
+    number = QueryColumn("row_number", "", pa.int32, words=lambda: "a row's number", nullable=False)
     return TopOf(inside.of(below), (), sort, order, number, None, int(limit.limitExpr().eval(None)))
 
 
-def _order(inside: Below, terms: Any) -> tuple[tuple[Column, Order], ...]:
+def _order(inside: Below, terms: Any) -> tuple[tuple[QueryColumn, Order], ...]:
     """By which columns rows are ordered, and how."""
     found = []
     for n, term in enumerate(items(terms), 1):
@@ -486,12 +488,12 @@ def bounded(relation: Relation, condition: Expr) -> Relation | None:
 
 
 def decides(condition: Expr) -> bool:
-    """Whether a condition that is a bound says no more than that."""
+    """True if a condition that bounds a row number says no more than that."""
     found = _bound(condition)
     return found is not None and (condition.kind != "EqualTo" or found[1] == 1)
 
 
-def _bound(condition: Expr) -> tuple[Column, int] | None:
+def _bound(condition: Expr) -> tuple[QueryColumn, int] | None:
     """The column that a condition bounds, and by what."""
     if condition.kind not in TURNED or len(condition.args) != 2:
         return None

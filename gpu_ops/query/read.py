@@ -17,7 +17,7 @@ from gpu_ops.query import by_time, errors, groups
 from gpu_ops.query.by_time import ByTime, QueryText, set_apart
 from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, id_of, items
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
+from gpu_ops.query.expressions import Expr, QueryColumn, Tree, number_of, tree
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
 from gpu_ops.query.rewrite import lifted
@@ -28,7 +28,7 @@ _HOWS: Final[dict[str, JoinType]] = {
 }  # fmt: skip
 
 
-Outputs = list[tuple[str, Column]]
+Outputs = list[tuple[str, QueryColumn]]
 """A query's columns by their names, in its order."""
 
 
@@ -41,14 +41,14 @@ _GENERATED: Final = re.compile(r"_w\d+|_we\d+|_gen_alias_\d+|_groupingexpression
 
 
 def _is_today(cast: Any) -> bool:
-    """Whether a cast makes a time of a constant text for which Spark takes today's."""
+    """True for a cast of a constant text that Spark takes for the time of today, as ``DATE 'now'``."""
     text = cast.child()
     if str(cast.dataType().simpleString()) not in ("date", "timestamp", "timestamp_ntz") or not text.foldable():
         return False
     return re.match(errors.TODAY, str(text.eval(None)), re.IGNORECASE) is not None
 
 
-class Reader(groups.Scope):
+class PlanReader(groups.Scope):
     """Reads the plan of one query."""
 
     def __init__(self, text: QueryText, tables: Mapping[str, Table], catalyst: Catalyst) -> None:
@@ -218,7 +218,7 @@ class Reader(groups.Scope):
             (x[number] for x in (self._aliases, self._owners) for number in numbers if number in x), table.name
         )
         for number, field in zip(numbers, table.schema, strict=True):
-            self.columns[number] = Column(
+            self.columns[number] = QueryColumn(
                 field.name,
                 alias,
                 lambda field=field: field.type,  # type: ignore[misc]
@@ -230,8 +230,8 @@ class Reader(groups.Scope):
     def _union(self, node: Tree) -> Relation:
         """The rows of several relations; its columns have the ids of the first one's in Catalyst."""
         parts = [(self._relation(arg), items(arg.java.output())) for arg in node.args]
-        columns: dict[Column, tuple[Column, ...]] = {}
-        ids: dict[int, Column] = {}
+        columns: dict[QueryColumn, tuple[QueryColumn, ...]] = {}
+        ids: dict[int, QueryColumn] = {}
         for place, attribute in enumerate(items(node.java.output())):
             number = id_of(attribute)
             column = self.made(attribute, str(attribute.name()), self._owners.get(number, ""))
@@ -241,8 +241,8 @@ class Reader(groups.Scope):
         return UnionOf(tuple(relation for relation, _ in parts), columns, ids, node.java)
 
     def _project(self, node: Tree, below: Relation) -> Relation:
-        computed: dict[Column, Expr] = {}
-        ids: dict[int, Column] = {}
+        computed: dict[QueryColumn, Expr] = {}
+        ids: dict[int, QueryColumn] = {}
         for index, part in enumerate(node.fields["projectList"]):
             expr = self._expr(part, lambda index=index: node.java.projectList().apply(index))  # type: ignore[misc]
             number, value = number_of(expr.tree), expr.args[0] if expr.kind == "Alias" else expr
@@ -268,7 +268,7 @@ class Reader(groups.Scope):
         for part in condition.conjuncts():
             inner = part.args[0] if part.kind == "Not" else part
             if inner.kind == "Exists":  # one that correlates with nothing: Catalyst would run it on its own
-                right = Reader(self.text, self.tables, self.catalyst).plan(inner.java.plan())
+                right = PlanReader(self.text, self.tables, self.catalyst).plan(inner.java.plan())
                 how: JoinType = "anti" if inner is not part else "semi"
                 below = JoinOf(how, below, right, (), inner.java, "EXISTS")
             else:
@@ -357,7 +357,7 @@ def _aliases(items: Sequence[Any]) -> dict[int, str]:
 
 
 def _leaves(node: Tree) -> frozenset[str]:
-    """What a node is made of, which tells joins apart."""
+    """The ids of the leaves below a node, which tell joins apart."""
     return frozenset(
         str(part[0]["exprId"]["id"])
         for leaf in node.walk()
@@ -384,7 +384,7 @@ def _window_above(sort: Tree) -> Tree | None:
 
 
 def _of_each_side(member: Expr, left: Relation, right: Relation) -> bool:
-    """Whether an equality is between an expression of each side, which can be looked up."""
+    """True for an equality between an expression of each side, which can be looked up."""
     one, other = (arg.columns.keys() for arg in member.args)
     turned = one <= right.columns and other <= left.columns
     return (turned or (one <= left.columns and other <= right.columns)) and not pa.types.is_nested(
@@ -393,7 +393,7 @@ def _of_each_side(member: Expr, left: Relation, right: Relation) -> bool:
 
 
 def _never_null(arg: Expr, sides: Sequence[tuple[Tree, Relation]]) -> bool:
-    """Whether what NOT IN compares is never null in the rows of a side, after the filters there."""
+    """True if an operand of NOT IN is never null in the rows of its side, after the filters there."""
     if not arg.java.nullable():
         return True
     for side, relation in sides:

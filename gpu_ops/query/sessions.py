@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpu_ops.query.catalyst import class_of, items
-from gpu_ops.query.expressions import Column, Expr
+from gpu_ops.query.expressions import Expr, QueryColumn
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Compute, Relation, RowByRow
 
@@ -31,9 +31,9 @@ class Session(NamedTuple):
         window: the columns for the start and the end of each.
     """
 
-    time: Column
+    time: QueryColumn
     gap_ms: int
-    window: tuple[Column, Column]
+    window: tuple[QueryColumn, QueryColumn]
 
 
 def session_of(scope: Scope, inside: Below, group: Any, below: Relation, node: Any) -> Session:

@@ -135,11 +135,11 @@ class Sessions(Operator):
         rows, kernels, xp = self._rows, self.kernels, self.kernels.xp
         start = rows.beside[_START].values
         new = as_slots(kernels, side.first_new, side.new)
-        changed = _Needles(rows, xp.concatenate([side.killed, new]))
+        changed = _ProbeRows(rows, xp.concatenate([side.killed, new]))
         if not changed.slots.size:
             return _MovedRows(changed.slots, changed.slots)
         behind = self._follower(changed)
-        points = _Needles(rows, distinct(xp, xp.concatenate([changed.slots, behind[behind >= 0]])))
+        points = _ProbeRows(rows, distinct(xp, xp.concatenate([changed.slots, behind[behind >= 0]])))
         points = points.by_group()
         first = points.opens(xp)  # of their group
         times = points.times
@@ -158,7 +158,7 @@ class Sessions(Operator):
         rows.put(_START, new, begins[place])
         return _MovedRows(moved[0], moved[2])
 
-    def _follow(self, points: _Needles, begins: Array) -> tuple[Slots, Array, Array]:
+    def _follow(self, points: _ProbeRows, begins: Array) -> tuple[Slots, Array, Array]:
         """Rows of before that are of another session now: their slots, and its start now and before.
 
         Args:
@@ -182,20 +182,20 @@ class Sessions(Operator):
         needle, slots = self._between(some, some.times, until)
         return slots, begins[needle], start[slots]
 
-    def _between(self, needles: _Needles, earliest: Array, latest: Array) -> tuple[Positions, Slots]:
+    def _between(self, needles: _ProbeRows, earliest: Array, latest: Array) -> tuple[Positions, Slots]:
         """The rows of before that stay, of the groups of n needles and in a span of time of each."""
         candidates = self._rows.time_index.probe(needles.hashes, earliest, latest, staged=False)
         own = Columns(self._rows.store, self._rows.keys, needles.slots)
         return live_matches(self._rows, candidates, own)
 
-    def _follower(self, needles: _Needles) -> Slots:
+    def _follower(self, needles: _ProbeRows) -> Slots:
         """The next row within the gap of each of n rows, of a later time; -1 for none."""
         farthest = shifted(self.kernels.xp, needles.times, self.description.gap)
         return self._search(needles, "forward", exact=False, farthest=farthest)
 
     def _search(
         self,
-        needles: _Needles,
+        needles: _ProbeRows,
         direction: SearchDirection,
         *,
         exact: bool,
@@ -344,7 +344,8 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
             beside = (Beside(0, change.pick(late).table, LATE_ROW_KIND),)
             sequence = np.concatenate([sequence, change.sequence[late]])
         source = self.description.source.name
-        metrics = self._metrics(side, int(moved.slots.size), started, found) | self._times(0)
+        held = 0 if self.description.source.insert_only else self.description.gap
+        metrics = self._metrics(side, int(moved.slots.size), started, found) | self._times(held)
         metrics |= {f"{source}_late": int(late.sum()), f"{source}_evicted": int(out.size)}
         return Output(table, made[1], sequence, metrics, beside=beside)
 
@@ -357,7 +358,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
         xp, rows = self.kernels.xp, self._rows
         if not slots.size:
             return slots
-        ends = _Needles(rows, slots)
+        ends = _ProbeRows(rows, slots)
         ends = ends.pick(xp.flatnonzero(self._follower(ends) < 0))
         # of the last rows of a session one is enough
         ends = ends.pick(xp.flatnonzero(self._search(ends, "backward", exact=True, farthest=ends.times) == ends.slots))
@@ -369,7 +370,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
         xp, rows = self.kernels.xp, self._rows
         if not side.killed.size or now == BEFORE_ALL:
             return side.killed[:0]
-        gone = _Needles(rows, side.killed)
+        gone = _ProbeRows(rows, side.killed)
         before = self._search(gone, "backward", exact=False, farthest=shifted(xp, gone.times, -self.description.gap))
         last = distinct(xp, before[before >= 0])
         return self._closed(last[rows.beside[TIME_COLUMN].values[last] <= self._last_that_ends(now)])
@@ -404,7 +405,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
         queue.commit()
 
 
-class _Needles:
+class _ProbeRows:
     """Rows that look for others of their group.
 
     Args:
@@ -428,15 +429,15 @@ class _Needles:
         self.place: Positions = kernels.xp.arange(slots.size, dtype=np.int64)
         self._group: Array | None = None
 
-    def pick(self, some: Positions) -> _Needles:
+    def pick(self, some: Positions) -> _ProbeRows:
         """Some of them."""
-        picked = object.__new__(_Needles)
+        picked = object.__new__(_ProbeRows)
         picked._table, picked.slots = self._table, self.slots[some]
         picked.times, picked.hashes = self.times[some], self.hashes[some]
         picked._group = None if self._group is None else self._group[some]
         return picked
 
-    def by_group(self) -> _Needles:
+    def by_group(self) -> _ProbeRows:
         """All of them by group and time."""
         rows, kernels = self._table, self._table.kernels
         groups = Groups(kernels, self._keys, rows.keys, rows.key_types, self.hashes)

@@ -26,8 +26,8 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import apply_operator, settled, two_sided
 from gpu_ops.spark.api.streams import (
     ChangelogOptions,
-    How,
     IntervalJoinOptions,
+    JoinTypeName,
     KeyOptions,
     Stream,
     TwoSidedOptions,
@@ -46,9 +46,9 @@ from gpu_ops.spark.plan.column_metadata import (
     lost_row_time,
     made_by,
 )
-from gpu_ops.spark.tasks.functions import Applied, applied_schema
+from gpu_ops.spark.tasks.functions import ProcessPairs, applied_schema
 
-Process = Callable[[pa.RecordBatch], pa.RecordBatch | tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]]
+ProcessFunction = Callable[[pa.RecordBatch], pa.RecordBatch | tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]]
 """Takes joined pairs, and returns rows, alone or with those of side outputs by name."""
 
 _CONTEXT: Final = ("left_timestamp", "right_timestamp", "timestamp")
@@ -57,12 +57,12 @@ _CONTEXT: Final = ("left_timestamp", "right_timestamp", "timestamp")
 class Described(NamedTuple):
     """A user's function over pairs, with the schemas of its result and of each side output."""
 
-    function: Process
+    function: ProcessFunction
     schema: st.StructType
     outputs: dict[str, st.StructType]
 
 
-EventTimes = tuple[str, str] | Literal["processing"] | None
+EventTimeColumns = tuple[str, str] | Literal["processing"] | None
 """The event-time columns of left and right, ``"processing"``, or None where the inputs name them."""
 
 
@@ -71,18 +71,18 @@ def interval_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
     on: On = None,
-    how: How = "inner",
+    how: JoinTypeName = "inner",
     *,
     lower: Duration,
     upper: Duration,
-    time: EventTimes = None,
+    time: EventTimeColumns = None,
     lower_inclusive: bool = True,
     upper_inclusive: bool = True,
     keyed: bool = False,
     late: Late | None = None,
     min_cleanup: Duration = 0,
     timestamp: str | None = None,
-    process: Process | None = None,
+    process: ProcessFunction | None = None,
     process_schema: st.StructType | str | None = None,
     side_outputs: Mapping[str, st.StructType | str] | None = None,
     heartbeat: Duration | None = None,
@@ -413,7 +413,7 @@ def temporal_join(
 
 def described(
     join: IntervalJoin,
-    process: Process | None,
+    process: ProcessFunction | None,
     schema: st.StructType | str | None,
     side_outputs: Mapping[str, st.StructType | str] | None,
 ) -> Described | None:
@@ -483,7 +483,7 @@ def processed(changes: DataFrame, join: IntervalJoin, process: Described) -> Dat
             "*", *context, *(late_struct(changes, side, name) for side, name in enumerate(LATE_SIDES))
         )
         late = {name: rows.schema[name].dataType for name in LATE_SIDES}
-    applied = Applied(process.function, process.schema, process.outputs, late)
+    applied = ProcessPairs(process.function, process.schema, process.outputs, late)
     made = rows.mapInArrow(applied, applied.schema)
     if not late and not process.outputs:
         return made

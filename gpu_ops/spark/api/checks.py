@@ -36,7 +36,7 @@ from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.plan.build import build, build_bounded, collated_key
 from gpu_ops.spark.plan.column_metadata import delays, lost_row_time, retracting
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
-from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
@@ -44,7 +44,7 @@ from gpu_ops.state.manifest import LATEST, Manifest, check_open
 PARTITIONS_PER_GPU: Final = 2
 
 _numbers = itertools.count(1)
-TwoSided = TypeVar("TwoSided", bound=Join)
+TwoSidedJoin = TypeVar("TwoSidedJoin", bound=Join)
 
 
 class MemoryOnlyStateWarning(UserWarning):
@@ -70,7 +70,7 @@ def _check_conditions(description: Description, sides: Sequence[Stream]) -> None
 
 
 def two_sided(
-    kind: type[TwoSided],
+    kind: type[TwoSidedJoin],
     how: str,
     on: On,
     sides: tuple[Stream, Stream],
@@ -78,7 +78,7 @@ def two_sided(
     *,
     derive: bool = True,
     **more: Any,
-) -> tuple[TwoSided, tuple[Stream, Stream], bool]:
+) -> tuple[TwoSidedJoin, tuple[Stream, Stream], bool]:
     """Makes the description of a join of two inputs, and adds columns for its condition to the inputs.
 
     Args:
@@ -113,7 +113,7 @@ def apply_operator(
     *,
     upstream: tuple[str | None, str | None] = (None, None),
     heartbeat_ms: int | None = None,
-    function: Grouped | None = None,
+    function: CoGroupTask | None = None,
     query: str | None = None,
     stacklevel: int = 2,
 ) -> DataFrame:

@@ -21,8 +21,8 @@ from gpu_ops.fields import decoded, encoded
 from gpu_ops.query.by_time import read
 from gpu_ops.query.catalyst import calc, check_plan, like, message_of
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.expressions import Column
-from gpu_ops.query.nodes import Calc, Node, Plan
+from gpu_ops.query.expressions import QueryColumn
+from gpu_ops.query.nodes import Calc, Plan, PlanNode
 from gpu_ops.query.places import position
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Table
@@ -35,7 +35,7 @@ from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.tasks.engine import LeftOver
-from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.wire.command import parse_join
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
@@ -164,7 +164,7 @@ def _function(
     state: StateAddress,
     apply: Callable[[pa.Table, pa.Table], pa.Table] | None,
     schema: st.StructType | str | None,
-) -> Grouped | None:
+) -> CoGroupTask | None:
     """The function of a co-group; None for any other operator."""
     if (apply is None) != (schema is None):
         raise DescriptionError("apply= and schema= go together")
@@ -173,7 +173,7 @@ def _function(
             raise DescriptionError(f"apply= is for a co-group; the state folder {state} is none's")
         return None
     if apply is not None and schema is not None:
-        return Grouped.of(apply, schema)
+        return CoGroupTask.of(apply, schema)
     found = Directory.of(spark).functions.get(state.identity)
     if found is None:
         raise DescriptionError(
@@ -233,7 +233,7 @@ def check_runs(node: Calc, rows: DataFrame, sql: str) -> None:
         text, at = read(sql), (1, 1)
         for part in parts:
             try:
-                made = Column("part", "", pa.null)
+                made = QueryColumn("part", "", pa.null)
                 alone = dataclasses.replace(
                     node, conditions=(), made={made: part}, left=(("part", made),), row_kind=None
                 )
@@ -309,7 +309,7 @@ def shown(files: Files, description: Description, rows: DataFrame) -> DataFrame:
             "finish it with the settings and the version of that session"
         )
 
-    def frame(node: Node) -> DataFrame:
+    def frame(node: PlanNode) -> DataFrame:
         return calculated(node, frame(node.input)) if isinstance(node, Calc) else rows
 
     return frame(planned.root)

@@ -22,8 +22,8 @@ from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import apply_operator, check_frames, settled, two_sided
 from gpu_ops.spark.api.streams import (
     ChangelogOptions,
-    How,
     JoinOptions,
+    JoinTypeName,
     KeyOptions,
     SemiJoinOptions,
     Stream,
@@ -40,7 +40,7 @@ from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.tasks.engine import LookupFunction, Lookups, LookupTask
-from gpu_ops.spark.tasks.functions import Grouped, applied_schema
+from gpu_ops.spark.tasks.functions import CoGroupTask, applied_schema
 
 
 @with_options(JoinOptions)
@@ -48,7 +48,7 @@ def join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
     on: On = None,
-    how: How = "inner",
+    how: JoinTypeName = "inner",
     **options: Unpack[JoinOptions],
 ) -> DataFrame:
     """Joins two streaming DataFrames; the result is their changelog, a streaming DataFrame.
@@ -350,7 +350,7 @@ def co_group(
     """
     check_options(co_group, options, KeyOptions)
     given = two_streams(left, right)
-    function = Grouped.of(apply, schema)
+    function = CoGroupTask.of(apply, schema)
     sides, _ = settled(given, options)
     for side in sides:
         if side.bad_rows == "tag":
@@ -367,7 +367,7 @@ def co_group(
 def multi_join(
     inputs: Sequence[DataFrame | Stream],
     on: MultiOn,
-    how: How | Sequence[How] = "inner",
+    how: JoinTypeName | Sequence[JoinTypeName] = "inner",
     *,
     where: str | Sequence[str | None] | None = None,
     suffixes: Sequence[str] | None = None,

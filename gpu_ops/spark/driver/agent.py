@@ -26,7 +26,7 @@ from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.fields import decoded, encoded
 from gpu_ops.spark.driver.machine import find_gpus
 from gpu_ops.spark.driver.pools import Death, Server
-from gpu_ops.spark.driver.process import START_S, Launcher, Process
+from gpu_ops.spark.driver.process import START_S, Launcher, ServerProcess
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import ask
 
@@ -170,7 +170,7 @@ class ServerGroup:
     ) -> None:
         self._directory, self._agent = directory, agent
         self._launcher = Launcher(directory.token, host=host, tls=directory.tls, gpus=gpus, arguments=arguments)
-        self._children: dict[int, tuple[str, Process]] = {}
+        self._children: dict[int, tuple[str, ServerProcess]] = {}
         self._unannounced: set[int | None] = set()  # the directory has to hear that one is there before it has ended
         self._closed = False
         self._lock = threading.Lock()
@@ -214,7 +214,7 @@ class ServerGroup:
             print(f"the directory does not take an answer: {error}", flush=True)  # noqa: T201 - the executor's log
         self._unannounced.discard(done.pid)
 
-    def _start(self, command: Command) -> Process:
+    def _start(self, command: Command) -> ServerProcess:
         process = self._launcher.start(command.kind, command.name, command.number)
         with self._lock:
             if not self._closed:

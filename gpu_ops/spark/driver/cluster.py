@@ -34,7 +34,7 @@ from gpu_ops.spark.driver.agent import (
 from gpu_ops.spark.driver.executors import Executors
 from gpu_ops.spark.driver.pools import Pool, Servers
 from gpu_ops.spark.settings import START_TIMEOUT, Settings
-from gpu_ops.spark.wire.connection import Action, Address
+from gpu_ops.spark.wire.connection import Address, Handler
 
 _log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class ClusterServers(Servers):
     # --- agents ------------------------------------------------------------------------------
 
     @property
-    def actions(self) -> dict[str, Action]:
+    def actions(self) -> dict[str, Handler]:
         """The actions by which agents call the directory, by name."""
         return {
             "offer": lambda request, _: {"agent": self.offer(_read(Offer, request))},

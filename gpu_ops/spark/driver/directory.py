@@ -25,12 +25,12 @@ from gpu_ops.spark.driver.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.driver.process import START_S, EmbeddedServers
 from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.driver.registry import ONE_JOIN, JoinState, Registry, Started
-from gpu_ops.spark.metrics.metrics import TASK_METRICS, Run, metric_names
+from gpu_ops.spark.metrics.metrics import TASK_METRICS, JoinRun, metric_names
 from gpu_ops.spark.metrics.progress import ProgressListener, serve
 from gpu_ops.spark.settings import Settings
-from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.wire.command import BatchContext, LocateReply, LocateRequest, ReportReply, ReportRequest, answering
-from gpu_ops.spark.wire.connection import Action, Address, FlightServer, format_location
+from gpu_ops.spark.wire.connection import Address, FlightServer, Handler, format_location
 from gpu_ops.state import blocks, files
 from gpu_ops.state.address import StateAddress
 
@@ -63,7 +63,7 @@ class Directory:
 
     def __init__(self, context: Any) -> None:
         self.registry = Registry(self._queries)
-        self.functions: dict[str, Grouped] = {}
+        self.functions: dict[str, CoGroupTask] = {}
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
         self._context = context
@@ -90,7 +90,7 @@ class Directory:
             arguments = {kind: [*x, "--blocks", str(folder)] for kind, x in settings.server_arguments().items()}
             self.servers = EmbeddedServers(int(context.defaultParallelism), arguments)
         token, tls = self.servers.token, settings.tls
-        actions: dict[str, Action] = {
+        actions: dict[str, Handler] = {
             "locate": answering(LocateRequest, lambda request: self.locate(request)),  # noqa: PLW0108 - tests replace it
             "report": answering(ReportRequest, lambda request: self.report(request)),  # noqa: PLW0108 - likewise
             **self.servers.actions,
@@ -220,7 +220,7 @@ class Directory:
         if request.observed:
             return ReportReply(numbers)
         if known.plan is not None:
-            join, run = known.plan.join, Run(known.query_id, known.run_id, known.plan.name)
+            join, run = known.plan.join, JoinRun(known.query_id, known.run_id, known.plan.name)
             names = metric_names(join.sides, by_time=join.by_time)
             TASK_METRICS.take(run, request.batch_id, request.partition, names, request.numbers)
         return ReportReply()

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.errors import BackendError, GpuJoinError, StateError
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_HOST
-from gpu_ops.spark.wire.connection import Action, Address
+from gpu_ops.spark.wire.connection import Address, Handler
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Servers(abc.ABC):
         return 0
 
     @property
-    def actions(self) -> Mapping[str, Action]:
+    def actions(self) -> Mapping[str, Handler]:
         """The directory's actions, by name, besides those that locate a server and report to it."""
         return {}
 

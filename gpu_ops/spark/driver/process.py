@@ -38,7 +38,7 @@ PACKAGE_ROOT: Final = str(Path(__file__).resolve().parents[3])
 """The folder to import the pack from; on a source tree nothing else says so to a child."""
 
 
-class Process(Server):
+class ServerProcess(Server):
     """A state server that is a child of this process.
 
     Args:
@@ -123,7 +123,7 @@ class Launcher:
         # The kernel may tie a child's life to the thread that started it; handlers' threads end.
         self._starter = concurrent.futures.ThreadPoolExecutor(1, "gpu-join-starter")
 
-    def start(self, kind: str, name: str, number: int = 0) -> Process:
+    def start(self, kind: str, name: str, number: int = 0) -> ServerProcess:
         """Starts a server and waits until it listens.
 
         Args:
@@ -164,7 +164,7 @@ class Launcher:
                 self._starting.discard(popen)
         _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
         location = format_location(self._host, port, encrypted=self._tls is not None)
-        server = Process(popen, Address(location, self._token, self._tls), self._log_of(name))
+        server = ServerProcess(popen, Address(location, self._token, self._tls), self._log_of(name))
         server.on_cpu = greeting.get("on_cpu")
         return server
 
@@ -289,7 +289,7 @@ class EmbeddedServers(Servers):
         """
         self.pool(backend).begin(partitions)
 
-    def start(self, kind: str, index: int, deadline: float) -> Process:
+    def start(self, kind: str, index: int, deadline: float) -> ServerProcess:
         """Starts the server of a slot and waits until it listens.
 
         Raises:

@@ -16,17 +16,17 @@ _MARK: Final = "gpu_ops_checked"
 
 _guard = threading.Lock()
 
-Check = Callable[[Any], None]
+StartCheck = Callable[[Any], None]
 """Takes a query that has just been started, and raises an error of ours where it cannot go on."""
 
 Refusal = Callable[[Any, AnalysisException], None]
 """Takes a writer that Spark does not start, and raises a better error where there is one."""
 
-_checks: list[Check] = []
+_checks: list[StartCheck] = []
 _refusals: list[Refusal] = []
 
 
-def check_starts(check: Check, refusal: Refusal | None = None) -> None:
+def check_starts(check: StartCheck, refusal: Refusal | None = None) -> None:
     """Registers a check of every query that is started; idempotent.
 
     Args:

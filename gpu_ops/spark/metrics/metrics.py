@@ -138,7 +138,7 @@ Total = Mapping[str, int | float | None]
 _KEPT: Final = 1000
 
 
-class Run(NamedTuple):
+class JoinRun(NamedTuple):
     """A join in one run of a query.
 
     Attributes:
@@ -173,7 +173,7 @@ class TaskMetrics:
         self._latest: dict[tuple[str, str], _Latest] = {}
         self._totals: OrderedDict[tuple[str, str, int], Total] = OrderedDict()
 
-    def take(self, run: Run, batch_id: int, partition: int, names: tuple[str, ...], numbers: Packed) -> None:
+    def take(self, run: JoinRun, batch_id: int, partition: int, names: tuple[str, ...], numbers: Packed) -> None:
         """Records one partition's metrics of a micro-batch; idempotent.
 
         Args:

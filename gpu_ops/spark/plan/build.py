@@ -42,10 +42,10 @@ from gpu_ops.spark.plan.changes import (
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
-from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.tasks.join import Edge, Task
 from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import FirstRows, OfRows
+from gpu_ops.spark.tasks.rows import FirstOfGroup, OfRows
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
@@ -171,7 +171,7 @@ def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.Struc
     return st.StructType(fields)
 
 
-def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped | None = None) -> DataFrame:
+def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: CoGroupTask | None = None) -> DataFrame:
     """Builds the result of an operator over static DataFrames, as insertions in a static DataFrame.
 
     The operator runs in Spark's tasks, on the CPU unless ``backend="gpu"``: tasks side by side would share a card.
@@ -434,7 +434,7 @@ def packers_of(
     for number, reading in enumerate(readings):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
-        first = FirstRows.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
+        first = FirstOfGroup.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
         name, schema = join.inputs[number].name, schemas[number]
         packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]

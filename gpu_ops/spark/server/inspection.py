@@ -23,7 +23,7 @@ _ATTEMPTS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class StoredPartition:
     """The content of one partition in a state folder; rows and changes are None where not counted.
 
     Attributes:
@@ -70,7 +70,7 @@ def describe(location: Location, console: Console, *, rows: bool = True) -> None
         console.print(f"{empty} of {manifest.partitions} partitions hold nothing yet")
 
 
-def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bool) -> Held:
+def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bool) -> StoredPartition:
     """Reads one partition without writing or deleting anything, as the query may be running.
 
     Args:
@@ -95,12 +95,14 @@ def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bo
     return _read(files, manifest, log, log.stored(clean=False), partition, rows=rows)
 
 
-def _read(files: Files, manifest: Manifest, log: PartitionLog, stored: Stored, partition: int, *, rows: bool) -> Held:
+def _read(
+    files: Files, manifest: Manifest, log: PartitionLog, stored: Stored, partition: int, *, rows: bool
+) -> StoredPartition:
     records, snapshots = stored.records, stored.snapshots
     snapshot = max(snapshots, default=None)
     since = sorted(batch for batch in records if batch >= (snapshot or 0))
     version = since[-1] + 1 if since else snapshot or 0
-    return Held(
+    return StoredPartition(
         partition=partition,
         version=version,
         snapshot=snapshot,
@@ -131,7 +133,7 @@ def _inputs(join: Description, manifest: Manifest) -> Table:
     return table
 
 
-def _partitions(held: list[Held], join: Description, *, rows: bool) -> Table:
+def _partitions(held: list[StoredPartition], join: Description, *, rows: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_footer=len(held) > 1)
     columns: list[list[str]] = []
 

@@ -17,7 +17,7 @@ from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.server import recovery
-from gpu_ops.spark.server.recovery import Held, Snapshots
+from gpu_ops.spark.server.recovery import RecoveredState, Snapshots
 from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
 from gpu_ops.state import files
 from gpu_ops.state.address import StateAddress
@@ -305,7 +305,7 @@ class PartitionState:
             yield from engine.finish_parts()
 
     @contextlib.contextmanager
-    def held_at(self, version: int) -> Iterator[Held]:
+    def held_at(self, version: int) -> Iterator[RecoveredState]:
         """Context manager with the state of a version; the state folder is unchanged.
 
         Raises:
@@ -469,8 +469,8 @@ class PartitionState:
         if self._snapshots is not None:
             self._snapshots.take(self._version, lambda: self._state(engine))
 
-    def _state(self, engine: JoinEngine) -> Held:
-        return Held(engine.kept(), self._last_clock, self._times, self._in_backlog)
+    def _state(self, engine: JoinEngine) -> RecoveredState:
+        return RecoveredState(engine.kept(), self._last_clock, self._times, self._in_backlog)
 
     def _remove_older(self) -> None:
         """Deletes the old partitions that `gpu_ops.rescale` left, once a micro-batch of the new ones is final."""

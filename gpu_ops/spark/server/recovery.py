@@ -235,7 +235,7 @@ _WRITTEN_AT_ONCE: Final = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class RecoveredState:
     """A partition's state at one version: tables, clock, times and backlog flag."""
 
     tables: dict[str, Storable]
@@ -269,7 +269,7 @@ class Snapshots:
         self._not_before, self.seconds, self._bytes, self._last = 0, 0.0, 0, time.monotonic()
         self._unneeded: frozenset[str] = frozenset()
 
-    def take(self, version: int, held: Callable[[], Held]) -> None:
+    def take(self, version: int, held: Callable[[], RecoveredState]) -> None:
         """Has a snapshot written when one is due, and deletes files replaced by one that is written by now.
 
         Args:
@@ -364,7 +364,9 @@ class _Snapshot:
         sizes: the sizes of new pieces, by name.
     """
 
-    def __init__(self, log: PartitionLog, version: int, held: Held, existing: Collection[str], *, tiny: bool) -> None:
+    def __init__(
+        self, log: PartitionLog, version: int, held: RecoveredState, existing: Collection[str], *, tiny: bool
+    ) -> None:
         self._log, self.version, self._held = log, version, held
         least = 0 if tiny else WHOLE_BYTES
         self._whole: dict[str, pa.Table] = {}

@@ -42,7 +42,7 @@ from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.operator import Cut
 from gpu_ops.spark.server.partition import stored_state
-from gpu_ops.spark.server.recovery import Held, stored_version
+from gpu_ops.spark.server.recovery import RecoveredState, stored_version
 from gpu_ops.spark.wire.command import Wire, parse_join
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import Location
@@ -330,7 +330,7 @@ class _CutState:
         self._rest: list[dict[str, pa.Table]] = []
         self._clock_ms, self._times, self._backlog = 0, NO_TIMES, False
 
-    def take(self, held: Held) -> None:
+    def take(self, held: RecoveredState) -> None:
         """Adds the live rows of an old partition, and its other tables."""
         self._clock_ms = max(self._clock_ms, held.clock_ms)
         self._times, self._backlog = self._times.later(held.times), held.backlog

@@ -35,7 +35,7 @@ from gpu_ops.memory import Budget, disk_size, give_back, memory_size
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
-from gpu_ops.spark.wire.connection import Action, FlightServer
+from gpu_ops.spark.wire.connection import FlightServer, Handler
 from gpu_ops.state import files
 from gpu_ops.state.blocks import FilePart, Mapped, checked, leave
 from gpu_ops.state.files import READING, Activity
@@ -98,7 +98,7 @@ class StateServer(FlightServer):
         self._last_call = time.monotonic()
         self._trimmed = True
         self.stopping = threading.Event()
-        actions: dict[str, Action] = {
+        actions: dict[str, Handler] = {
             "ping": lambda request, _: self._ping(request),
             "release": lambda request, _: self._release(request),
             "metrics": lambda *_: self._status(),

@@ -39,7 +39,7 @@ View = Callable[[DataFrame, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class NetChanges:
     """The net change of a micro-batch.
 
     Attributes:
@@ -224,7 +224,7 @@ def started(
 
 
 def view(
-    write: Callable[[Changes], None], key: str | Sequence[str] | None, *, needs_key: str = "", exact: bool = False
+    write: Callable[[NetChanges], None], key: str | Sequence[str] | None, *, needs_key: str = "", exact: bool = False
 ) -> View:
     """Makes a function for ``foreachBatch`` that computes the net change of each micro-batch and writes it.
 
@@ -250,7 +250,7 @@ def view(
             if columns is not None and counts[1] is not None:
                 raise BadInputError(mark, ", ".join(columns), "the view's key is not unique", counts[1])
             if counts[0] or batch_id == 0:  # the first one makes the table, be it empty
-                write(Changes(changed, schema, columns, query, batch_id, mark, counts[0]))
+                write(NetChanges(changed, schema, columns, query, batch_id, mark, counts[0]))
         finally:
             changed.unpersist()
 
@@ -390,7 +390,7 @@ def kafka_upsert(
         >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
 
-    def write(changes: Changes) -> None:
+    def write(changes: NetChanges) -> None:
         rows = changes.rows.select(_key(changes).alias("key"), f.col("after").alias("value"))
         _send(_json(rows, changes.schema), servers, topic, options)
 
@@ -418,7 +418,7 @@ def kafka_debezium(
         >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
 
-    def write(changes: Changes) -> None:
+    def write(changes: NetChanges) -> None:
         op = f.when(f.col("before").isNull(), "c").when(f.col("after").isNull(), "d").otherwise("u")
         number = f.posexplode(f.sequence(f.lit(1), f.col("copies"))).alias("number", "copy")
         rows = changes.rows.select("before", "after", op.alias("op"), _key(changes).alias("key"), number)
@@ -430,7 +430,7 @@ def kafka_debezium(
     return view(write, key, exact=True)
 
 
-def _key(changes: Changes) -> Column:
+def _key(changes: NetChanges) -> Column:
     """The key of a message; rows that Spark treats as equal, as with 0.0 and -0.0, have the same key."""
     row = f.coalesce("after", "before")
     columns = []

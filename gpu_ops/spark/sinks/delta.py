@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.spark.failures import DELTA_SETTINGS, message_in, package
-from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
+from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
 from gpu_ops.spark.tasks.file import WrittenFile
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
@@ -59,7 +59,7 @@ def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
     if session is not None:
         check_installed(session)
 
-    def write(changes: Changes) -> None:
+    def write(changes: NetChanges) -> None:
         spark = changes.rows.sparkSession
         if changes.query_id not in ready:
             check_installed(spark)
@@ -136,8 +136,8 @@ def check_installed(spark: SparkSession) -> None:
     raise NotBuiltError("delta_view() merges by Delta, which this session has not; start it with\n" + "\n".join(lines))
 
 
-def merge(table: str, source: str, changes: Changes) -> str:
-    """Builds the MERGE of the rows of `Changes.signed`, which have the name ``source``."""
+def merge(table: str, source: str, changes: NetChanges) -> str:
+    """Builds the MERGE of the rows of `NetChanges.signed`, which have the name ``source``."""
     names = [*map(backquoted, changes.schema.names)]
     key = [*map(backquoted, changes.key or changes.schema.names)]
     on = " AND ".join(f"t.{x} <=> s.{x}" for x in key)

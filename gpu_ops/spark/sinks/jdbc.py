@@ -16,7 +16,7 @@ from gpu_ops.spark.database import Connection
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.sinks import postgres
-from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
+from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
 from gpu_ops.spark.sinks.merging import STAGED, Merge, bring
 from gpu_ops.spark.tasks.marks import Marks
 
@@ -72,7 +72,7 @@ def jdbc_view(
     ready: set[str] = set()
     marks = Marks()
 
-    def write(changes: Changes) -> None:
+    def write(changes: NetChanges) -> None:
         with contextlib.closing(_Database(changes, url, table, settings)) as database:
             database.prepare(first=changes.query_id not in ready)
             ready.add(changes.query_id)
@@ -146,7 +146,7 @@ class _Database:
         options: see `jdbc_view`.
     """
 
-    def __init__(self, changes: Changes, url: str, table: str, options: Mapping[str, str]) -> None:
+    def __init__(self, changes: NetChanges, url: str, table: str, options: Mapping[str, str]) -> None:
         self._changes, self._url, self._table, self._options = changes, url, table, options
         self._spark = changes.rows.sparkSession
         self._connection = Connection(self._spark, url, options, f"view {table}")

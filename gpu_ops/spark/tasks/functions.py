@@ -18,7 +18,7 @@ from gpu_ops.spark.failures import refuse_gone
 from gpu_ops.spark.tasks.arrow import ArrowTask
 
 
-class Applied(ArrowTask):
+class ProcessPairs(ArrowTask):
     """Calls a user's function with joined rows, a record batch at a time, and checks the result.
 
     With side outputs, rows have a row kind as first column and a struct column for each side output at the end.
@@ -133,7 +133,7 @@ class _Part(NamedTuple):
     columns: dict[str, pa.Array]
 
 
-class Grouped:
+class CoGroupTask:
     """Calls a co-group's function with both sides' rows of whole keys, and checks the result.
 
     Args:
@@ -147,7 +147,7 @@ class Grouped:
         self._wanted = _fields(schema)
 
     @classmethod
-    def of(cls, function: Callable[[pa.Table, pa.Table], pa.Table], schema: st.StructType | str) -> Grouped:
+    def of(cls, function: Callable[[pa.Table, pa.Table], pa.Table], schema: st.StructType | str) -> CoGroupTask:
         """Checks a user's function and schema.
 
         Raises:

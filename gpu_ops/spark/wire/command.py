@@ -16,7 +16,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.fields import fits, hints_of
-from gpu_ops.spark.wire.connection import Action, as_json
+from gpu_ops.spark.wire.connection import Handler, as_json
 from gpu_ops.state.address import StateAddress
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _Read = TypeVar("_Read", bound="DataclassInstance")
 
 
-class Sides(NamedTuple):
+class SideRows(NamedTuple):
     """The rows of a micro-batch and their order, by input."""
 
     tables: tuple[pa.Table, ...]
@@ -105,7 +105,7 @@ class Wire:
             if schema.field(name).type != wanted_type:
                 raise BadInputError(_all(join), name, f"has type {schema.field(name).type}, {wanted_type} is expected")
 
-    def split(self, join: Description, table: pa.Table) -> Sides:
+    def split(self, join: Description, table: pa.Table) -> SideRows:
         """Splits a stream into the rows of each input, in their order of arrival, under their own column names.
 
         Args:
@@ -129,7 +129,7 @@ class Wire:
             rows = np.flatnonzero(side == number)
             orders.append(order if rows.size == side.size else order[rows])
             tables.append(self._take(source, number, table, rows))
-        return Sides(tuple(tables), tuple(orders))
+        return SideRows(tuple(tables), tuple(orders))
 
     def _take(self, source: Input, side: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
         # Shuffle blocks are one-sided, so often a whole run of rows is, and needs no copy.
@@ -412,6 +412,6 @@ def read(kind: type[_Read], data: Mapping[str, Any]) -> _Read:
     return message
 
 
-def answering(kind: type[_Read], answer: Callable[[_Read], DataclassInstance]) -> Action:
+def answering(kind: type[_Read], answer: Callable[[_Read], DataclassInstance]) -> Handler:
     """Makes an action of a `FlightServer` from a function that answers requests of one class."""
     return lambda request, _: answer(read(kind, request))

@@ -35,7 +35,7 @@ _TOLD: Final = 32
 """Number of calls without the token that are logged one by one; after that only each that doubles it."""
 _DESCRIPTORS: Final = 1 << 17  # more than another machine has ports to connect from
 
-Action = Callable[[dict[str, Any], Callable[[], bool]], object]
+Handler = Callable[[dict[str, Any], Callable[[], bool]], object]
 """Takes the request and a function that is true while the caller waits; returns a mapping or a dataclass."""
 
 
@@ -169,7 +169,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         host: str = "127.0.0.1",
         port: int = 0,
         certificate: tuple[str, str] | None = None,
-        actions: Mapping[str, Action],
+        actions: Mapping[str, Handler],
     ) -> None:
         self._actions = dict(actions)
         _raise_descriptor_limit()
