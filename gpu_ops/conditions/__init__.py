@@ -336,14 +336,14 @@ class _Parser:
             before.append("")
         raise ConditionError(message, self.sql, len(before), len(before[-1]) + 1)
 
-    def unexpected(self, wanted: str) -> NoReturn:
+    def unexpected(self, expected: str) -> NoReturn:
         token = self.token
         word = token.text.upper()
         if word in _QUERIES:
             self.fail("a sub-query is not allowed in a condition", token)
         if word in _REFUSED:
             self.fail(f"{word} is not evaluated in a join's condition: {ADVICE}", token)
-        self.fail(f"expected {wanted}, found {token.shown}", token)
+        self.fail(f"expected {expected}, found {token.shown}", token)
 
     @contextmanager
     def at(self, token: Token) -> Iterator[None]:
@@ -547,14 +547,16 @@ class _Parser:
         among = [name for name in self.inputs if not inputs or name.lower() == inputs[0].lower()]
         if not among:
             raise TypeProblemError(f"there is no input {inputs[0]!r}; there are {closest(inputs[0], self.inputs)}")
-        found = [(name, field) for name in among for field in self.inputs[name] if field.name.lower() == column.lower()]
-        if not found:
+        columns = [
+            (name, field) for name in among for field in self.inputs[name] if field.name.lower() == column.lower()
+        ]
+        if not columns:
             every = [f"{name}.{field}" for name in among for field in self.inputs[name].names]
             raise TypeProblemError(f"there is no column {shown!r}; there are {closest(column, every)}")
-        if len(found) > 1:
-            names = " and ".join(f"{name}.{field.name}" for name, field in found)
+        if len(columns) > 1:
+            names = " and ".join(f"{name}.{field.name}" for name, field in columns)
             raise TypeProblemError(f"{shown!r} is ambiguous: it can be {names}")
-        ((name, field),) = found
+        ((name, field),) = columns
         return ColumnRef(name, field.name, column_type(field.type))
 
     def function(self) -> Node:

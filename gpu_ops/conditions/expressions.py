@@ -241,26 +241,26 @@ _CALCULATES: Final = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MOD, Op.NEG)
 
 def nodes_of(*roots: Node | None) -> list[Node]:
     """The nodes of trees, each once, operands first; without recursion, as a long chain of operators is a deep tree."""
-    found: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
     stack = [root for root in roots[::-1] if root is not None]
     while stack:
         node = stack[-1]
-        waiting = [arg for arg in (node.args if isinstance(node, Call) else ()) if id(arg) not in found]
+        waiting = [arg for arg in (node.args if isinstance(node, Call) else ()) if id(arg) not in nodes]
         stack += waiting[::-1]
         if not waiting:
-            found.setdefault(id(stack.pop()), node)
-    return list(found.values())
+            nodes.setdefault(id(stack.pop()), node)
+    return list(nodes.values())
 
 
 def replaced(root: Node, by: Mapping[ColumnRef, ColumnRef]) -> Node:
     """A tree with other columns in the place of its own."""
-    found: dict[int, Node] = {}
+    replacement: dict[int, Node] = {}
     for node in nodes_of(root):
         if isinstance(node, Call):
-            found[id(node)] = Call(node.op, tuple(found[id(arg)] for arg in node.args), node.type)
+            replacement[id(node)] = Call(node.op, tuple(replacement[id(arg)] for arg in node.args), node.type)
         else:
-            found[id(node)] = by.get(node, node) if isinstance(node, ColumnRef) else node
-    return found[id(root)]
+            replacement[id(node)] = by.get(node, node) if isinstance(node, ColumnRef) else node
+    return replacement[id(root)]
 
 
 def boolean(node: Node, what: str) -> Node:
@@ -338,10 +338,14 @@ class Builder:
 
     def cast(self, node: Node, type_: pa.DataType) -> Node:
         """CAST to an integer type or DOUBLE that has all of the operand's values (of a BIGINT's, the nearest ones)."""
-        own, new = kind(node.type), kind(type_)
-        wider = node.type.bit_width <= type_.bit_width if own == new else own == "integer" and new == "float"
-        constant = own == "decimal" and new == "float" and isinstance(node, Literal)
-        if not (wider or constant or own == "null"):
+        operand_kind, new = kind(node.type), kind(type_)
+        wider = (
+            node.type.bit_width <= type_.bit_width
+            if operand_kind == new
+            else operand_kind == "integer" and new == "float"
+        )
+        constant = operand_kind == "decimal" and new == "float" and isinstance(node, Literal)
+        if not (wider or constant or operand_kind == "null"):
             names = f"CAST of {type_name(node.type)} to {type_name(type_)}"
             raise TypeProblemError(f"{names} is not evaluated in a join's condition: {ADVICE}")
         return convert(node, type_)
@@ -414,22 +418,22 @@ def _failure(node: Call) -> Node | None:
     return logic(Op.OR, Call(Op.LT, (off, low), BOOL), Call(Op.LT, (high, off), BOOL))
 
 
-def _of_operands(node: Call, found: dict[int, dict[int, Node]]) -> list[Node]:
+def _of_operands(node: Call, tests: dict[int, dict[int, Node]]) -> list[Node]:
     """The failures of a node's operands, where they are evaluated at all."""
     args = node.args
     if node.op in (Op.AND, Op.OR):
-        first, second = _any(found[id(args[0])]), _any(found[id(args[1])])
+        first, second = _any(tests[id(args[0])]), _any(tests[id(args[1])])
         decides = args[0] if node.op is Op.OR else logic(Op.NOT, args[0])  # true: the second is not looked at
         reached = [logic(Op.AND, _case(decides, _FALSE, _TRUE), second)] if second is not None else []
         return [*([first] if first is not None else []), *reached]
     if node.op is not Op.CASE:
-        return [test for arg in args for test in found[id(arg)].values()]
-    result = _any(found[id(args[-1])])
+        return [test for arg in args for test in tests[id(arg)].values()]
+    result = _any(tests[id(args[-1])])
     for test, value in zip(args[-3::-2], args[-2::-2], strict=True):
-        inside = _any(found[id(value)])
+        inside = _any(tests[id(value)])
         if inside is not None or result is not None:
             result = _case(test, inside or _FALSE, result or _FALSE)
-        result = _any({**found[id(test)], **({} if result is None else {id(result): result})})
+        result = _any({**tests[id(test)], **({} if result is None else {id(result): result})})
     return [result] if result is not None else []
 
 

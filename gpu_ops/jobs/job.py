@@ -325,12 +325,12 @@ def _delay(file: Text, delay: Word) -> int:
         return parse_duration(delay.text)
 
 
-def amended(job: Job, given: Mapping[str, str], packages: str | None, conf: Sequence[str]) -> Job:
+def amended(job: Job, values: Mapping[str, str], packages: str | None, conf: Sequence[str]) -> Job:
     """A job with the settings of the command line.
 
     Args:
         job: as its file has it.
-        given: settings that replace its own; folders as seen from the working folder.
+        values: settings that replace its own; folders as seen from the working folder.
         packages: Maven packages for Spark, comma-separated, besides its own.
         conf: Spark settings, ``name=value``.
 
@@ -346,5 +346,5 @@ def amended(job: Job, given: Mapping[str, str], packages: str | None, conf: Sequ
     if packages is not None:
         before = spark.get("spark.jars.packages")
         spark["spark.jars.packages"] = packages if before is None else f"{before},{packages}"
-    settings = {name: value_of(name, JOB[name], text, Path.cwd()) for name, text in given.items()}
+    settings = {name: value_of(name, JOB[name], text, Path.cwd()) for name, text in values.items()}
     return dataclasses.replace(job, spark=spark, **settings)

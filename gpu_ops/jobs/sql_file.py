@@ -78,7 +78,7 @@ class Text:
         """An error at a line and column."""
         lines = self.text.split("\n")
         shown = lines[line - 1].rstrip("\r") if line <= len(lines) else ""
-        shown = re.sub(r"(?<=://)[^\s'\"]*(?=@)", lambda found: "*" * len(found[0]), shown)  # a URI's credentials
+        shown = re.sub(r"(?<=://)[^\s'\"]*(?=@)", lambda match: "*" * len(match[0]), shown)  # a URI's credentials
         return JobError(message, self.path, line, column, shown)
 
 
@@ -286,10 +286,10 @@ class Cursor:
 
     def listed(self, read: Callable[[Cursor], Item]) -> tuple[Item, ...]:
         """Reads a list of one item or more, separated by commas."""
-        found = [read(self)]
+        entries = [read(self)]
         while self.accepts(","):
-            found.append(read(self))
-        return tuple(found)
+            entries.append(read(self))
+        return tuple(entries)
 
     def expected(self, what: str) -> JobError:
         """The error that something else comes next."""
@@ -561,12 +561,12 @@ def _field(cursor: Cursor) -> str:
 
 def _sizes(cursor: Cursor, most: int) -> tuple[str, ...]:
     """Whole numbers in parentheses; none where there are no parentheses."""
-    found: list[str] = []
+    sizes: list[str] = []
     if not cursor.accepts("("):
         return ()
-    while not found or (len(found) < most and cursor.accepts(",")):
+    while not sizes or (len(sizes) < most and cursor.accepts(",")):
         if cursor.token.token_type != T.NUMBER:
             raise cursor.expected("a number")
-        found.append(cursor.take().text)
+        sizes.append(cursor.take().text)
     cursor.expect(")")
-    return tuple(found)
+    return tuple(sizes)

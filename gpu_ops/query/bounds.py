@@ -48,19 +48,19 @@ def differences(condition: Expr, left: frozenset[QueryColumn], right: frozenset[
         return []
     (first, some), (second, others) = one, other_side
     total = {column: first.get(column, 0) - second.get(column, 0) for column in columns}
-    own = [column for column in total if column in left]
+    lefts = [column for column in total if column in left]
     other = [column for column in total if column in right]
-    if len(own) != 1 or len(other) != 1 or {total[own[0]], total[other[0]]} != {1, -1}:
+    if len(lefts) != 1 or len(other) != 1 or {total[lefts[0]], total[other[0]]} != {1, -1}:
         return []
     # sum of both sides' constants: right - left + constant < 0, or the same with left - right
-    constant, per_ms = some - others, 1000 if pa.types.is_timestamp(own[0].type) else 1
+    constant, per_ms = some - others, 1000 if pa.types.is_timestamp(lefts[0].type) else 1
     if constant % per_ms:
         raise FinerThanMillisecondsError
     upper = total[other[0]] == 1
     value = -constant // per_ms if upper else constant // per_ms
     if condition.kind == "EqualTo":
-        return [Bound(own[0], other[0], which, value, inclusive=True) for which in (False, True)]
-    return [Bound(own[0], other[0], upper, value, inclusive=condition.kind.endswith("OrEqual"))]
+        return [Bound(lefts[0], other[0], which, value, inclusive=True) for which in (False, True)]
+    return [Bound(lefts[0], other[0], upper, value, inclusive=condition.kind.endswith("OrEqual"))]
 
 
 def _linear(expr: Expr) -> tuple[dict[QueryColumn, int], int] | None:
@@ -76,16 +76,16 @@ def _linear(expr: Expr) -> tuple[dict[QueryColumn, int], int] | None:
              "SubtractTimestamps": (1, -1), "UnaryMinus": (-1,)}.get(expr.kind)  # fmt: skip
     if signs is None:
         return None
-    found: dict[QueryColumn, int] = {}
+    counts: dict[QueryColumn, int] = {}
     constant = 0
     for sign, arg in zip(signs, expr.args, strict=True):
         part = _linear(arg)
         if part is None:
             return None
         for column, count in part[0].items():
-            found[column] = found.get(column, 0) + sign * count
+            counts[column] = counts.get(column, 0) + sign * count
         constant += sign * part[1]
-    return found, constant
+    return counts, constant
 
 
 def _constant(expr: Expr) -> int | None:
@@ -119,14 +119,14 @@ def nearest(join: JoinOf) -> tuple[Asof, tuple[QueryColumn, QueryColumn], list[E
     left_columns, right_columns = join.left.columns, join.right.columns
     both = [c for c in join.on if c.columns.keys() & left_columns and c.columns.keys() & right_columns]
     compared = [c for c in both if c.kind in TURNED and c.kind != "EqualTo"]
-    found = [c for c in compared if all(arg.plain.column is not None for arg in c.args)]
-    if not found and compared:
+    plain = [c for c in compared if all(arg.plain.column is not None for arg in c.args)]
+    if not plain and compared:
         raise NoComparisonError("an ASOF join compares a column of each side", compared[0])
-    if not found:
+    if not plain:
         raise NoComparisonError("an ASOF join needs a comparison of times: MATCH_CONDITION (l.t >= r.t), or in ON")
-    if len(found) > 1:
-        raise NoComparisonError("an ASOF join has one comparison of times, >=, >, <= or <, beside equalities", found[1])
-    (condition,) = found
+    if len(plain) > 1:
+        raise NoComparisonError("an ASOF join has one comparison of times, >=, >, <= or <, beside equalities", plain[1])
+    (condition,) = plain
     left, right = (arg.plain.column for arg in condition.args)
     kind = condition.kind
     if left in right_columns:
@@ -145,12 +145,12 @@ def _tolerance(condition: Expr, join: JoinOf, times: tuple[QueryColumn, QueryCol
     apart = "{0} - {1}" if backward else "{1} - {0}"
     hint = f"the tolerance of this ASOF join is {apart.format(*times)} <= INTERVAL 1 SECOND, or how long it is"
     try:
-        found = differences(condition, join.left.columns, join.right.columns)
+        bounds = differences(condition, join.left.columns, join.right.columns)
     except FinerThanMillisecondsError:
         raise NoComparisonError("the tolerance of an ASOF join is whole milliseconds", condition) from None
-    if len(found) != 1 or (found[0].left, found[0].right) != times or found[0].upper == backward:
+    if len(bounds) != 1 or (bounds[0].left, bounds[0].right) != times or bounds[0].upper == backward:
         raise NoComparisonError(hint, condition)
-    ms = -found[0].ms if backward else found[0].ms
-    if ms < 0 or not found[0].inclusive:
+    ms = -bounds[0].ms if backward else bounds[0].ms
+    if ms < 0 or not bounds[0].inclusive:
         raise NoComparisonError(f"{hint}; it is inclusive, and not negative", condition)
     return ms

@@ -118,7 +118,7 @@ def where_of(
 ) -> Condition | None:
     """The condition of an operator over these sides, with what is computed below it, as these inputs."""
     each = zip(sides, computed, inputs, strict=True)
-    owner = {c: source.name for side, made, source in each for c in (*side.columns, *made)}
+    owner = {c: source.name for side, more, source in each for c in (*side.columns, *more)}
     schemas = {source.name: source.schema for source in inputs}
     return condition(residual, lambda c: (owner[c], called(c)), schemas, ansi=ansi)
 
@@ -333,22 +333,22 @@ class Chooser(Scope):
         left, right = join.left.columns, join.right.columns
         rule = self._rule(join)
         keys: list[KeyColumns] = []
-        made: tuple[Computed, Computed] = ({}, {})
+        computed: tuple[Computed, Computed] = ({}, {})
         residual: list[ResidualCondition] = []
         above: list[Expr] = []
         if join.member is not None:
-            key = self._key(join.member, join, made)
+            key = self._key(join.member, join, computed)
             assert key is not None  # what the reader takes for a member compares an expression of each side
             keys.append(key)
         for condition in join.on:
             if condition in rule.used or (condition.kind == "Literal" and condition.tree.fields["value"] == "true"):
                 continue
-            key = self._key(condition, join, made) if join.member is None else None
+            key = self._key(condition, join, computed) if join.member is None else None
             if key is not None:
                 keys.append(key)
                 continue
             if rule.kind == "asof" and any(condition.columns.keys() <= side for side in (left, right)):
-                keys.append(self._only_where(condition, join, made))
+                keys.append(self._only_where(condition, join, computed))
                 continue
             if rule.kind == "asof":
                 self.fail(
@@ -356,13 +356,13 @@ class Chooser(Scope):
                     condition.java,
                 )
             try:
-                residual.append(self.residual(condition, (join.left, join.right), made))
+                residual.append(self.residual(condition, (join.left, join.right), computed))
             except NotOursError as error:
                 if join.how != "inner":
                     hint = "an outer, semi or anti join evaluates itself what is over both inputs"
                     self.fail(f"{error}; {hint}: comparisons, AND, OR, NOT, IS NULL, IN", error.expr.java)
                 above.append(condition)
-        return Choice(join, rule, tuple(keys), made, tuple(residual), tuple(above))
+        return Choice(join, rule, tuple(keys), computed, tuple(residual), tuple(above))
 
     def _regular(self, join: JoinOf) -> Rule:
         """A join that does not go by time."""
@@ -380,7 +380,7 @@ class Chooser(Scope):
             why += " whose condition does not compare the event times: rows are kept for ever"
         return Rule(kind, why, Join)
 
-    def _key(self, condition: Expr, join: JoinOf, made: Sequence[Computed]) -> KeyColumns | None:
+    def _key(self, condition: Expr, join: JoinOf, computed: Sequence[Computed]) -> KeyColumns | None:
         """An equality between the sides as a key, or None."""
         if condition.kind not in ("EqualTo", "EqualNullSafe"):
             return None
@@ -392,40 +392,40 @@ class Chooser(Scope):
                 kinds = [pa.types.is_nested(column.type) for column, _ in sides]
                 if any(kinds):
                     return None
-                for (column, expr), into in zip(sides, made, strict=True):
+                for (column, expr), into in zip(sides, computed, strict=True):
                     if expr is not None:
                         into[column] = expr
                 return KeyColumns(sides[0][0], sides[1][0], condition.kind == "EqualNullSafe")
         return None
 
-    def _only_where(self, condition: Expr, join: JoinOf, made: Sequence[Computed]) -> KeyColumns:
+    def _only_where(self, condition: Expr, join: JoinOf, computed: Sequence[Computed]) -> KeyColumns:
         """A condition on one side as an equality with ``true`` on the other: rows it is not true of match nothing."""
-        own = 0 if condition.columns.keys() <= join.left.columns else 1
+        side = 0 if condition.columns.keys() <= join.left.columns else 1
         column, expr = self._column(condition, "part")
         if expr is not None:
-            made[own][column] = expr
+            computed[side][column] = expr
         always = QueryColumn("always", "", pa.bool_, words=lambda: "true", nullable=False)
-        made[1 - own][always] = self.expr(self.catalyst.true())
-        return KeyColumns(*((column, always) if own == 0 else (always, column)), null_safe=False)
+        computed[1 - side][always] = self.expr(self.catalyst.true())
+        return KeyColumns(*((column, always) if side == 0 else (always, column)), null_safe=False)
 
     def residual(
-        self, condition: Expr, sides: Sequence[Relation], made: Sequence[Computed], padded: Sequence[bool] = ()
+        self, condition: Expr, sides: Sequence[Relation], computed: Sequence[Computed], padded: Sequence[bool] = ()
     ) -> ResidualCondition:
         """A condition for an operator.
 
         Args:
             condition: over the inputs of the operator.
             sides: these inputs.
-            made: takes the columns that are to be computed below, per input.
+            computed: takes the columns that are to be computed below, per input.
             padded: of each input whether its row may be missing where the condition is asked; of none if left out.
 
         Raises:
             NotOursError: only Spark evaluates it.
         """
         try:
-            return self._lowered(condition, sides, made, padded, plain=True)
+            return self._lowered(condition, sides, computed, padded, plain=True)
         except NotOursError:  # all of it that is one input's by Spark, then
-            return self._lowered(condition, sides, made, padded, plain=False)
+            return self._lowered(condition, sides, computed, padded, plain=False)
 
     def null_of_pad(self, computed: Expr) -> bool:
         """True if a computed column is null in an unmatched row, as its expression above an outer join would be."""
@@ -435,7 +435,7 @@ class Chooser(Scope):
         self,
         condition: Expr,
         sides: Sequence[Relation],
-        made: Sequence[Computed],
+        below: Sequence[Computed],
         padded: Sequence[bool],
         *,
         plain: bool,
@@ -461,7 +461,7 @@ class Chooser(Scope):
             root = trees.boolean(reader.node(condition), "the condition")
         except trees.TypeProblemError as error:
             raise NotOursError(condition, str(error)) from None
-        for into, more in zip(made, own, strict=True):
+        for into, more in zip(below, own, strict=True):
             into.update(more)
         used = {node for node in trees.nodes_of(root) if isinstance(node, trees.ColumnRef)}
         needed = {c: place for c, place in columns.items() if place in used}  # not what was tried in vain
@@ -477,8 +477,8 @@ class Chooser(Scope):
             return expr.column, None
         # Another join's column for it is the same only if a join between them leaves it as it would be for a pad.
         known = (x for x in self._computed if x[0] == collated and x[1].java.semanticEquals(expr.java))
-        found = next((x for x in known if self.null_of_pad(x[1])), None)
-        if found is None:
+        same = next((x for x in known if self.null_of_pad(x[1])), None)
+        if same is None:
             value = CollationKey(expr, functools.partial(self.catalyst.collation_key, expr.java)) if collated else expr
             owner = "_".join(dict.fromkeys(c.owner for c in expr.columns))
             label = f"{what}_{len(self._computed) + 1}"
@@ -487,9 +487,9 @@ class Chooser(Scope):
             column = QueryColumn(
                 label, owner, lambda: arrow_type_of(value.java), words=functools.partial(words_of, expr.java)
             )
-            found = (collated, expr)
-            self._computed[found] = column, value
-        return self._computed[found]
+            same = (collated, expr)
+            self._computed[same] = column, value
+        return self._computed[same]
 
     def _meaning(self, expr: Expr) -> str:
         """A text for an expression that is the same in each run of a query."""
@@ -512,16 +512,16 @@ class Chooser(Scope):
             for column in sorted(condition.times - left - right, key=str):
                 lost = self._lost(join.left if column in join.left.columns else join.right, column)
                 self.fail(f"{lost}. Join on both event times first. {_PLAIN.format(column)}", condition.java)
-        found: list[tuple[Expr, list[Bound]]] = []
+        bounds_of: list[tuple[Expr, list[Bound]]] = []
         for condition in timed:
             try:
                 plain = condition.times == set(condition.columns)  # nothing else is compared
-                own = differences(condition, join.left.columns, join.right.columns) if plain else []
-                found.append((condition, own))
+                bounds = differences(condition, join.left.columns, join.right.columns) if plain else []
+                bounds_of.append((condition, bounds))
             except FinerThanMillisecondsError:
                 self.fail("the bounds of an interval join are whole milliseconds", condition.java)
-        pair = next(((b.left, b.right) for _, bs in found for b in bs), None)
-        used = [(c, bs) for c, bs in found if bs and all((b.left, b.right) == pair for b in bs)]
+        pair = next(((b.left, b.right) for _, bs in bounds_of for b in bs), None)
+        used = [(c, bs) for c, bs in bounds_of if bs and all((b.left, b.right) == pair for b in bs)]
         every = [b for _, bs in used for b in bs]
         lower = [b for b in every if not b.upper]
         upper = [b for b in every if b.upper]
@@ -553,11 +553,11 @@ class Chooser(Scope):
             time_type(pair[0].type, pair[1].type)
         except DescriptionError as error:
             self.fail(said_in_sql(str(error)), used[0][0].java)
-        made = functools.partial(IntervalJoin, interval=interval)
+        description = functools.partial(IntervalJoin, interval=interval)
         sides = {"inner": (0, 1), "full": (), "right": (1,)}.get(join.how, (0,))  # a pad's event time is null
         kept = frozenset(pair[side] for side in sides)
         why = f"interval: {pair[1]} is bounded on both sides of {pair[0]}"
-        return Rule("interval", why, made, pair, kept, tuple(c for c, _ in used))
+        return Rule("interval", why, description, pair, kept, tuple(c for c, _ in used))
 
     def _nearest(self, join: JoinOf) -> Rule:
         """The rule of an ASOF join."""

@@ -133,15 +133,15 @@ def tree(items: Sequence[Mapping[str, Any]], java: Java) -> Tree:
 
 def leaves(root: T, parts: Callable[[T], Sequence[T] | None]) -> list[T]:
     """The operands of a tree of like nodes, in order; ``parts`` gives those of such a node, None for any other."""
-    found, waiting = list[T](), [root]
+    operands, waiting = list[T](), [root]
     while waiting:
         node = waiting.pop()
         below = parts(node)
         if below is None:
-            found.append(node)
+            operands.append(node)
         else:
             waiting += reversed(below)
-    return found
+    return operands
 
 
 class Expr:
@@ -152,8 +152,8 @@ class Expr:
         of: the columns by the ids of attributes.
     """
 
-    def __init__(self, made: Tree, of: Mapping[int, QueryColumn]) -> None:
-        self.tree, self.of = made, of
+    def __init__(self, node: Tree, of: Mapping[int, QueryColumn]) -> None:
+        self.tree, self.of = node, of
 
     @property
     def kind(self) -> str:
@@ -255,8 +255,8 @@ def number_of(node: Tree) -> int:
 def is_no_op(cast: Expr) -> bool:
     """True for a CAST to the type that its operand has: Catalyst adds such, too."""
     arg = cast.args[0]
-    own = arg.tree.fields.get("dataType")
-    return own is not None and own == cast.tree.fields["dataType"]
+    operand_type = arg.tree.fields.get("dataType")
+    return operand_type is not None and operand_type == cast.tree.fields["dataType"]
 
 
 def widens_literal(expr: Expr) -> bool:
@@ -484,17 +484,17 @@ class JoinReader(TreeReader):
             return self.node(expr.args[0])
         if expr.kind == "Cast" and _widens(expr):
             return self.builder.cast(self.node(expr.args[0]), _WIDER[expr.tree.fields["dataType"]])
-        found = self.structure(expr)
-        if found is None:
+        structure = self.structure(expr)
+        if structure is None:
             raise NotOursError(expr, f"{words_of(expr.java)} takes columns of both inputs")
-        return found
+        return structure
 
 
 def _widens(cast: Expr) -> bool:
     """True for a CAST to a type that has every number of the operand's type."""
     order = list(_WIDER)
-    kind, own = cast.tree.fields["dataType"], str(cast.args[0].java.dataType().typeName())
-    return kind in order and own in order[: order.index(kind)]
+    kind, operand_type = cast.tree.fields["dataType"], str(cast.args[0].java.dataType().typeName())
+    return kind in order and operand_type in order[: order.index(kind)]
 
 
 def _constant(expr: Expr) -> Literal:

@@ -115,8 +115,8 @@ def _ends(scope: Scope, inside: Below, window: Any) -> tuple[QueryColumn, QueryC
 def _window(scope: Scope, window: Any, ends: Sequence[QueryColumn]) -> Any:
     """A window of attributes for the columns of its start and end."""
     parts = [scope.attribute(scope.catalyst.field(window, number), column) for number, column in enumerate(ends)]
-    made = scope.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
-    return scope.catalyst.unless_null(parts[0], made) if bool(window.nullable()) else made
+    struct = scope.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
+    return scope.catalyst.unless_null(parts[0], struct) if bool(window.nullable()) else struct
 
 
 def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple[AggregateCall, Any]:
@@ -127,8 +127,8 @@ def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple
     """
     text = scope.catalyst.as_type(group, st.StringType())
     attribute = scope.catalyst.attribute(text, label)
-    made = scope.columns[id_of(attribute)] = scope.nameless(text, label)
-    return AggregateCall(made, "min", inside.column(text, f"{label}_of")), scope.catalyst.as_type(
+    column = scope.columns[id_of(attribute)] = scope.nameless(text, label)
+    return AggregateCall(column, "min", inside.column(text, f"{label}_of")), scope.catalyst.as_type(
         attribute, group.dataType()
     )
 
@@ -224,18 +224,18 @@ class _Aggregate:
         if class_of(java) == _CALL:
             return self._call(java)
         below = items(java.children())
-        made = [self._replaced(child) for child in below]
-        if any(new is not old for new, old in zip(made, below, strict=True)):
-            return java.withNewChildren(self.catalyst.seq(made))
+        children = [self._replaced(child) for child in below]
+        if any(new is not old for new, old in zip(children, below, strict=True)):
+            return java.withNewChildren(self.catalyst.seq(children))
         return java
 
     def _text(self, group: Any) -> Any:
         """The expression that is shown of a group of text in a collation."""
-        found = next((value for of, _, value in self.texts if of.semanticEquals(group)), None)
-        if found is None:
-            call, found = _text_of_group(self.scope, self.inside, group, f"text_{len(self.texts) + 1}")
-            self.texts.append((group, call, found))
-        return found
+        shown = next((value for of, _, value in self.texts if of.semanticEquals(group)), None)
+        if shown is None:
+            call, shown = _text_of_group(self.scope, self.inside, group, f"text_{len(self.texts) + 1}")
+            self.texts.append((group, call, shown))
+        return shown
 
     def _all_of(self, call: Any, values: Sequence[Any], *, distinct: bool) -> Any:
         """One value for several, null where one of them is; for DISTINCT one that differs where one of them does."""
@@ -255,16 +255,16 @@ class _Aggregate:
         if known is not None:
             return known
         function, name = java.aggregateFunction(), class_of(java.aggregateFunction())
-        given = items(function.children())
+        arguments = items(function.children())
         if name not in _FUNCTIONS:
             self.scope.fail(f"{words_of(java)} is not understood: {_THERE_ARE}", java)
         if name in ("First", "Last") and not function.ignoreNulls():
             word = name.lower()
             self.scope.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
         distinct = bool(java.isDistinct())
-        if name == "Count" and len(given) > 1:
-            given = [self._all_of(java, given, distinct=distinct)]
-        if name in ("Min", "Max") and collated(given[0]):
+        if name == "Count" and len(arguments) > 1:
+            arguments = [self._all_of(java, arguments, distinct=distinct)]
+        if name in ("Min", "Max") and collated(arguments[0]):
             self.scope.fail(f"{words_of(java)}: min and max of text in a collation are not understood", java)
         if name in ("Sum", "Average") and _fails_never(function):
             self.scope.fail(
@@ -274,18 +274,18 @@ class _Aggregate:
             self.scope.fail("DISTINCT goes with count only", java)
         column: QueryColumn | None = None
         if java.filter().isDefined():  # null is no value to any of the functions
-            given = [self.catalyst.only_where(java.filter().get(), given[0])]
-        if not (name == "Count" and class_of(given[0]) == "Literal" and not given[0].nullable()):
+            arguments = [self.catalyst.only_where(java.filter().get(), arguments[0])]
+        if not (name == "Count" and class_of(arguments[0]) == "Literal" and not arguments[0].nullable()):
             add = self.inside.compared if distinct else self.inside.column
-            column = add(given[0], f"value_{len(self.calls) + 1}")
+            column = add(arguments[0], f"value_{len(self.calls) + 1}")
         elif distinct:
             self.scope.fail("count(DISTINCT ...) takes a column or an expression over some", java)
         call: Function = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
         label = f"{call}_{len(self.calls) + 1}"
         kind, words = functools.partial(arrow_type_of, java), functools.partial(words_of, java)
-        made = QueryColumn(label, "", kind, words=words, nullable=not call.startswith("count"))
-        attribute = self.scope.attribute(java, made)
-        self.calls.append((java, attribute, AggregateCall(made, call, column)))
+        result = QueryColumn(label, "", kind, words=words, nullable=not call.startswith("count"))
+        attribute = self.scope.attribute(java, result)
+        self.calls.append((java, attribute, AggregateCall(result, call, column)))
         return attribute
 
 
@@ -369,11 +369,11 @@ def limit_of(scope: Scope, limit: Any, sort: Any, below: Relation) -> Relation:
 
 def _order(inside: Below, terms: Any) -> tuple[tuple[QueryColumn, Order], ...]:
     """By which columns rows are ordered, and how."""
-    found = []
+    columns = []
     for n, term in enumerate(items(terms), 1):
         descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
-        found.append((inside.compared(term.child(), f"order_{n}"), Order("", descending, first)))
-    return tuple(found)
+        columns.append((inside.compared(term.child(), f"order_{n}"), Order("", descending, first)))
+    return tuple(columns)
 
 
 def bounded(relation: Relation, condition: Expr) -> Relation | None:
@@ -381,10 +381,10 @@ def bounded(relation: Relation, condition: Expr) -> Relation | None:
 
     Of ``n = 3`` it is 3, and the condition still has to be met; see `decides`.
     """
-    found = _bound(condition)
-    if found is None:
+    bound = _bound(condition)
+    if bound is None:
         return None
-    column, most = found
+    column, most = bound
 
     def within(below: Relation) -> Relation | None:
         if isinstance(below, TopOf) and below.number is column:
@@ -400,8 +400,8 @@ def bounded(relation: Relation, condition: Expr) -> Relation | None:
 
 def decides(condition: Expr) -> bool:
     """True if a condition that bounds a row number says no more than that."""
-    found = _bound(condition)
-    return found is not None and (condition.kind != "EqualTo" or found[1] == 1)
+    bound = _bound(condition)
+    return bound is not None and (condition.kind != "EqualTo" or bound[1] == 1)
 
 
 def _bound(condition: Expr) -> tuple[QueryColumn, int] | None:

@@ -247,8 +247,8 @@ class Namer:
             if isinstance(node, JoinOf):
                 choice = chooser.choice(node)
                 used |= dict.fromkeys(choice.rule.times or ())
-                for made in choice.computed:
-                    used |= dict.fromkeys(made)
+                for computed in choice.computed:
+                    used |= dict.fromkeys(computed)
             elif isinstance(node, Scan):
                 used |= dict.fromkeys(node.kept or ([] if node.columns & used.keys() else list(node.ids.values())[:1]))
         labels = [column.label.lower() for column in used]
@@ -288,14 +288,14 @@ class Namer:
                 message = re.sub(rf"(?:the )?input '{re.escape(name)}'", _said(relation), message)
                 message = re.sub(rf"\b{re.escape(name)}\.(?=[\w`])", "", message)
                 message = re.sub(rf"'?\b{re.escape(name)}\b'?", _aliases_of(relation), message)
-        given = {name: str(column) for column, name in self._names.items() if column.words or name != column.label}
-        if not given:
+        words_of = {name: str(column) for column, name in self._names.items() if column.words or name != column.label}
+        if not words_of:
             return message
-        any_name = "|".join(re.escape(name) for name in sorted(given, key=len, reverse=True))
+        any_name = "|".join(re.escape(name) for name in sorted(words_of, key=len, reverse=True))
 
-        def said(found: re.Match[str]) -> str:
-            words = given[found["name"]]
-            return words if "'" in words or not found["quote"] else f"'{words}'"
+        def said(match: re.Match[str]) -> str:
+            words = words_of[match["name"]]
+            return words if "'" in words or not match["quote"] else f"'{words}'"
 
         return re.sub(rf"(?P<quote>['`]?)(?<!\w)(?P<name>{any_name})(?!\w)(?P=quote)", said, message)
 
@@ -316,11 +316,11 @@ def _said(relation: Relation) -> str:
 
 def input_names(sides: Sequence[Relation]) -> list[str]:
     """The names of a join's inputs, made of their aliases."""
-    found: list[str] = []
+    names: list[str] = []
     for side in sides:
         name = "_".join(dict.fromkeys(scan.alias for scan in side.scans))
-        found.append(_unused(name, [other.lower() for other in found]))
-    return found
+        names.append(_unused(name, [other.lower() for other in names]))
+    return names
 
 
 def _unused(name: str, taken: Collection[str]) -> str:
@@ -407,9 +407,9 @@ def _text(node: PlanNode) -> str:
     if isinstance(node, LocalAggregate):
         groups = ", ".join(quoted(name) for name, place in node.by if place is None)
         ends = ", ".join(quoted(name) for name, place in node.by if place is not None)
-        made = ", ".join(f"{name} = {function}({of or '*'})" for name, function, of in node.calls)
+        results = ", ".join(f"{name} = {function}({of or '*'})" for name, function, of in node.calls)
         window = f"{node.window.text(lambda _: quoted(node.time))} AS {ends}"
-        return f"LocalWindowAggregate(groupBy=[{groups}], window=[{window}], select=[{made}])"
+        return f"LocalWindowAggregate(groupBy=[{groups}], window=[{window}], select=[{results}])"
     join: Any = node.description
     if node.kind == "aggregate":
         by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))

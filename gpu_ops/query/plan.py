@@ -90,15 +90,15 @@ def _plan(
         parts = catalyst.parts(whole)
         if len(parts) > 1:  # that their columns fit, which no part tells
             PlanReader(text, tables, catalyst).analysed(whole)
-        found = [PlanReader(text, tables, catalyst).read(part) for part in parts]
-        if len(found) > 1 and any(_without_operator(relation) for relation, _ in found):
-            found = [PlanReader(text, tables, catalyst).read(whole)]  # one query, as not each part is one
-        joins = [x for relation, _ in found for x in relation.walk() if isinstance(x, relations.JoinOf)]
+        queries = [PlanReader(text, tables, catalyst).read(part) for part in parts]
+        if len(queries) > 1 and any(_without_operator(relation) for relation, _ in queries):
+            queries = [PlanReader(text, tables, catalyst).read(whole)]  # one query, as not each part is one
+        joins = [x for relation, _ in queries for x in relation.walk() if isinstance(x, relations.JoinOf)]
         check_all_found(text, (join.by_time for join in joins if join.by_time is not None))
-        roots = [_root(text, catalyst, query, emit, multi_way) for query in found]
+        roots = [_root(text, catalyst, query, emit, multi_way) for query in queries]
         first, *others = (Plan(text.given, root) for root in roots)
         if emit == "at_end":
-            if others or isinstance(relations.origin(found[0][0]), relations.UnionOf):
+            if others or isinstance(relations.origin(queries[0][0]), relations.UnionOf):
                 raise NotBuiltError(
                     "emit='at_end' of a UNION ALL: ask for each SELECT, and union what gpu_ops.finish() gives"
                 )
@@ -106,9 +106,9 @@ def _plan(
         return dataclasses.replace(first, others=tuple(others))
 
 
-def _check_below_the_last(made: Plan) -> None:
+def _check_below_the_last(whole: Plan) -> None:
     """Refuses what would still hold rows, or have forgotten some, when the last operator's input ends."""
-    for node in made.joins[:-1]:
+    for node in whole.joins[:-1]:
         with errors_at(node.origin):
             for source in node.description.inputs:
                 source.refuse("with emit='at_end' no row is forgotten", "ttl_ms")
@@ -253,12 +253,12 @@ class PlanBuilder:
             keep |= set(calc.scan.kept)
         if not keep:
             keep.add(next((c for c in (*calc.has, *calc.made) if c in self.name), next(iter(calc.has))))
-        own = calc.input.schema.names
+        names_below = calc.input.schema.names
         order = [c for c in (*calc.has, *calc.made) if c in keep]
-        order.sort(key=lambda c: own.index(calc.has[c]) if c in calc.has else len(own))
+        order.sort(key=lambda c: names_below.index(calc.has[c]) if c in calc.has else len(names_below))
         names = {c: self.name(c) for c in order}
         done = self.done(calc, tuple((names[c], c) for c in order))
-        same = own == list(names.values()) and done.row_kind == calc.input.row_kind
+        same = names_below == list(names.values()) and done.row_kind == calc.input.row_kind
         if same and not calc.conditions and not calc.made:
             return dataclasses.replace(calc, has=names)
         key = calc.key and tuple(names[c] for name in calc.key for c in order if calc.has.get(c) == name)
@@ -273,16 +273,18 @@ class PlanBuilder:
 
     def union(self, relation: relations.UnionOf, needed: frozenset[QueryColumn]) -> Calc:
         """The rows of several relations, as columns of one name."""
-        wanted = [column for column in relation.made if column in needed] or [next(iter(relation.made))]
+        columns = [column for column in relation.made if column in needed] or [next(iter(relation.made))]
         parts = []
         for number, part in enumerate(relation.parts):
             self.check_part(part, relation)
-            own = [relation.made[column][number] for column in wanted]
-            calc = self.build(part, frozenset(own))
-            parts.append(self.done(calc, tuple(zip(map(self.name, wanted), own, strict=True))))
-        made = tuple(dataclasses.replace(part, row_kind=part.row_kind and ROW_KIND_COLUMN) for part in parts)
-        schema = pa.schema([pa.field(self.name(column), column.type) for column in wanted])
-        return Calc(Union(made, schema, self.origin(relation.java)), {column: self.name(column) for column in wanted})
+            of_part = [relation.made[column][number] for column in columns]
+            calc = self.build(part, frozenset(of_part))
+            parts.append(self.done(calc, tuple(zip(map(self.name, columns), of_part, strict=True))))
+        inputs = tuple(dataclasses.replace(part, row_kind=part.row_kind and ROW_KIND_COLUMN) for part in parts)
+        schema = pa.schema([pa.field(self.name(column), column.type) for column in columns])
+        return Calc(
+            Union(inputs, schema, self.origin(relation.java)), {column: self.name(column) for column in columns}
+        )
 
     def check_part(self, part: relations.Relation, union: relations.UnionOf) -> None:
         """Refuses an input of which something is said that the rows of a UNION ALL do not keep."""
@@ -296,7 +298,7 @@ class PlanBuilder:
             "sequence_by": table.sequence_by is not None and scan is below,
             "bad_rows": table.bad_rows != "fail",
         }
-        for option in (name for name, given in said.items() if given):
+        for option in (name for name, is_said in said.items() if is_said):
             self.chooser.fail(
                 f"input {scan.alias!r} has {option}, which the rows of a UNION ALL do not keep: aggregate or join it "
                 "first, or give the input without it",
@@ -314,22 +316,22 @@ class PlanBuilder:
             self.chooser.fail(f"the first {relation.n} rows: they are between 1 and {MAX_ROWS} a group", relation.java)
         times = self.times(relation) if isinstance(relation, relations.AggregateOf) else []
         (name,) = input_names([relation])
-        own = (needed & relation.below.columns) | relation.used | frozenset(times)
+        looked_at = (needed & relation.below.columns) | relation.used | frozenset(times)
         place = self.origin(relation.java, {name: relation.below})
         with errors_at(place):
-            node, source = self.side(relation.below, {}, own, name, next(iter(times), None))
+            node, source = self.side(relation.below, {}, looked_at, name, next(iter(times), None))
             description, why = relation.describe(source, self.name, self.emit_of(relation), needed)
         return self.after(JoinNode(relation.kind, description, (node,), why, (), place), [relation], (), needed)
 
     def local_aggregate(self, relation: relations.LocalAggregateOf) -> Calc:
         """Rows grouped by slices of time before they are shuffled."""
         below = self.closed(self.build(relation.below, relation.used), relation.used).input
-        made = (*relation.by, *(call.column for call in relation.calls))
-        schema = pa.schema([pa.field(self.name(column), column.type) for column in made])
+        columns = (*relation.by, *(call.column for call in relation.calls))
+        schema = pa.schema([pa.field(self.name(column), column.type) for column in columns])
         calls = tuple(call.named(self.name) for call in relation.calls)
         by = tuple((self.name(column), relation.places.get(column)) for column in relation.by)
         node = LocalAggregate(below, self.name(relation.time), relation.window, by, calls, schema)
-        return Calc(node, {column: self.name(column) for column in made})
+        return Calc(node, {column: self.name(column) for column in columns})
 
     def times(self, relation: relations.AggregateOf) -> list[QueryColumn]:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""

@@ -292,8 +292,8 @@ class PlanReader(Scope):
         sql_name = f"{(before or how).upper()} JOIN"
         if before not in (None, how) and "inner" not in (before,):
             sql_name += ", less the unmatched rows that a condition above it turns away"
-        given = node.fields.get("condition")
-        condition = self._expr(given, lambda: node.java.condition().get()) if given else None
+        condition_json = node.fields.get("condition")
+        condition = self._expr(condition_json, lambda: node.java.condition().get()) if condition_json else None
         on: list[Expr] = []
         members: list[tuple[Expr, Expr]] = []
         sides = (node.args[0], left), (node.args[1], right)
@@ -319,16 +319,16 @@ class PlanReader(Scope):
         return dataclasses.replace(join, how=how, on=on, by_time=said, sql_name=f"{how.upper()} JOIN")
 
     def _how(self, node: Tree) -> JoinType:
-        given = node.fields["joinType"]
-        name = str(given.get("object") or given.get("product-class")).rsplit(".", 1)[-1].rstrip("$")
+        join_type = node.fields["joinType"]
+        name = str(join_type.get("object") or join_type.get("product-class")).rsplit(".", 1)[-1].rstrip("$")
         if name not in _HOWS:
             self.fail(errors.SUBQUERY, node.java)
         return _HOWS[name]
 
     def _expr(self, part: Sequence[Mapping[str, Any]], java: Callable[[], Any]) -> Expr:
-        made = tree(part, java)
-        self._check_sub_queries(made)
-        return Expr(made, self.columns)
+        expression = tree(part, java)
+        self._check_sub_queries(expression)
+        return Expr(expression, self.columns)
 
     def _check_sub_queries(self, expression: Tree) -> None:
         """Refuses what would be run over the stand-ins."""
@@ -339,22 +339,22 @@ class PlanReader(Scope):
 
 def _aliases(items: Sequence[Any]) -> dict[int, str]:
     """By the id of a column what the table right around it is called, sub-queries' tables, too."""
-    found: dict[int, str] = {}
+    aliases: dict[int, str] = {}
     alias: str | None = None
     for item in items:
         if isinstance(item, list):
-            found |= _aliases(item)
+            aliases |= _aliases(item)
             continue
         kind = str(item.get("class", "")).rsplit(".", 1)[-1] if isinstance(item, dict) else ""
         if kind == "SubqueryAlias":
             alias = alias or str(item["identifier"]["name"])
         elif kind == "LocalRelation" and alias is not None:
-            found |= {int(part[0]["exprId"]["id"]): alias for part in item["output"]}
+            aliases |= {int(part[0]["exprId"]["id"]): alias for part in item["output"]}
         if kind not in ("SubqueryAlias", "View"):
             alias = None
         if isinstance(item, dict):
-            found |= _aliases([value for value in item.values() if isinstance(value, list)])
-    return found
+            aliases |= _aliases([value for value in item.values() if isinstance(value, list)])
+    return aliases
 
 
 def _leaves(node: Tree) -> frozenset[str]:

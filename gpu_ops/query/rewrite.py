@@ -97,8 +97,8 @@ _MERGED: Final[dict[str, Function]] = {"count": "sum", "sum": "sum", "min": "min
 def in_two_phases(relation: relations.Relation) -> relations.Relation:
     """A query in which windows over rows that are never taken back are aggregated in two phases, where they can be."""
     sessions = isinstance(relation, relations.SessionsOf)
-    made = _two_phases(relation) if isinstance(relation, relations.AggregateOf) and not sessions else None
-    return made or relation.over(*map(in_two_phases, relation.inputs))
+    merged = _two_phases(relation) if isinstance(relation, relations.AggregateOf) and not sessions else None
+    return merged or relation.over(*map(in_two_phases, relation.inputs))
 
 
 def _two_phases(aggregate: relations.AggregateOf) -> relations.AggregateOf | None:
@@ -123,13 +123,13 @@ def _two_phases(aggregate: relations.AggregateOf) -> relations.AggregateOf | Non
     ):
         return None
     looked_at += [call.of for call in aggregate.calls if call.of is not None]
-    own = {column: computed[column] for column in looked_at if column in computed}
-    needed = {window.time, *(column for column in looked_at if column not in own)}
-    needed.update(column for expr in own.values() for column in expr.columns)
+    looked_at_computed = {column: computed[column] for column in looked_at if column in computed}
+    needed = {window.time, *(column for column in looked_at if column not in looked_at_computed)}
+    needed.update(column for expr in looked_at_computed.values() for column in expr.columns)
     if not needed <= below.columns:
         return None
     calls = tuple(map(_of_slices, aggregate.calls))
-    rows = relations.Compute(below, own, below.shown) if own else below
+    rows = relations.Compute(below, looked_at_computed, below.shown) if looked_at_computed else below
     places = {column: end.place for column, end in ends.items()}
     local = relations.LocalAggregateOf(
         rows, aggregate.by, aggregate.java, calls, window=window, time=window.time, places=places
@@ -216,7 +216,7 @@ def repeated(root: relations.Relation) -> dict[relations.Relation, Same]:
     numbers = _ValueNumbers()
     numbers.rows(root)
     first: dict[int, relations.Relation] = {}
-    found: dict[relations.Relation, Same] = {}
+    repeats: dict[relations.Relation, Same] = {}
     waiting = [root]
     while waiting:
         relation = waiting.pop()
@@ -227,10 +227,10 @@ def repeated(root: relations.Relation) -> dict[relations.Relation, Same]:
             other = first.setdefault(number, relation)
             named = {of: column for column, of in numbers.found[other][1].items()}
             if other is not relation and named.keys() >= set(columns.values()):  # either may compute more below
-                found[relation] = Same(other, {column: named[of] for column, of in columns.items()})
+                repeats[relation] = Same(other, {column: named[of] for column, of in columns.items()})
                 continue
         waiting += reversed(relation.inputs)
-    return found
+    return repeats
 
 
 class _ValueNumbers:

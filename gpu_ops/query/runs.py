@@ -79,8 +79,8 @@ class MultiWayRun:
         """The reason for the operator, which stands for some of ``total`` joins in a row."""
 
         def text(column: QueryColumn) -> str:
-            found = next((made[column].text() for made in self.computed if column in made), None)
-            return str(column) if found is None else f"({found})"
+            computed = next((each[column].text() for each in self.computed if column in each), None)
+            return str(column) if computed is None else f"({computed})"
 
         shown = {called(column): text(column) for column in self._keys}
         common = [" = ".join(dict.fromkeys(shown[column] for column in key)) for key in description.common_key]
@@ -111,7 +111,7 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> MultiWayRun | str:
             return f"the condition {choice.above[0].text()!r} is evaluated in Spark, between the joins"
         if not choice.keys:
             return "a step has no equality"
-        found = []
+        step_links = []
         for key in choice.keys:
             swapped = KeyColumns(key.right, key.left, key.null_safe) if turned and step is first else key
             sides = choice.computed[::-1] if turned and step is first else choice.computed
@@ -125,13 +125,13 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> MultiWayRun | str:
             for column, side, number in ((swapped.left, sides[0], owner), (swapped.right, sides[1], index)):
                 if column in side:
                     computed[number][column] = side[column]
-            found.append((owner, swapped))
-        links.append(tuple(found))
+            step_links.append((owner, swapped))
+        links.append(tuple(step_links))
         hows.append(how)
         try:
             among = inputs[: index + 1]
-            made = computed[: index + 1]
-            residual.append(tuple(chooser.residual(x.expr, among, made, [*padded, False]) for x in choice.residual))
+            columns = computed[: index + 1]
+            residual.append(tuple(chooser.residual(x.expr, among, columns, [*padded, False]) for x in choice.residual))
         except NotOursError as error:
             return f"the condition {error.expr.text()!r} is made of several inputs, or of one that may have no row"
         padded.append(how == "left")
