@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gpu_ops.query.catalyst import class_of, items, text_of
+from gpu_ops.query.catalyst import class_of, items
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.relations import Compute, Relation, RowByRow
 
@@ -100,7 +100,7 @@ def _gap_ms(scope: Scope, later: Any, interval: Any) -> int:
         SqlError: one of another length each time, of no whole milliseconds, or of no length.
     """
     if not interval.foldable():
-        scope.fail(f"{text_of(interval)}: the gap of session_window is a constant, the same for all rows", interval)
+        scope.fail("the gap of session_window is a constant, the same for all rows", interval)
     gap = interval.eval(None)
     if gap is None:
         scope.fail("the gap of session_window is null", interval)
