@@ -51,7 +51,7 @@ OPERATORS: Mapping[str, Operator] = {
     "regular, semi and anti join": Operator(
         Join, ("join", "semi_join", "anti_join"), "`JOIN`, `[NOT] EXISTS`, `[NOT] IN`", "semantics.md",
         "join|traces|rules|sql|unique_keys|hot_keys|insert_only",
-        ("operators/keyed.py", "operators/core/visibility.py"),
+        ("operators/semi_anti.py", "operators/keyed.py", "operators/core/visibility.py"),
     ),
     "multi-way join": Operator(
         MultiJoin, ("multi_join",), "joins in a row that share a key", "semantics.md", "multi.*"

@@ -28,12 +28,12 @@ from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
-from gpu_ops.operators.at_end import Backlog
+from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Beside, Changelog, Fold, Output, changelog, together
 from gpu_ops.state.pieces import FromSnapshot, Storable, whole
 
-Batch: TypeAlias = "ArrowStream | None"
+InputBatch: TypeAlias = "ArrowStream | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
 OutputFormat = Literal["arrow", "cudf", "pandas", "polars"]
@@ -153,7 +153,7 @@ class JoinEngine:
 
     # --- micro-batches -----------------------------------------------------------------------
 
-    def process(self, *inputs: Batch, **options: Any) -> Changelog:
+    def process(self, *inputs: InputBatch, **options: Any) -> Changelog:
         """Apply one micro-batch and return its changelog; arguments as `prepare`."""
         result = self.prepare(*inputs, **options)
         self.commit()
@@ -174,7 +174,7 @@ class JoinEngine:
             return self._given_out(together(self.join.output_schema, self.kernels, parts))
 
     def finish_parts(self) -> Iterator[Changelog]:
-        """As `finish`, in parts that together are the result: with ``emit="at_end"`` it need not fit in memory."""
+        """Ends the input like `finish`, in parts: with ``emit="at_end"`` the result need not fit in memory."""
         with self._ending() as ending:
             for part in ending:
                 yield self._given_out(part)
@@ -182,7 +182,7 @@ class JoinEngine:
                 yield self._given_out(part)
 
     def table(self) -> Changelog:
-        """What the changelogs so far add up to: the rows that are there now, in the engine's ``output`` format.
+        """Folds the changelogs so far: the rows that are there now, in the engine's ``output`` format.
 
         They are those of the last commit, and part of `snapshot` and `restore`.
 
@@ -195,7 +195,7 @@ class JoinEngine:
         return self._as_output(self._fold.rows())
 
     def __repr__(self) -> str:
-        """What the operator is, on which backend."""
+        """Describes the operator and its backend."""
         head, *lines = self.join.lines()
         lines += [line("emit", self.join.emit), line("backend", f"{self.backend} ({self.backend_reason})")]
         lines += [line("lookups", lookups_text(self.kernels.lookups))] if self.backend == "gpu" else []
@@ -257,16 +257,16 @@ class JoinEngine:
 
     def prepare(
         self,
-        *inputs: Batch,
-        left: Batch = None,
-        right: Batch = None,
+        *inputs: InputBatch,
+        left: InputBatch = None,
+        right: InputBatch = None,
         orders: Sequence[npt.ArrayLike] | None = None,
         left_order: npt.ArrayLike | None = None,
         right_order: npt.ArrayLike | None = None,
         clock_ms: int | None = None,
         watermark: Watermark = None,
         backlog: bool = False,
-        **named: Batch,
+        **named: InputBatch,
     ) -> MicroBatch:
         """Compute one micro-batch without changing the committed state.
 
@@ -407,8 +407,8 @@ class JoinEngine:
             found[side] = one
         return found
 
-    def _by_name(self, named: Mapping[str, Batch], others: Sequence[Batch]) -> tuple[Batch, ...]:
-        """What was given by the inputs' names, in the order of the inputs."""
+    def _by_name(self, named: Mapping[str, InputBatch], others: Sequence[InputBatch]) -> tuple[InputBatch, ...]:
+        """Orders batches that were given by the inputs' names like the inputs."""
         names = [source.name for source in self.join.inputs]
         for name in named:
             if name not in names:
@@ -534,7 +534,7 @@ class JoinEngine:
         return state
 
     def kept(self) -> dict[str, Storable]:
-        """The same by reference, for a state folder: what can be stored in pieces is not copied."""
+        """Gives a snapshot by reference, for a state folder: what can be stored in pieces is not copied."""
         self._check_there()
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before a snapshot")

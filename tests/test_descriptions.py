@@ -19,7 +19,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
 from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.descriptions.multi_join import MultiJoin, Step
+from gpu_ops.descriptions.multi_join import JoinStep, MultiJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import decoded, encoded
 from gpu_ops.query.relations import Table
@@ -80,8 +80,8 @@ DESCRIPTIONS: Final[dict[str, Description]] = {
     "multi join, all options": MultiJoin(
         (A, RETRACTING, KEYED),
         (
-            Step("inner", (Equality(0, "k", "k"),), "a.x > r.x"),
-            Step("left", (Equality(0, "k", "k", using=True), Equality(1, "g", "g", True))),
+            JoinStep("inner", (Equality(0, "k", "k"),), "a.x > r.x"),
+            JoinStep("left", (Equality(0, "k", "k", using=True), Equality(1, "g", "g", True))),
         ),
         "per_event",
         ("_a", "_r", "_k"),

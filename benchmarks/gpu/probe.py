@@ -69,9 +69,9 @@ class State:
 
     def joined(self, needles: Array, *, kept: bool) -> Array:
         """Finds the pairs by hash joins, with a new or a kept hash table."""
-        from gpu_ops.cudf_backend.probe import Ways, by_hash
+        from gpu_ops.cudf_backend.probe import ProbeWays, by_hash
 
-        ways = Ways([0], [], []) if kept else Ways([], [0], [])
+        ways = ProbeWays([0], [], []) if kept else ProbeWays([], [0], [])
         (found,) = by_hash(self.index.runs, ways, needles, None, by_candidate=False)
         return found
 

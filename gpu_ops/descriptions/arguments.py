@@ -19,6 +19,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join, join_type
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.descriptions.times import Duration, Late
 from gpu_ops.errors import DescriptionError
 
@@ -41,6 +42,7 @@ _TEXTS: Final = (
     ("on group_by groupby groups partition_by", (("by", _GROUPS), ("key", "key= is the key"), ("on", _KEY))),
     ("strategy", (("direction", "direction= is 'backward', 'forward' or 'nearest'"),)),
     ("tolerance within window", (("tolerance", "tolerance= says how far apart the times may be"), ("lower", _BOUNDS))),
+    ("session gap timeout session_window", (("session_gap", "session_gap= says how long a pause ends a session"),)),
     ("lower upper", (("tolerance", "tolerance= says how far apart the times may be"),)),
     ("condition filter predicate where residual", (
         ("where", "where= is the condition, SQL text"), ("", "filter the inputs, or what comes out"),
@@ -67,7 +69,7 @@ _WORDS: Final = {word: texts for words, texts in _TEXTS for word in words.split(
 
 
 def right_word(name: str, known: Sequence[str]) -> str:
-    """What to write in place of an argument that a function does not have: a sentence, or nothing.
+    """Suggests what to write in place of an argument that a function does not have: a sentence, or nothing.
 
     Args:
         name: the argument.
@@ -140,9 +142,18 @@ def _aggregate(
     by: str | Sequence[str] = (),
     emit: Emit = "per_batch",
     window_end: str | None = None,
+    session_gap: Duration | None = None,
+    time: str | None = None,
 ) -> Aggregate:
     (source,) = inputs
-    return Aggregate.of(source, (by,) if isinstance(by, str) else tuple(by), aggregates, emit, window_end)
+    if time is not None:
+        source = dataclasses.replace(source, event_time=time)
+    groups = (by,) if isinstance(by, str) else tuple(by)
+    if session_gap is None:
+        return Aggregate.of(source, groups, aggregates, emit, window_end)
+    if window_end is not None:
+        raise DescriptionError("a session is a window of its own: window_end= has no place beside session_gap=")
+    return SessionAggregate.of_gap(source, groups, session_gap, aggregates, emit)
 
 
 def _regular(

@@ -87,7 +87,7 @@ class Interval:
         min_cleanup: Duration = 0,
         **more: Any,
     ) -> Interval:
-        """The same from what a user writes.
+        """Makes an interval of what a user writes.
 
         Args:
             lower: a duration, such as ``"-5 minutes"``.
@@ -102,12 +102,12 @@ class Interval:
 
     @property
     def kept_ms(self) -> tuple[int, int]:
-        """How long after its own time a left and a right row is kept, milliseconds; 0 where it never waits."""
+        """Milliseconds after its own time for which a left and a right row is kept; 0 where it never waits."""
         return max(self.upper_ms, 0) + self.min_cleanup_ms, max(-self.lower_ms, 0) + self.min_cleanup_ms
 
     @property
     def keep_ms(self) -> int:
-        """How far the join's output may be behind its watermark, milliseconds."""
+        """Milliseconds that the join's output may be behind its watermark."""
         return max(self.kept_ms)
 
     def units(self, kind: pa.DataType) -> tuple[int, int]:
@@ -188,12 +188,12 @@ class IntervalJoin(JoinByTime):
 
     @property
     def one_sided(self) -> bool:
-        """Whether only left rows come out: semi and anti."""
+        """Tells whether only left rows come out: semi and anti."""
         return self.how in ("semi", "anti")
 
     @property
     def outer(self) -> tuple[bool, bool]:
-        """Whether left and right rows without a match come out when their time is over: padded, for anti alone."""
+        """Tells for each side whether rows without a match come out when their time is over."""
         return (True, False) if self.how == "anti" else super().outer
 
     @functools.cached_property
@@ -265,7 +265,7 @@ class Asof:
 
     @classmethod
     def of(cls, direction: Direction, tolerance: Duration | None, *, allow_exact_matches: bool = True) -> Asof:
-        """The same from what a user writes; ``tolerance``: a duration, such as ``"1 second"``."""
+        """Makes the time part of what a user writes; ``tolerance``: a duration, such as ``"1 second"``."""
         return cls(direction, None if tolerance is None else parse_bound(tolerance), allow_exact_matches)
 
     def tolerance(self, kind: pa.DataType) -> int | None:
@@ -328,12 +328,12 @@ class AsofJoin(JoinByTime):
 
     @property
     def by_time(self) -> bool:
-        """Whether rows come out and go as time passes."""
+        """Tells whether rows come out and go as time passes."""
         return self.emit == "at_watermark"
 
     @property
     def behind_ms(self) -> int | None:
-        """How far what comes out may be behind the watermark, milliseconds; None for any distance."""
+        """Milliseconds that what comes out may be behind the watermark; None for any distance."""
         return 0 if self.asof.direction == "backward" else self.asof.tolerance_ms
 
     @property
@@ -342,7 +342,7 @@ class AsofJoin(JoinByTime):
         return (0, 1) if self.by_time else ()
 
     def kept(self, number: int) -> str:
-        """How long time lets rows of an input stay, in words."""
+        """Tells in words how long rows of an input stay."""
         if number == 0:
             best = "its time" if self.asof.direction == "backward" else "the last time of a better match"
             return f"kept until the watermark passes {best}"
@@ -351,7 +351,7 @@ class AsofJoin(JoinByTime):
 
     @property
     def times_may_be_null(self) -> bool:
-        """Whether it takes rows without an event time: they match nothing. A watermark never passes them."""
+        """Tells whether rows without an event time are taken: they match nothing, and no watermark passes them."""
         return self.emit != "at_watermark"
 
     def ties_by(self, number: int) -> str | None:
@@ -373,7 +373,7 @@ class AsofJoin(JoinByTime):
 
     @property
     def title(self) -> str:
-        """It in one line, for people."""
+        """The join in one line, for people."""
         return f"{super().title}, {self.asof.direction}"
 
     _before, _kind = "ASOF ", "ASOF join"
@@ -456,7 +456,7 @@ class TemporalJoin(JoinByTime):
         ]
 
     def kept(self, number: int) -> str:
-        """How long rows of an input are kept, in words."""
+        """Tells in words how long rows of an input stay."""
         if number == 0:
             return "kept until the watermark reaches its time"
         return "kept until the watermark passes the next version of its key"

@@ -131,8 +131,8 @@ def nearest(join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
     kind = condition.kind
     if left in right_columns:
         left, right, kind = right, left, TURNED[kind]
-    if left is None or right is None or left not in left_columns or right not in right_columns:
-        raise NoComparisonError("an ASOF join compares a column of each side", condition)
+    assert left is not None  # as it is compared with a column of the other side
+    assert right is not None
     backward, exact = kind.startswith("Greater"), kind.endswith("OrEqual")
     others = [c for c in compared if c is not condition]
     tolerances = [_tolerance(c, join, (left, right), backward=backward) for c in others]

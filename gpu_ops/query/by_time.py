@@ -33,7 +33,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import TokenError
 
 from gpu_ops.query.catalyst import Catalyst, class_of, conjuncts, id_of, items
-from gpu_ops.query.errors import SqlError
+from gpu_ops.query.errors import SqlError, place_of
 
 Kind = Literal["asof", "temporal", "processing"]
 """An ASOF join; a temporal join by event time; one by processing time."""
@@ -96,18 +96,21 @@ class QueryText:
         if not self.marks or error.sql != self.sql:
             return error
         message = _SHOWN_MARK.sub("", error.message)
-        at = sum(len(row) + 1 for row in self.sql.split("\n")[: error.line - 1]) + error.column - 1
+        return SqlError(message, self.given, *self.place(error.line, error.column))
+
+    def place(self, line: int, column: int) -> tuple[int, int]:
+        """Line and column in ``given`` of what stands at a line and column of ``sql``."""
+        at = sum(len(row) + 1 for row in self.sql.split("\n")[: line - 1]) + column - 1
         for text, start, copied in self.pieces:
             if at < len(text):
-                return error_at(message, self.given, start + at * copied)
+                return place_of(self.given, start + at * copied)
             at -= len(text)
-        return error_at(message, self.given, len(self.given))
+        return place_of(self.given, len(self.given)) if self.pieces else (line, column)
 
 
 def error_at(message: str, sql: str, start: int) -> SqlError:
     """An error at a position of a text, counted from 0."""
-    before = sql[:start]
-    return SqlError(message, sql, before.count("\n") + 1, start - before.rfind("\n"))
+    return SqlError(message, sql, *place_of(sql, start))
 
 
 def read(sql: str) -> QueryText:

@@ -21,8 +21,9 @@ from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.query.errors import PlacedError, SqlError
+from gpu_ops.query.errors import PlacedError, SqlError, without_generated_names
 from gpu_ops.query.expressions import leaves
+from gpu_ops.query.places import position, position_of
 from gpu_ops.spark.datatypes import arrow_type
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
@@ -89,7 +90,7 @@ def arrow_type_of(java: Any) -> Any:
         return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
     except DescriptionError as error:
         without_detail = re.sub(r" \(.*\)(?=;)", "", str(error))
-        raise PlacedError(without_detail, position(java.origin())) from error
+        raise PlacedError(without_detail, position_of(java)) from error
 
 
 def frame_of(session: SparkSession, plan: Any) -> DataFrame:
@@ -377,6 +378,10 @@ class Catalyst:
             return self._expression("Add", value, self.as_type(zero, value.dataType()))
         return self._expression("Hex", value) if kind == "binary" else value
 
+    def never_shifts(self, zone: str) -> bool:
+        """Whether the clocks of a time zone are never set, so that each of its days has 24 hours."""
+        return bool(self._class("java.time.ZoneId").of(zone).getRules().isFixedOffset())
+
     def _type(self, kind: st.DataType) -> Any:
         """Catalyst's type."""
         return self._class("org.apache.spark.sql.types.DataType").fromJson(kind.json())
@@ -530,22 +535,7 @@ def _refused(sql: str, error: PySparkException | Py4JJavaError) -> SqlError:
     """One of Spark's errors as ours."""
     origin = getattr(error, "_origin", None)
     line, column = position(origin) if origin is not None and hasattr(origin, "line") else (1, 1)
-    return SqlError(f"Spark does not take this: {message_of(error)}", sql, line, column)
-
-
-def position(origin: Any) -> tuple[int, int]:
-    """Line and column, both from 1, of a node's origin, or of one of Spark's errors; the query's begin for none."""
-    line, start = origin.line(), origin.startPosition()
-    return (int(line.get()) if line.isDefined() else 1, int(start.get()) + 1 if start.isDefined() else 1)
-
-
-def text_of(java: Any) -> str:
-    """What the query says where an expression comes from."""
-    origin = java.origin()
-    text, start, stop = origin.sqlText(), origin.startIndex(), origin.stopIndex()
-    if not (text.isDefined() and start.isDefined() and stop.isDefined()):
-        return "this"
-    return " ".join(str(text.get())[int(start.get()) : int(stop.get()) + 1].split())
+    return SqlError(f"Spark does not take this: {without_generated_names(message_of(error))}", sql, line, column)
 
 
 def message_of(error: PySparkException | Py4JJavaError) -> str:

@@ -29,9 +29,10 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, NoComparisonError, differences, nearest
 from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, arrow_type_of
-from gpu_ops.query.errors import in_sql
+from gpu_ops.query.errors import said_in_sql
 from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, quoted
 from gpu_ops.query.groups import Scope
+from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
 from gpu_ops.spark.datatypes import is_binary_collated
 
@@ -98,7 +99,7 @@ def condition(
         needed = {c for x in residual for c in x.columns}
 
         def shown(column: Column) -> str:
-            return ".".join(map(quoted, called(column))) if column in needed else str(column)
+            return ".".join(map(quoted, called(column))) if column in needed else column.name
 
         texts = [x.expr.text(shown) for x in residual]
         text = " AND ".join(f"({x})" if len(texts) > 1 and " OR " in x else x for x in texts)
@@ -336,8 +337,7 @@ class Chooser(Scope):
         above: list[Expr] = []
         if join.member is not None:
             key = self._key(join.member, join, made)
-            if key is None:
-                self.fail("NOT IN compares an expression of each side: write NOT EXISTS (...)", join.member.java)
+            assert key is not None  # what the reader takes for a member compares an expression of each side
             keys.append(key)
         for condition in join.on:
             if condition in rule.used or (condition.kind == "Literal" and condition.tree.fields["value"] == "true"):
@@ -403,7 +403,7 @@ class Chooser(Scope):
         column, expr = self._column(condition, "part")
         if expr is not None:
             made[own][column] = expr
-        always = Column("always", "", pa.bool_, nullable=False)
+        always = Column("always", "", pa.bool_, words=lambda: "true", nullable=False)
         made[1 - own][always] = self.expr(self.catalyst.true())
         return KeyColumns(*((column, always) if own == 0 else (always, column)), null_safe=False)
 
@@ -483,7 +483,9 @@ class Chooser(Scope):
             label = f"{what}_{len(self._computed) + 1}"
             if what == "part":  # so that a state folder is one condition's, whose text does not say it
                 label += f"_{hashlib.sha256(self._meaning(expr).encode()).hexdigest()[:8]}"
-            column = Column(label, owner, lambda: arrow_type_of(value.java))
+            column = Column(
+                label, owner, lambda: arrow_type_of(value.java), words=functools.partial(words_of, expr.java)
+            )
             found = (collated, expr)
             self._computed[found] = column, value
         return self._computed[found]
@@ -549,7 +551,7 @@ class Chooser(Scope):
             interval = Interval(low.ms, high.ms, low.inclusive, high.inclusive)
             time_type(pair[0].type, pair[1].type)
         except DescriptionError as error:
-            self.fail(in_sql(error), used[0][0].java)
+            self.fail(said_in_sql(str(error)), used[0][0].java)
         made = functools.partial(IntervalJoin, interval=interval)
         sides = {"inner": (0, 1), "full": (), "right": (1,)}.get(join.how, (0,))  # a pad's event time is null
         kept = frozenset(pair[side] for side in sides)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from gpu_ops.errors import DescriptionError, TextError
+from gpu_ops.errors import DescriptionError, GpuJoinError, TextError, with_caret
 
 
 class SqlError(TextError):
@@ -25,10 +28,85 @@ class PlacedError(DescriptionError):
         self.place = place
 
 
-def in_sql(error: DescriptionError) -> str:
-    """What a description refuses, its arguments in Python as the names of what they say."""
-    text = re.sub(r"\bon=", "ON", str(error))
-    return re.sub(r"\b([a-z_]+)=(?=['\d])", r"\1 ", re.sub(r"\b([a-z_]+)=(?!['\d])", r"\1", text))
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where in a query an operator or an input comes from, and what the user calls what it is made of.
+
+    Attributes:
+        sql: the query.
+        line: from 1.
+        column: from 1.
+        in_words: a message with the user's words for the names that the plan gave.
+    """
+
+    sql: str
+    line: int = 1
+    column: int = 1
+    in_words: Callable[[str], str] = str
+
+    def error(self, error: GpuJoinError) -> GpuJoinError:
+        """An error of a layer below, which knows no query, as one in the text and in the words of the query.
+
+        What is wrong with a description is a `SqlError`; of any other error the class stays.
+        """
+        message = error.message if isinstance(error, TextError) else str(error)
+        message = said_in_sql(self.in_words(message))
+        if isinstance(error, DescriptionError):
+            return SqlError(message, self.sql, self.line, self.column)
+        shown = "".join(self.sql.splitlines()[self.line - 1 : self.line])
+        caret = with_caret(shown, self.column)
+        return type(error)(f"{message} (line {self.line}, column {self.column})\n{caret}")
+
+
+def place_of(text: str, start: int) -> tuple[int, int]:
+    """Line and column, both from 1, of a position in a text, counted from 0."""
+    before = text[:start]
+    return before.count("\n") + 1, start - before.rfind("\n")
+
+
+_PLACED: Final = "_gpu_ops_placed"
+"""The attribute of an error that has its place in the text."""
+
+
+@contextlib.contextmanager
+def errors_at(origin: Origin) -> Iterator[None]:
+    """Raises the errors of the layers below as errors at a place of the query; those that have one stay as they are.
+
+    Args:
+        origin: the place, and the user's words.
+    """
+    try:
+        yield
+    except GpuJoinError as error:
+        if isinstance(error, SqlError | PlacedError) or _PLACED in vars(error):
+            raise
+        placed = origin.error(error)
+        vars(placed)[_PLACED] = True
+        raise placed from error
+
+
+_HIDDEN_NAMES: Final = re.compile(r"`?__auto_generated_subquery_name`?\.")
+_ATTRIBUTE_ID: Final = re.compile(r"(?<=[\w`)])#\d+L?\b")
+
+
+def without_generated_names(text: str) -> str:
+    """A text of Spark's without the name that it gives a sub-query that has none, and without ids of attributes."""
+    text = _ATTRIBUTE_ID.sub("", _HIDDEN_NAMES.sub("", text))
+    return text.replace("__auto_generated_subquery_name", "the sub-query")
+
+
+_CALLS: Final = re.compile(r"(\b[\w.]+\([^()]*\))")
+
+
+def said_in_sql(text: str) -> str:
+    """A message of a description with its arguments in Python as plain words; in the call of a function they stay."""
+    parts = _CALLS.split(re.sub(r"\b\w+\(\): ", "", text))
+    return "".join(part if number % 2 else _without_arguments(part) for number, part in enumerate(parts))
+
+
+def _without_arguments(text: str) -> str:
+    text = re.sub(r"\bon=", "ON", text)
+    return re.sub(r"\b([a-z_]+)=(?=['\d])", r"\1 ", re.sub(r"\b([a-z_]+)=(?!['\d=])", r"\1", text))
 
 
 _AFTER: Final = (
@@ -57,10 +135,6 @@ NODES: Final[dict[str, str]] = {
 }
 """By the name of a node of Catalyst's plan."""
 
-SESSIONS: Final = (
-    "session_window is not understood: a session grows, and two become one, by a row that comes between them; windows "
-    "of a fixed length are window(at, '5 minutes')"
-)
 RELATION: Final = "this is not among the inputs: each is given to sql() by the name that the query calls it"
 JOINS_NOTHING: Final = (
     "the query joins and groups nothing: filter and project one stream in Spark, df.where(...).select(...)"

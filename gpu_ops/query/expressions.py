@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.conditions.expressions import BOOL, INT, STRING, Builder, Literal, Node, Op, is_null, logic
+from gpu_ops.query.places import words_of
 
 T = TypeVar("T")
 Java = Callable[[], Any]
@@ -28,6 +29,7 @@ class Column:
     Attributes:
         label: its own name.
         owner: the alias of its table, or empty.
+        words: gives what the query says for one that it computes without a name; None of one that has a name.
         nullable: whether a null can be in it, as far as its input is known.
         event_time: whether it is the event time of its input.
     """
@@ -38,9 +40,11 @@ class Column:
         owner: str,
         type_of: Callable[[], pa.DataType],
         *,
+        words: Callable[[], str] | None = None,
         nullable: bool = True,
         event_time: bool = False,
     ) -> None:
+        self.words = words
         self.label, self.owner, self.nullable, self.event_time = label, owner, nullable, event_time
         self._type_of = type_of
 
@@ -49,8 +53,16 @@ class Column:
         """Arrow's."""
         return self._type_of()
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """Its own name behind that of its table; the same in each run of a query."""
         return f"{self.owner}.{self.label}" if self.owner else self.label
+
+    def __str__(self) -> str:
+        """What the user calls it."""
+        if self.words is not None:
+            return self.words()
+        return self.label if self.owner.startswith("__auto_generated") else self.name
 
 
 class Tree:
@@ -474,7 +486,7 @@ class JoinReader(Reader):
             return self.builder.cast(self.node(expr.args[0]), _WIDER[expr.tree.fields["dataType"]])
         found = self.structure(expr)
         if found is None:
-            raise NotOursError(expr, f"{expr.java.sql()} takes columns of both inputs")
+            raise NotOursError(expr, f"{words_of(expr.java)} takes columns of both inputs")
         return found
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
@@ -23,11 +23,13 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.descriptions.groups import Order
-from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items, position, text_of
-from gpu_ops.query.errors import LIMIT, NODES, SESSIONS, SqlError
+from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items
+from gpu_ops.query.errors import LIMIT, NODES, SqlError
 from gpu_ops.query.expressions import TURNED, Column, Expr, tree
-from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, TopOf
-from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, is_window
+from gpu_ops.query.places import position_of, words_of
+from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, SessionsOf, TopOf
+from gpu_ops.query.sessions import SESSION, Session, session_of
+from gpu_ops.spark.datatypes import is_binary_collated, is_window
 
 
 class Scope:
@@ -48,8 +50,21 @@ class Scope:
         return Expr(tree(json.loads(java.toJSON()), lambda: java), self.columns)
 
     def made(self, java: Any, label: str, owner: str = "") -> Column:
-        """A column that an expression of Catalyst's makes."""
+        """A column that an expression of Catalyst's makes, and that the query gives a name."""
         return Column(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
+
+    def nameless(self, java: Any, label: str, said: Callable[[], str] | None = None, owner: str = "") -> Column:
+        """A column that an expression makes, and that has no name in the query.
+
+        Args:
+            java: the expression.
+            label: what the plan calls it.
+            said: gives the query's words for it; None for those of the expression.
+            owner: the alias of its table, or empty.
+        """
+        words = functools.partial(words_of, java) if said is None else said
+        kind = functools.partial(arrow_type_of, java)
+        return Column(label, owner, kind, words=words, nullable=bool(java.nullable()))
 
     def attribute(self, java: Any, column: Column) -> Any:
         """A new attribute of an expression's type for a column."""
@@ -59,7 +74,7 @@ class Scope:
 
     def fail(self, message: str, node: Any) -> NoReturn:
         """SqlError where one of Catalyst's nodes comes from."""
-        raise SqlError(message, self.sql, *position(node.origin()))
+        raise SqlError(message, self.sql, *position_of(node))
 
 
 class Below:
@@ -73,14 +88,20 @@ class Below:
         self._scope = scope
         self.made: dict[Column, Expr] = {}
 
-    def column(self, java: Any, label: str) -> Column:
-        """The column of an expression, the same one for the same expression; a new one is called ``label``."""
+    def column(self, java: Any, label: str, said: Callable[[], str] | None = None) -> Column:
+        """The column of an expression, the same one for the same expression.
+
+        Args:
+            java: the expression.
+            label: what a new column is called.
+            said: gives what the query says for it, where that is not the expression's own text.
+        """
         expr = self._scope.expr(java)
         if expr.column is not None:
             return expr.column
         found = next((column for column, known in self.made.items() if known.java.semanticEquals(java)), None)
         if found is None:
-            found = self._scope.made(java, label)
+            found = self._scope.nameless(java, label, said)
             self.made[found] = expr
         return found
 
@@ -130,16 +151,19 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
         below: what may have a row several times.
 
     Raises:
-        SqlError: a column of sessions, which Spark merges here, too.
+        SqlError: a column that is not compared.
     """
     inside, computed, calls = Below(scope), dict[Column, Expr](), list[Call]()
     by, shown = dict[Column, None](), dict(below.shown)
+    session: Session | None = None
     for attribute in items(node.output()):
         _check_group(scope, attribute, node)
         number = id_of(attribute)
         if _is_window(attribute):
-            ends = _ends(scope, inside, attribute)
-            by |= dict.fromkeys(ends)
+            if _says(attribute, SESSION):
+                session = session_of(scope, inside, attribute, below, node)
+            ends = _ends(scope, inside, attribute) if session is None else session.window
+            by |= {} if session is not None else dict.fromkeys(ends)
             shown[number] = column = scope.made(attribute, str(attribute.name()))
             computed[column] = scope.expr(_window(scope, attribute, ends))
             continue
@@ -150,13 +174,25 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
             shown[number] = column = scope.made(attribute, str(attribute.name()))
             computed[column] = scope.expr(value)
     scope.columns = {**scope.columns, **shown}  # what is below goes on meaning its own
-    return Compute(AggregateOf(inside.of(below), tuple(by), node, tuple(calls)), computed, shown)
+    groups = AggregateOf(inside.of(below), tuple(by), node, tuple(calls))
+    return Compute(_with_session(groups, session), computed, shown)
+
+
+def _with_session(groups: AggregateOf, session: Session | None) -> AggregateOf:
+    """Groups, or groups and sessions."""
+    if session is None:
+        return groups
+    own = {field.name: getattr(groups, field.name) for field in dataclasses.fields(groups) if field.name != "ends"}
+    return SessionsOf(**own, **session._asdict())
 
 
 def _ends(scope: Scope, inside: Below, window: Any) -> tuple[Column, Column]:
     """The columns of a window's start and end."""
     start, end = (scope.catalyst.field(window, number) for number in range(2))
-    return inside.column(start, "window_start"), inside.column(end, "window_end")
+    return (
+        inside.column(start, "window_start", lambda: f"the start of {words_of(window)}"),
+        inside.column(end, "window_end", lambda: f"the end of {words_of(window)}"),
+    )
 
 
 def _window(scope: Scope, window: Any, ends: Sequence[Column]) -> Any:
@@ -180,7 +216,7 @@ def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple
     """
     text = scope.catalyst.as_type(group, st.StringType())
     attribute = scope.catalyst.attribute(text, label)
-    made = scope.columns[id_of(attribute)] = scope.made(text, label)
+    made = scope.columns[id_of(attribute)] = scope.nameless(text, label)
     return Call(made, "min", inside.column(text, f"{label}_of")), scope.catalyst.as_type(attribute, group.dataType())
 
 
@@ -195,8 +231,6 @@ def _fails_never(function: Any) -> bool:
 
 _WINDOW: Final = "spark.timeWindow"
 """Key of the metadata that Catalyst gives a column of windows."""
-_SESSION: Final = "spark.sessionWindow"
-"""Likewise of sessions, which it merges wherever such a column is grouped by."""
 
 
 def _says(group: Any, key: str) -> bool:
@@ -206,11 +240,9 @@ def _says(group: Any, key: str) -> bool:
 
 def _check_group(scope: Scope, group: Any, node: Any) -> None:
     """Refuses a group column that is more than its values, or whose values are not compared."""
-    if _says(group, _SESSION):
-        scope.fail(SESSIONS, node)
     if not _is_window(group) and pa.types.is_nested(arrow_type_of(group)):
         named = class_of(group) in _NAMED
-        what, kind = str(group.name()) if named else text_of(group), str(group.dataType().simpleString())
+        what, kind = str(group.name()) if named else words_of(group), str(group.dataType().simpleString())
         scope.fail(f"{what} of type {kind} cannot be a key of groups", node if named else group)
 
 
@@ -228,11 +260,15 @@ class _Aggregate:
         self.texts: list[tuple[Any, Call, Any]] = []
         self.windows: list[tuple[Any, Column, Column]] = []
         self.calls: list[tuple[Any, Any, Call]] = []
+        self.session: Session | None = None
 
     def relation(self) -> Relation:
         for group in items(self.node.groupingExpressions()):
             _check_group(self.scope, group, self.node)
-            if _is_window(group):
+            if _says(group, SESSION):
+                self.session = session_of(self.scope, self.inside, group, self.below, self.node)
+                self.windows.append((group, *self.session.window))
+            elif _is_window(group):
                 self.windows.append((group, *_ends(self.scope, self.inside, group)))
             elif not any(known.semanticEquals(group) for known, _ in self.groups):
                 self.groups.append((group, self.inside.compared(group, f"group_{len(self.groups) + 1}")))
@@ -240,11 +276,13 @@ class _Aggregate:
             (x, self._replaced(x.child() if class_of(x) == "Alias" else x))
             for x in items(self.node.aggregateExpressions())
         ]
-        of_windows = [column for _, *both in self.windows for column in both]
+        own = () if self.session is None else self.session.window
+        of_windows = [column for _, *both in self.windows for column in both if column not in own]
         by = tuple(dict.fromkeys([*of_windows, *(column for _, column in self.groups)]))
         calls = tuple(call for _, *_, call in self.calls) + tuple(call for _, call, _ in self.texts)
         ends = tuple(end for _, _, end in self.windows)
-        relation = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
+        groups = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
+        relation = _with_session(groups, self.session)
         computed: dict[Column, Expr] = {}
         ids: dict[int, Column] = {}
         for shown, value in results:
@@ -293,7 +331,7 @@ class _Aggregate:
         kinds = [st._parse_datatype_json_string(value.dataType().json()) for value in values]
         unknown = next((kind for kind in kinds if not isinstance(kind, _AS_TEXT)), None)
         if unknown is not None:
-            self.scope.fail(f"{text_of(call)}: values of type {unknown.simpleString()} are not told apart here", call)
+            self.scope.fail(f"{words_of(call)}: values of type {unknown.simpleString()} are not told apart here", call)
         return self.catalyst.joined_text(
             [self.catalyst.collation_key(value) if _collated(value) else value for value in values]
         )
@@ -306,7 +344,7 @@ class _Aggregate:
         function, name = java.aggregateFunction(), class_of(java.aggregateFunction())
         given = items(function.children())
         if name not in _FUNCTIONS:
-            self.scope.fail(f"{text_of(java)} is not understood: {_THERE_ARE}", java)
+            self.scope.fail(f"{words_of(java)} is not understood: {_THERE_ARE}", java)
         if name in ("First", "Last") and not function.ignoreNulls():
             word = name.lower()
             self.scope.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
@@ -314,10 +352,10 @@ class _Aggregate:
         if name == "Count" and len(given) > 1:
             given = [self._all_of(java, given, distinct=distinct)]
         if name in ("Min", "Max") and _collated(given[0]):
-            self.scope.fail(f"{text_of(java)}: min and max of text in a collation are not understood", java)
+            self.scope.fail(f"{words_of(java)}: min and max of text in a collation are not understood", java)
         if name in ("Sum", "Average") and _fails_never(function):
             self.scope.fail(
-                f"{text_of(java)} is not understood: sum() of integers wraps around, and has no error", java
+                f"{words_of(java)} is not understood: sum() of integers wraps around, and has no error", java
             )
         if distinct and name not in ("Count", "Min", "Max"):
             self.scope.fail("DISTINCT goes with count only", java)
@@ -329,10 +367,10 @@ class _Aggregate:
             column = add(given[0], f"value_{len(self.calls) + 1}")
         elif distinct:
             self.scope.fail("count(DISTINCT ...) takes a column or an expression over some", java)
-        kind = st._parse_datatype_json_string(java.dataType().json())
         call: Function = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
         label = f"{call}_{len(self.calls) + 1}"
-        made = Column(label, "", lambda: arrow_type(kind), nullable=not call.startswith("count"))
+        kind, words = functools.partial(arrow_type_of, java), functools.partial(words_of, java)
+        made = Column(label, "", kind, words=words, nullable=not call.startswith("count"))
         attribute = self.scope.attribute(java, made)
         self.calls.append((java, attribute, Call(made, call, column)))
         return attribute
@@ -412,7 +450,7 @@ def limit_of(scope: Scope, limit: Any, sort: Any, below: Relation) -> Relation:
     """
     inside = Below(scope)
     order = _order(inside, sort.order())
-    number = Column("row_number", "", pa.int32, nullable=False)
+    number = Column("row_number", "", pa.int32, words=lambda: "a row's number", nullable=False)
     return TopOf(inside.of(below), (), sort, order, number, None, int(limit.limitExpr().eval(None)))
 
 

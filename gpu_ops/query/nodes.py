@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -20,10 +21,12 @@ from gpu_ops.descriptions.groups import without_upserts
 from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.descriptions.times import show_ms
 from gpu_ops.query.choose import Chooser
+from gpu_ops.query.errors import Origin
 from gpu_ops.query.expressions import Column, Expr, TimeWindow, quoted
-from gpu_ops.query.relations import Grouping, JoinOf, Relation, Scan
+from gpu_ops.query.relations import Grouping, JoinOf, Relation, Scan, UnionOf, origin
 
 
 class Named(NamedTuple):
@@ -145,6 +148,7 @@ class JoinNode:
         inputs: as many as it has.
         why: this operator was taken.
         remarks: more about it.
+        origin: where in the query it comes from.
     """
 
     kind: Literal[
@@ -154,6 +158,7 @@ class JoinNode:
     inputs: tuple[Node, ...]
     why: str
     remarks: tuple[str, ...] = ()
+    origin: Origin = dataclasses.field(default=Origin(""), compare=False, repr=False)
 
     row_kind = "row_kind"
 
@@ -170,10 +175,17 @@ class JoinNode:
 
 @dataclasses.dataclass(frozen=True)
 class Union:
-    """All rows of several nodes, whose row kinds have one name; those of a node without are insertions."""
+    """All rows of several nodes, whose row kinds have one name; those of a node without are insertions.
+
+    Attributes:
+        inputs: the nodes.
+        schema: their columns.
+        origin: where in the query it comes from.
+    """
 
     inputs: tuple[Calc, ...]
     schema: pa.Schema
+    origin: Origin = dataclasses.field(default=Origin(""), compare=False, repr=False)
 
     row_kind = ROW_KIND_COLUMN
 
@@ -263,6 +275,43 @@ class Namer:
     def items(self) -> Iterable[tuple[Column, str]]:
         """Every column that is used, and its name."""
         return self._names.items()
+
+    def in_words(self, message: str, inputs: Mapping[str, Relation] | None = None) -> str:
+        """A message about what is below or between the operators in the user's own words.
+
+        Args:
+            message: it names columns as this does, and inputs as `input_names` does.
+            inputs: the inputs of the operator that it is about, by these names.
+        """
+        for name, relation in (inputs or {}).items():
+            if [scan.alias for scan in relation.scans] != [name]:
+                message = re.sub(rf"(?:the )?input '{re.escape(name)}'", _said(relation), message)
+                message = re.sub(rf"\b{re.escape(name)}\.(?=[\w`])", "", message)
+                message = re.sub(rf"'?\b{re.escape(name)}\b'?", _aliases_of(relation), message)
+        given = {name: str(column) for column, name in self._names.items() if column.words or name != column.label}
+        if not given:
+            return message
+        any_name = "|".join(re.escape(name) for name in sorted(given, key=len, reverse=True))
+
+        def said(found: re.Match[str]) -> str:
+            words = given[found["name"]]
+            return words if "'" in words or not found["quote"] else f"'{words}'"
+
+        return re.sub(rf"(?P<quote>['`]?)(?<!\w)(?P<name>{any_name})(?!\w)(?P=quote)", said, message)
+
+
+def _aliases_of(relation: Relation) -> str:
+    """The inputs that a relation is made of, as the query calls them."""
+    *most, last = dict.fromkeys(scan.alias for scan in relation.scans)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _said(relation: Relation) -> str:
+    """An input of an operator that is no table of the query's, in words."""
+    below = origin(relation)
+    kind = "union" if isinstance(below, UnionOf) else "join" if isinstance(below, JoinOf) else "result"
+    aliases = _aliases_of(relation)
+    return f"the {kind} of {aliases}" if " and " in aliases else f"input '{aliases}'"
 
 
 def input_names(sides: Sequence[Relation]) -> list[str]:
@@ -364,6 +413,9 @@ def _text(node: Node) -> str:
     join: Any = node.description
     if node.kind == "aggregate":
         by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))
+        if isinstance(join, SessionAggregate):
+            window = f"session_window({quoted(str(join.source.event_time))}, {show_ms(join.gap_ms)})"
+            return f"SessionAggregate(groupBy=[{by}], window=[{window}]{f', select=[{calls}]' if calls else ''})"
         return f"GroupAggregate(groupBy=[{by}]{f', select=[{calls}]' if calls else ''})"
     if node.kind == "latest":
         return _normalize(join.by)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -17,12 +18,13 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.query import relations
-from gpu_ops.query.by_time import check_all_found, read
+from gpu_ops.query.by_time import QueryText, check_all_found, read
 from gpu_ops.query.catalyst import Catalyst
 from gpu_ops.query.choose import Choice, Chooser, columns_of
-from gpu_ops.query.errors import JOINS_NOTHING, PlacedError, SqlError, in_sql
+from gpu_ops.query.errors import JOINS_NOTHING, Origin, PlacedError, SqlError, errors_at, said_in_sql
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, Node, Plan, Union, input_names
+from gpu_ops.query.places import position_of
 from gpu_ops.query.read import Outputs, Reader
 from gpu_ops.query.rewrite import Same, in_two_phases, repeated
 from gpu_ops.query.runs import Run, run_of, segments
@@ -54,6 +56,7 @@ def plan(
 
     Raises:
         SqlError: a query that streaming joins cannot do, with its line and column, and what to do instead.
+        DescriptionError: an option that there is not.
         NotBuiltError: with ``"at_end"`` an operator below the last one that waits for time to pass.
     """
     for option, value, values in (("multi_way", multi_way, MultiWay), ("emit", emit, Emit)):
@@ -61,56 +64,73 @@ def plan(
             raise DescriptionError(f"{option}={value!r}; it is one of {', '.join(get_args(values))}")
     text = read(sql)
     try:
+        return _plan(text, tables, session, schemas or {}, emit=emit, multi_way=multi_way)
+    except SqlError as error:
+        raise text.error(error) from error.__cause__
+    except PlacedError as error:
+        raise text.error(SqlError(said_in_sql(str(error)), text.sql, *error.place)) from error
+
+
+def _plan(
+    text: QueryText,
+    tables: Mapping[str, relations.Table],
+    session: SparkSession,
+    schemas: Mapping[str, st.StructType],
+    *,
+    emit: Emit,
+    multi_way: MultiWay,
+) -> Plan:
+    """As `plan`; places are those in the text as Catalyst reads it."""
+    with errors_at(Origin(text.given)):
         catalyst = Catalyst(session)
         for name, table in tables.items():
             if "`" in name or name.lower() in text.sql.lower():
-                catalyst.view(name, (schemas or {}).get(name) or _schema(table))
+                catalyst.view(name, schemas.get(name) or _schema(table))
         whole = catalyst.parsed(text.sql)
-        found = [Reader(text, tables, catalyst).read(part) for part in catalyst.parts(whole)]
+        parts = catalyst.parts(whole)
+        if len(parts) > 1:  # that their columns fit, which no part tells
+            Reader(text, tables, catalyst).analysed(whole)
+        found = [Reader(text, tables, catalyst).read(part) for part in parts]
         if len(found) > 1 and any(_without_operator(relation) for relation, _ in found):
             found = [Reader(text, tables, catalyst).read(whole)]  # one query, as not each part is one
         joins = [x for relation, _ in found for x in relation.walk() if isinstance(x, relations.JoinOf)]
         check_all_found(text, (join.by_time for join in joins if join.by_time is not None))
-        roots = [
-            _root(*each, Chooser(text.sql, catalyst, final=emit == "at_watermark"), emit, multi_way=multi_way == "auto")
-            for each in found
-        ]
-    except SqlError as error:
-        raise text.error(error) from error.__cause__
-    except DescriptionError as error:
-        place = error.place if isinstance(error, PlacedError) else (1, 1)
-        raise text.error(SqlError(in_sql(error), text.sql, *place)) from error
-    first, *others = (Plan(sql, root) for root in roots)
-    if emit == "at_end":
-        if others or isinstance(relations.origin(found[0][0]), relations.UnionOf):
-            raise NotBuiltError(
-                "emit='at_end' of a UNION ALL: ask for each SELECT, and union what gpu_ops.finish() gives"
-            )
-        _check_below_the_last(first)
-    return dataclasses.replace(first, others=tuple(others))
+        roots = [_root(text, catalyst, query, emit, multi_way) for query in found]
+        first, *others = (Plan(text.given, root) for root in roots)
+        if emit == "at_end":
+            if others or isinstance(relations.origin(found[0][0]), relations.UnionOf):
+                raise NotBuiltError(
+                    "emit='at_end' of a UNION ALL: ask for each SELECT, and union what gpu_ops.finish() gives"
+                )
+            _check_below_the_last(first)
+        return dataclasses.replace(first, others=tuple(others))
 
 
 def _check_below_the_last(made: Plan) -> None:
     """Refuses what would still hold rows, or have forgotten some, when the last operator's input ends."""
     for node in made.joins[:-1]:
-        for source in node.description.inputs:
-            source.refuse("with emit='at_end' no row is forgotten", "ttl_ms")
-        if node.description.by_time:
-            raise NotBuiltError(
-                f"emit='at_end': {node.description.title} ({node.kind}) holds rows until its watermark passes them, "
-                "which the end of input does not do for an operator above it. Let the query end with it, and ask "
-                "another one over what gpu_ops.finish() gives"
-            )
+        with errors_at(node.origin):
+            for source in node.description.inputs:
+                source.refuse("with emit='at_end' no row is forgotten", "ttl_ms")
+            if node.description.by_time:
+                raise NotBuiltError(
+                    f"emit='at_end': {node.description.title} ({node.kind}) holds rows until its watermark passes "
+                    "them, which the end of input does not do for an operator above it. Let the query end with it, "
+                    "and ask another one over what gpu_ops.finish() gives"
+                )
 
 
-def _root(relation: relations.Relation, outputs: Outputs, chooser: Chooser, emit: Emit, *, multi_way: bool) -> Calc:
+def _root(
+    text: QueryText, catalyst: Catalyst, query: tuple[relations.Relation, Outputs], emit: Emit, multi_way: MultiWay
+) -> Calc:
+    (relation, outputs), chooser = query, Chooser(text.sql, catalyst, final=emit == "at_watermark")
     if _without_operator(relation) and not any(isinstance(below, relations.UnionOf) for below in relation.walk()):
         raise SqlError(JOINS_NOTHING, chooser.sql, 1, 1)
     if emit == "per_batch":
         relation = in_two_phases(relation)
     namer = Namer(relation, [column for _, column in outputs], chooser)
     same = {} if emit == "at_watermark" else repeated(relation)
-    return Builder(chooser, namer, emit=emit, multi_way=multi_way, same=same).root(relation, outputs)
+    return Builder(chooser, namer, text, emit=emit, multi_way=multi_way == "auto", same=same).root(relation, outputs)
 
 
 def _without_operator(relation: relations.Relation) -> bool:
@@ -125,10 +145,27 @@ class Builder:
     """Makes the plan of one query."""
 
     def __init__(
-        self, chooser: Chooser, name: Namer, *, emit: Emit, multi_way: bool, same: Mapping[relations.Relation, Same]
+        self,
+        chooser: Chooser,
+        name: Namer,
+        text: QueryText,
+        *,
+        emit: Emit,
+        multi_way: bool,
+        same: Mapping[relations.Relation, Same],
     ) -> None:
-        """Args: the query's operators; its names; what joins emit; whether joins may be multi-way; what it repeats."""
-        self.chooser, self.name, self.emit, self.multi_way, self.same = chooser, name, emit, multi_way, same
+        """Makes nothing yet.
+
+        Args:
+            chooser: the query's operators.
+            name: its names.
+            text: of the query.
+            emit: what joins emit.
+            multi_way: whether joins may be multi-way.
+            same: what it repeats.
+        """
+        self.chooser, self.name, self.text, self.emit = chooser, name, text, emit
+        self.multi_way, self.same = multi_way, same
         self._in_a_row: dict[relations.JoinOf, int] = {}
         self._last: relations.Relation | None = None
         self._needed: dict[relations.Relation, frozenset[Column]] = {first: frozenset() for first, _ in same.values()}
@@ -241,7 +278,7 @@ class Builder:
             parts.append(self.done(calc, tuple(zip(map(self.name, wanted), own, strict=True))))
         made = tuple(dataclasses.replace(part, row_kind=part.row_kind and ROW_KIND_COLUMN) for part in parts)
         schema = pa.schema([pa.field(self.name(column), column.type) for column in wanted])
-        return Calc(Union(made, schema), {column: self.name(column) for column in wanted})
+        return Calc(Union(made, schema, self.origin(relation.java)), {column: self.name(column) for column in wanted})
 
     def check_part(self, part: relations.Relation, union: relations.UnionOf) -> None:
         """Refuses an input of which something is said that the rows of a UNION ALL do not keep."""
@@ -251,9 +288,9 @@ class Builder:
             return
         table = scan.table
         said = {
-            "ttl=": table.ttl_ms is not None,
-            "sequence_by=": table.sequence_by is not None and scan is below,
-            "bad_rows=": table.bad_rows != "fail",
+            "ttl": table.ttl_ms is not None,
+            "sequence_by": table.sequence_by is not None and scan is below,
+            "bad_rows": table.bad_rows != "fail",
         }
         for option in (name for name, given in said.items() if given):
             self.chooser.fail(
@@ -268,18 +305,17 @@ class Builder:
         """An operator on groups of rows."""
         if self.chooser.final and isinstance(relation, relations.LatestOf):
             why = self.chooser.taken_back(relation)
-            self.chooser.fail(f"with emit='at_watermark' inputs only grow, and {why}", relation.java)
+            self.chooser.fail(f"with emit 'at_watermark' inputs only grow, and {why}", relation.java)
         if isinstance(relation, relations.TopOf) and not 1 <= (relation.n or 0) <= MAX_ROWS:
             self.chooser.fail(f"the first {relation.n} rows: they are between 1 and {MAX_ROWS} a group", relation.java)
-        times = self.times(relation) if self.chooser.final and isinstance(relation, relations.AggregateOf) else []
+        times = self.times(relation) if isinstance(relation, relations.AggregateOf) else []
         (name,) = input_names([relation])
         own = (needed & relation.below.columns) | relation.used | frozenset(times)
-        node, source = self.side(relation.below, {}, own, name, next(iter(times), None))
-        try:
+        place = self.origin(relation.java, {name: relation.below})
+        with errors_at(place):
+            node, source = self.side(relation.below, {}, own, name, next(iter(times), None))
             description, why = relation.describe(source, self.name, self.emit_of(relation), needed)
-        except DescriptionError as error:
-            self.chooser.fail(in_sql(error), relation.java)
-        return self.after(JoinNode(relation.kind, description, (node,), why), [relation], (), needed)
+        return self.after(JoinNode(relation.kind, description, (node,), why, (), place), [relation], (), needed)
 
     def local_aggregate(self, relation: relations.LocalAggregateOf) -> Calc:
         """Rows grouped by slices of time before they are shuffled."""
@@ -293,6 +329,16 @@ class Builder:
 
     def times(self, relation: relations.AggregateOf) -> list[Column]:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
+        if isinstance(relation, relations.SessionsOf):
+            if self.chooser.final and relation.time not in self.chooser.event_times(relation.below):
+                self.chooser.fail(
+                    f"emit 'at_watermark' goes by an event time, and {relation.time} is none: withWatermark, or "
+                    "event_time of its stream",
+                    relation.java,
+                )
+            return [relation.time]
+        if not self.chooser.final:
+            return []
         known = sorted((c for c in relation.below.columns if c.event_time), key=str)
         below, wanted = relation.below, frozenset(relation.ends) or frozenset(relation.by)
         while isinstance(below, relations.RowByRow):
@@ -328,12 +374,11 @@ class Builder:
         times = chosen.rule.times if isinstance(chosen, Choice) else None
         names = input_names(chosen.inputs)
         each = zip(chosen.inputs, chosen.computed, names, times or [None] * len(names), strict=True)
-        sides = [self.side(relation, made, wanted, name, time) for relation, made, name, time in each]
-        inputs = [source for _, source in sides]
-        try:
+        place = self.origin(top.java, dict(zip(names, chosen.inputs, strict=True)))
+        with errors_at(place):
+            sides = [self.side(relation, made, wanted, name, time) for relation, made, name, time in each]
+            inputs = [source for _, source in sides]
             description = chosen.describe(inputs, self.name, self.emit_of(top), ansi=self.chooser.ansi)
-        except DescriptionError as error:
-            self.chooser.fail(in_sql(error), top.java)
         scans = [scan for side in chosen.inputs if (scan := _scan_of(side)) is not None]
         remarks = [f"{c.text()!r} is evaluated in Spark, above the join" for c in chosen.above]
         remarks += _stayed((c.expr for c in chosen.remarked), scans)
@@ -347,7 +392,7 @@ class Builder:
             why = chosen.why(description, self.name, total)
             if len(chosen.steps) < total and refused:
                 remarks.insert(0, f"the other joins are apart: {refused}")
-        node = JoinNode(chosen.kind, description, tuple(node for node, _ in sides), why, tuple(remarks))
+        node = JoinNode(chosen.kind, description, tuple(node for node, _ in sides), why, tuple(remarks), place)
         return self.after(node, chosen.outputs, chosen.above, wanted)
 
     def possible(self, steps: Sequence[relations.JoinOf]) -> Run | str:
@@ -373,6 +418,11 @@ class Builder:
         return run
 
     # --- around operators -----------------------------------------------------------------------
+
+    def origin(self, java: Any, inputs: Mapping[str, relations.Relation] | None = None) -> Origin:
+        """Where one of Catalyst's nodes comes from; ``inputs``: those of the operator, as it calls them."""
+        place = self.text.place(*position_of(java))
+        return Origin(self.text.given, *place, functools.partial(self.name.in_words, inputs=inputs))
 
     def emit_of(self, relation: relations.Relation) -> Emit:
         """When an operator has output: the last one waits for the end alone, what is below keeps its result for it."""

@@ -15,9 +15,10 @@ from gpu_ops.descriptions.join import JoinType
 from gpu_ops.errors import closest
 from gpu_ops.query import by_time, errors, groups
 from gpu_ops.query.by_time import ByTime, QueryText, set_apart
-from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, id_of, items, text_of
+from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, id_of, items
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
+from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
 from gpu_ops.query.rewrite import lifted
 
@@ -33,6 +34,10 @@ Outputs = list[tuple[str, Column]]
 
 _TODAY: Final = re.compile(f'"value":"{errors.TODAY}', re.IGNORECASE)
 _TYPED_TODAY: Final = re.compile(rf"\b(?:DATE|TIMESTAMP(?:_NTZ|_LTZ)?)\s*(['\"]){errors.TODAY}.*?\1", re.IGNORECASE)
+
+
+_GENERATED: Final = re.compile(r"_w\d+|_we\d+|_gen_alias_\d+|_groupingexpression|_aggregateexpression|_common_expr_\d+")
+"""The names that Spark's analyser and optimizer give to what they compute on the way."""
 
 
 def _is_today(cast: Any) -> bool:
@@ -149,7 +154,7 @@ class Reader(groups.Scope):
             self._check_expression(below)
         name = str(java.nodeName())
         if name in errors.NOW or (name == "Cast" and _is_today(java)) or not java.deterministic():
-            self.fail(errors.CHANGING.format(text_of(java)), java)
+            self.fail(errors.CHANGING.format(words_of(java)), java)
 
     # --- nodes ----------------------------------------------------------------------------------
 
@@ -243,7 +248,9 @@ class Reader(groups.Scope):
             number, value = number_of(expr.tree), expr.args[0] if expr.kind == "Alias" else expr
             column = value.column
             if column is None:
-                column = self.made(value.java, str(expr.tree.fields["name"]), self._owners.get(number, ""))
+                name, owner = str(expr.tree.fields["name"]), self._owners.get(number, "")
+                named = self.nameless if _GENERATED.fullmatch(name) else self.made
+                column = named(value.java, name, owner=owner)
                 computed[column] = value
             self.columns[number] = ids[number] = column
         return Compute(below, computed, ids)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Equality
-from gpu_ops.descriptions.multi_join import MultiJoin, Step
+from gpu_ops.descriptions.multi_join import JoinStep, MultiJoin
 from gpu_ops.query.choose import Chooser, Computed, KeyColumns, Residual, columns_of, where_of
 from gpu_ops.query.errors import one
 from gpu_ops.query.expressions import Column, Expr, NotOursError
@@ -72,7 +72,7 @@ class Run:
         for index, (how, links, residual) in enumerate(zip(self.hows, self.links, self.residual, strict=True), start=1):
             on = tuple(Equality(n, called(key.left), called(key.right), key.null_safe) for n, key in links)
             sides = self.inputs[: index + 1], self.computed[: index + 1], inputs[: index + 1]
-            steps.append(Step(how, on, where_of(residual, *sides, called, ansi=ansi)))  # type: ignore[arg-type]
+            steps.append(JoinStep(how, on, where_of(residual, *sides, called, ansi=ansi)))  # type: ignore[arg-type]
         return MultiJoin(tuple(inputs), tuple(steps), emit=emit, ansi=ansi)
 
     def why(self, description: MultiJoin, called: Called, total: int) -> str:

@@ -171,7 +171,7 @@ def test_what_is_refused(feeds: Feeds) -> None:
     query = "SELECT id FROM orders a JOIN orders b USING (id) UNION ALL SELECT 1 FROM orders"
     with pytest.raises(DescriptionError, match="does not name the input 'prices'"):
         in_memory(gpu_ops.sql, query, **streams)
-    with pytest.raises(NotBuiltError, match="emit='at_end' of a UNION ALL"):
+    with pytest.raises(NotBuiltError, match="emit 'at_end' of a UNION ALL"):
         gpu_ops.sql(QUERY, **streams, emit="at_end", state="s")
     joined = "FROM orders o JOIN prices p ON o.item = p.item"
     with pytest.raises(gpu_ops.SqlError, match=r"(?s)line 3, column 8.*SELECT o.nme"):

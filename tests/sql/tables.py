@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -37,3 +39,16 @@ def planned(sql: str, **options: object) -> Plan:
     session = SparkSession.getActiveSession()
     assert session is not None
     return plan(sql, options.pop("tables", TABLES), session, **options)  # type: ignore[arg-type]
+
+
+GENERATED = re.compile(
+    r"__auto_generated|_gen_alias|#\d+L?\b|\b_w?e?\d+\b|\b[A-Za-z]\w*__\w+"
+    r"|\b(?:value|key|group|part|text|order|local|sum|count|avg|min|max|first|last)_\d+\w*"
+    r"|\b(?:union|aggregate|join|top|latest)\(\): |\b(?:window_start|window_end|row_number)\b"
+)
+"""Names that no query of the tests has: those of our plan, of Spark's and of our functions in Python."""
+
+
+def check_names(message: str) -> None:
+    """An error says nothing that is not the user's own."""
+    assert not GENERATED.search(message), message

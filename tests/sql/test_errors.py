@@ -249,8 +249,6 @@ MORE = [
         "SELECT q.i, o.id FROM (SELECT u.uid, §u.uid * INTERVAL 1 MONTH AS i FROM users u) q JOIN orders o USING (uid)",
         "columns of type interval year to month are not carried; CAST",
     ),
-    ("SELECT count(*) AS n FROM clicks §GROUP BY session_window(ts, '5 minutes')", "session_window is not understood"),
-    ("§SELECT DISTINCT session_window(ts, '5 minutes') AS w FROM clicks", "session_window is not understood"),
     (f"SELECT §now() AS t {JOINED}", r"now\(\) gives another value"),
     (f"SELECT §current_date() AS t {JOINED}", r"current_date\(\) gives another value"),
 ]

@@ -88,10 +88,10 @@ def test_what_is_refused(sql, message, place):
 @pytest.mark.parametrize(
     ("name", "option", "said"),
     [
-        ("orders", {"ttl_ms": 1000}, "ttl="),
-        ("orders", {"sequence_by": "id"}, "sequence_by="),
-        ("prices", {"ttl_ms": 1000}, "ttl="),
-        ("users", {"bad_rows": "drop"}, "bad_rows="),
+        ("orders", {"ttl_ms": 1000}, "ttl"),
+        ("orders", {"sequence_by": "id"}, "sequence_by"),
+        ("prices", {"ttl_ms": 1000}, "ttl"),
+        ("users", {"bad_rows": "drop"}, "bad_rows"),
     ],
 )
 def test_what_the_rows_of_a_union_would_lose_is_refused(name, option, said):
@@ -120,7 +120,7 @@ def test_joins_by_time_take_no_union_for_a_side_with_a_watermark():
 @pytest.mark.parametrize("whole", [f"SELECT o.id {JOINED} UNION ALL SELECT o.id {JOINED}",
                                    f"SELECT * FROM (SELECT o.id {JOINED} UNION ALL SELECT o.id {JOINED})"])  # fmt: skip
 def test_its_result_does_not_wait_for_the_end(whole):
-    with pytest.raises(NotBuiltError, match="emit='at_end' of a UNION ALL"):
+    with pytest.raises(NotBuiltError, match="emit 'at_end' of a UNION ALL"):
         planned(whole, emit="at_end")
 
 

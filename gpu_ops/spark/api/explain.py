@@ -19,6 +19,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.metrics.progress import join_progress
+from gpu_ops.spark.plan.changes import legs_of
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.settings import Settings
 
@@ -82,14 +83,22 @@ def _pictures(node: Any) -> list[str]:
     below = children_of(node)
     if plan is None:
         return [picture for child in below for picture in _pictures(child)]
-    while len(below) == 1 < len(plan.join.inputs):  # down to where the inputs are brought together
-        below = children_of(below[0])
-    found = [_pictures(child) for child in below]
-    if len(found) != len(plan.join.inputs):
-        found = [[] for _ in plan.join.inputs]
-    inputs = [joined or [source_box(x.name)] for joined, x in zip(found, plan.join.inputs, strict=True)]
-    what = plan.join.lines()[0].split(":")[0]
-    return [operator_box(f"{plan.name}: {what}", [picture for pictures in inputs for picture in pictures])]
+    if plan.bounded:
+        while len(below) == 1 < len(plan.join.inputs):  # down to where the inputs are brought together
+            below = children_of(below[0])
+        legs = {f"{plan.plan_id}.{number}": child for number, child in enumerate(below)}
+    else:
+        legs = legs_of(node, plan)
+    boxes: dict[str, str] = {}
+    for one in plan.in_task:
+        sides: list[str] = []
+        for number, source in enumerate(one.join.inputs):
+            leg = legs.get(f"{one.plan_id}.{number}")
+            own = [boxes[made] for made in one.sources[number : number + 1] if made is not None]
+            sides += own or (_pictures(leg) if leg is not None else []) or [source_box(source.name)]
+        what = one.join.lines()[0].split(":")[0]
+        boxes[one.plan_id] = operator_box(f"{one.name}: {what}", sides)
+    return [boxes[plan.plan_id]]
 
 
 def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
@@ -109,6 +118,7 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         line("emit", f"{description.emit}: {_EMITS[description.emit]}"),
         line("attributes", _attributes(plan)),
         line("partitions", f"{plan.partitions} ({plan.partitions_reason}){_distribution(plan)}"),
+        *(line("with", f"{names[x]}, in the same Spark task") for x in dict.fromkeys(plan.sources) if x is not None),
         line("backend", _backend(plan, df)),
         *_lookups(plan, df),
         line("state", state),

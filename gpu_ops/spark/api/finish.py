@@ -19,10 +19,11 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.fields import decoded, encoded
 from gpu_ops.query.by_time import read
-from gpu_ops.query.catalyst import calc, check_plan, like, message_of, position
+from gpu_ops.query.catalyst import calc, check_plan, like, message_of
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column
 from gpu_ops.query.nodes import Calc, Node, Plan
+from gpu_ops.query.places import position
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Table
 from gpu_ops.spark.api.streams import without_hidden

@@ -21,7 +21,8 @@ from gpu_ops.descriptions.arguments import check_options
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups import Keep, Latest, Top, parse_order
-from gpu_ops.descriptions.times import Duration
+from gpu_ops.descriptions.sessions import END, START, SessionAggregate
+from gpu_ops.descriptions.times import Duration, parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
@@ -42,6 +43,7 @@ def aggregate(
     aggregates: Mapping[str, Given] | None = None,
     *,
     window_end: str | None = None,
+    session_gap: Duration | None = None,
     late: Literal["drop", "tag"] = "drop",
     heartbeat: Duration | None = None,
     **options: Unpack[ChangelogOptions],
@@ -63,6 +65,10 @@ def aggregate(
             which a condition of Spark's is true. A function of one's own is a `gpu_ops.AggregateFunction`.
         window_end: with ``emit="at_watermark"`` the column of ``by`` that is the end of a group's window; by default a
             window's own, or the event time if that is in ``by``.
+        session_gap: group by sessions of the input's event time as well: rows of which each comes no later than so long
+            after the one before it. The result has a column ``session_window`` behind the group's, from the first
+            row's time to the last one's plus the gap, as Spark's ``session_window()`` has it. Not with
+            ``emit="per_event"``, ``first`` and ``last``.
         late: with ``emit="at_watermark"`` the treatment of late rows. ``"drop"``: they are dropped and counted.
             ``"tag"``: they are emitted with the row kind ``late``, in columns behind the aggregates, see `side`; only
             for an insert-only input.
@@ -104,10 +110,31 @@ def aggregate(
     period = heartbeat_ms(heartbeat, emit)
     if period is not None and emit != "at_watermark":
         raise DescriptionError("heartbeat= goes with emit='at_watermark' only")
-    if emit == "at_watermark":
-        source, upstream = timed_input(source)
-        end = end or (windows[0].end if windows else None)
-    described = Aggregate(as_input(source), groups, measures, emit, None if static else end, "drop" if static else late)
+    if emit == "at_watermark" or session_gap is not None:
+        source, above = timed_input(source)
+        upstream = above if emit == "at_watermark" else None
+    late = "drop" if static else late
+    described: Aggregate
+    if session_gap is None:
+        if emit == "at_watermark":
+            end = end or (windows[0].end if windows else None)
+        described = Aggregate(as_input(source), groups, measures, emit, None if static else end, late)
+    else:
+        if end is not None:
+            raise DescriptionError("a session is a window of its own: window_end= has no place beside session_gap=")
+        taken = [*source.df.columns, *(measure.name for measure in measures), *(window.name for window in windows)]
+        session = Window(*(free_name(name, taken) for name in ("session_window", START, END)))
+        described = SessionAggregate(
+            as_input(source),
+            groups,
+            measures,
+            emit,
+            late=late,
+            gap_ms=parse_duration(session_gap),  # type: ignore[arg-type]
+            start=session.start,
+            end=session.end,
+        )
+        windows = (*windows, session)
     if described.emit != "at_end" and described.late == "drop":
         described, source = _narrowed(described, source)
     made = apply_operator(described, [source], options, upstream=(upstream, None), heartbeat_ms=period)
@@ -197,7 +224,8 @@ def flattened(source: Stream, by: Sequence[str]) -> tuple[Stream, tuple[str, ...
     for name in by:
         if "spark.sessionWindow" in (df.schema[name].metadata or {}):
             raise DescriptionError(
-                f"by={name!r} is a session_window, which this does not merge: each event would be a session of its own"
+                f"by={name!r} is a session_window, whose rows are those of single events: give the gap, as "
+                "session_gap='10 minutes'"
             )
     names = [name for name in by if is_window(df.schema[name].dataType)]
     if not names:

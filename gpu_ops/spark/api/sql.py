@@ -6,6 +6,7 @@ In a UNION ALL a row occurs as often as in all of its parts together, so the res
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
@@ -21,7 +22,8 @@ from gpu_ops.backends import Backend
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN, SHORT_STRINGS, SPELLINGS, codes_of
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, GpuJoinError
+from gpu_ops.query.errors import Origin, errors_at, place_of
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Union, show, walk
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Scan, Table
@@ -89,11 +91,32 @@ def sql(
         >>> query = "SELECT o.id, p.price FROM orders o LEFT JOIN prices p ON o.item = p.item"
         >>> gpu_ops.sql(query, orders=orders, prices=prices).orderBy("id").show()
     """
-    streams = _streams({**(tables or {}), **inputs})
     if not isinstance(query, str):
         raise DescriptionError(f"sql() takes the text of a query, not {type(query).__name__}")
+    run: dict[str, Any] = {"state": state, "backend": backend, "partitions": partitions, "name": name}
+    try:
+        return _planned({**(tables or {}), **inputs}, query, emit, multi_way, {**run, "backlog": backlog})
+    except GpuJoinError as error:
+        with errors_at(_origin_in(query, str(error))):
+            raise
+
+
+def _origin_in(query: str, message: str) -> Origin:
+    """Where a query names the input that a message is about, its beginning where there is none."""
+    about = re.search(r"\binput '([^']+)'", message)
+    name = about and re.search(rf"(?<![\w.]){re.escape(about.group(1))}(?!\w)", query, re.IGNORECASE)
+    start = name.start() if name else len(query) - len(query.lstrip())
+    return Origin(query, *place_of(query, start))
+
+
+def _planned(
+    given_tables: Mapping[str, DataFrame | Stream], query: str, emit: Emit, multi_way: MultiWay, options: dict[str, Any]
+) -> DataFrame:
+    """The changelog of a query over tables; ``options``: those of its operators."""
+    state, name, backlog = options["state"], options["name"], options["backlog"]
+    streams = _streams(given_tables)
     if not streams:
-        raise DescriptionError("sql() needs the tables of its query: sql(query, orders=orders, prices=prices)")
+        raise DescriptionError("sql() needs the tables of its query, by the names that it calls them")
     given, state = streams, None if state is None else StateAddress.of(state)
     sides, _ = settled(tuple(given.values()), {"state": state})
     streams = dict(zip(given, sides, strict=True))
@@ -105,7 +128,7 @@ def sql(
     _check_inputs(used, streams)
     if backlog:
         _check_backlog(planned)
-    options = {"state": state, "backend": backend, "partitions": partitions, "name": name, "backlog": backlog}
+    options["state"] = state
     with warnings.catch_warnings():
         if state is None:
             warnings.simplefilter("ignore", MemoryOnlyStateWarning)
@@ -124,7 +147,7 @@ def sql(
             "sql() has no state= folder: its state lives in memory only, and a restart on an old checkpoint will be "
             "refused",
             MemoryOnlyStateWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     if emit == "at_end" and state is not None:
         has_result(changes, state)
@@ -173,12 +196,13 @@ def _check_backlog(planned: Plan) -> None:
     """Refuses a backlog where one of the operators cannot begin with it."""
     for node in planned.joins:
         why = node.description.why_no_backlog()
-        if why is not None:
-            raise DescriptionError(
-                f"no backlog here: {node.description.title} ({node.kind}): {why}. All operators of a query "
-                "begin with it. These can, of inputs without ttl=: regular, semi, anti, multi-way joins, aggregates, "
-                "top-N"
-            )
+        with errors_at(node.origin):
+            if why is not None:
+                raise DescriptionError(
+                    f"no backlog here: {node.description.title} ({node.kind}): {why}. All operators of a query "
+                    "begin with it. These can, of inputs without ttl=: regular, semi, anti, multi-way joins, "
+                    "aggregates, top-N"
+                )
 
 
 def _scans(node: Node) -> list[Scan]:
@@ -234,7 +258,8 @@ class _Runner:
         if isinstance(node, LocalAggregate):
             return sliced(node, self.frame(node.input))
         if id(node) not in self._made:
-            self._made[id(node)] = self.united(node) if isinstance(node, Union) else self.joined(node)
+            with errors_at(node.origin):
+                self._made[id(node)] = self.united(node) if isinstance(node, Union) else self.joined(node)
         return self._made[id(node)]
 
     def result(self) -> DataFrame:
@@ -249,7 +274,8 @@ class _Runner:
         if isinstance(node, Union):
             for part in node.inputs:
                 self._spell(part)
-            self._made[id(node)] = self.united(node, spelled=True)
+            with errors_at(node.origin):
+                self._made[id(node)] = self.united(node, spelled=True)
 
     def united(self, node: Union, *, spelled: bool = False) -> DataFrame:
         """The rows of a union: static for static inputs alone, else static rows come with the first micro-batch.

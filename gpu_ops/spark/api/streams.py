@@ -21,10 +21,11 @@ from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.descriptions.times import Duration, parse_bound, parse_duration
 from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.by_time import QueryText
-from gpu_ops.query.catalyst import Catalyst, calc, position
+from gpu_ops.query.catalyst import Catalyst, calc
 from gpu_ops.query.choose import Chooser, condition
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, NotOursError
+from gpu_ops.query.places import position
 from gpu_ops.query.read import Reader
 from gpu_ops.query.relations import Table
 from gpu_ops.spark.datatypes import arrow_schema, spelling

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from pyspark.serializers import CPickleSerializer
@@ -60,6 +60,10 @@ class JoinPlan:
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
         union_order: the numbers of its inputs as they stand in Spark's union.
         row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
+        chained: the other operators of its task, each behind those that it reads.
+        sources: for each input the plan id of the operator of its task that makes it, or None.
+        legs: what Spark's union brings to its task, in order: the plan id of the operator and the number of its input.
+        below: the plan ids of all operators below it, the nearest first.
     """
 
     plan_id: str
@@ -82,6 +86,15 @@ class JoinPlan:
     query: str | None = None
     row_times: tuple[str, ...] = ()
     union_order: str | None = None
+    chained: tuple[JoinPlan, ...] = ()
+    sources: tuple[str | None, ...] = ()
+    legs: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+    @property
+    def in_task(self) -> tuple[JoinPlan, ...]:
+        """All operators of its task, itself last."""
+        return (*self.chained, self)
 
     @property
     def function_name(self) -> str:
@@ -96,22 +109,29 @@ class JoinPlan:
 
     def carried_by(self, output: st.StructType) -> st.StructType:
         """A copy of a schema whose metadata carries this plan, for ``mapInArrow``."""
-        text = json.dumps({**vars(self), "join": self.join.to_json()})
-        return with_metadata(output, _JOIN, text)
+        return with_metadata(output, _JOIN, json.dumps(self._to_dict()))
+
+    def _to_dict(self) -> dict[str, Any]:
+        chained = [plan._to_dict() for plan in self.chained]
+        return {**vars(self), "join": self.join.to_json(), "chained": chained}
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any]) -> JoinPlan:
+        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in data.items()}
+        values |= {"join": parse_join(data["join"]), "chained": tuple(map(cls._from_dict, data["chained"]))}
+        return cls(**values)
 
     @classmethod
     def of(cls, node: Any) -> JoinPlan | None:
-        """The join of this package that a node of a logical plan runs, or None."""
+        """The operator whose changes a node of a logical plan gives, or None."""
         text = metadata_of(node, _JOIN) if str(node.nodeName()) in MAPS else None
         return None if text is None else _parsed(text)
 
 
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> JoinPlan:
-    """Reads a join from the JSON in a plan; cached, as a query's plan is read again and again."""
-    data: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(text).items()}
-    data["join"] = parse_join(data["join"])
-    return JoinPlan(**data)
+    """Reads an operator from the JSON in a plan; cached, as a query's plan is read again and again."""
+    return JoinPlan._from_dict(json.loads(text))
 
 
 def with_metadata(schema: st.StructType, key: str, text: str) -> st.StructType:
@@ -179,9 +199,15 @@ class _Below(NamedTuple):
 def _plans_below(plan: JoinPlan, node: Any) -> _Below:
     below = _below.get(plan.plan_id)
     if below is None:
-        shared = set[str]()
-        plans = tuple(joined for child in children_of(node) for joined in plans_in(child, shared))
-        below = _Below(plans, frozenset(shared))
+        several = set[str]()
+        plans = {one.plan_id: one for one in plan.chained}
+        for child in children_of(node):
+            for one in plans_in(child, several):
+                several |= {one.plan_id} & plans.keys()
+                plans.setdefault(one.plan_id, one)
+        places = {plan_id: place for place, plan_id in enumerate(plan.below)}
+        ordered = sorted(plans.values(), key=lambda one: places.get(one.plan_id, len(places)))
+        below = _Below(tuple(ordered), frozenset(several))
         if len(_below) >= _MOST_KNOWN:
             _below.clear()
         _below[plan.plan_id] = below

@@ -88,8 +88,8 @@ def free_name(wanted: str, taken: Iterable[str]) -> str:
     return wanted
 
 
-def observed(names: Sequence[str], column: str) -> Column:
-    """The aggregate for ``DataFrame.observe``: one column `METRICS_FIELD`, with a field per metric.
+def observed(names: Sequence[str], column: str, number: int = 0) -> Column:
+    """What ``DataFrame.observe`` is given: one column `METRICS_FIELD`, with a field per metric.
 
     Spark analyses, optimises and compiles it for every operator in every micro-batch, and updates every aggregate in
     every row. So partitions are added up elsewhere, see `total`, and one function makes all fields.
@@ -97,13 +97,14 @@ def observed(names: Sequence[str], column: str) -> Column:
     Args:
         names: the names of the metrics.
         column: the hidden column.
+        number: of the row that has them, among those that have any.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
     from pyspark.sql import types as st  # noqa: PLC0415
 
     fields = [st.StructField(name, st.DoubleType() if name in _TIMES else st.LongType()) for name in names]
-    text = f.get(f.collect_list(f.col(backquoted(column))), f.lit(0))
-    return f.from_json(text, st.StructType(fields)).alias(METRICS_FIELD)
+    said = f.get(f.collect_list(f.col(backquoted(column))), f.lit(number))
+    return f.from_json(said, st.StructType(fields)).alias(METRICS_FIELD)
 
 
 def total(names: Sequence[str], partitions: Sequence[Sequence[int | None]]) -> str:

@@ -27,15 +27,23 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
-from gpu_ops.spark.driver.queries import JoinPlan
+from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.driver.starts import check_starts
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
-from gpu_ops.spark.plan.changes import Changes, Reading, holds_sources, observed_once, observing, source_of
+from gpu_ops.spark.plan.changes import (
+    Changes,
+    OperatorChainBuilder,
+    Reading,
+    holds_sources,
+    observed_once,
+    observing,
+    source_of,
+)
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
-from gpu_ops.spark.tasks.join import Task
+from gpu_ops.spark.tasks.join import Edge, Task
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import FirstOfGroup, OfRows
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
@@ -82,25 +90,36 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         union_order=",".join(map(str, order)),
         read=tuple(None if reading is None else str(reading) for reading in readings),
         reported=metrics_reported(session),
+        below=tuple(dict.fromkeys(below.plan_id for number in order for below in plans_of(inputs[number]))),
     )
     make_importable(session)
     names = metric_names(join.sides, by_time=join.by_time)
     directory = Directory.of(session)
-    sides, arrivals = packed_rows(join, inputs, readings, layout, plan, blocks=directory.blocks)
+    packers, arrivals = packers_of(join, inputs, readings, layout, plan, blocks=directory.blocks)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
         plan.function_name, _command(plan, state, layout), directory.address, arrivals,
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
         blocks=directory.blocks,
     )  # fmt: skip
-    sides = observed_once(sides)
-    union = functools.reduce(DataFrame.unionAll, (sides[number] for number in order))
+    chain, legs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
+    for number in order:
+        reading, packer = readings[number], packers[number]
+        if reading is not None and isinstance(reading.source, Changes) and chain.takes(reading.source):
+            chain.add(number, reading.source, Edge(reading.taken, packer))
+            legs |= {leg: frame for leg, frame in reading.source.legs().items() if leg not in legs}
+        else:
+            legs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], reading, packer)
     if plan.heartbeat_ms is not None:
-        union = union.unionAll(heartbeats(session, plan.heartbeat_ms, union.schema))
+        like = next(iter(legs.values()))
+        legs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
+    plan, function = chain.plan(tuple(legs)), chain.function
+    union = functools.reduce(DataFrame.unionAll, observed_once(list(legs.values()), plan.in_task))
     output = output_type(join, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
-    changes = union.repartition(plan.partitions, "route").mapInArrow(task, plan.carried_by(output))
+    tasks = 1 if plan.chained else plan.partitions
+    changes = union.repartition(tasks, "route").mapInArrow(function, plan.carried_by(output))
     directory.check_at_start(plan, state)
     check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
@@ -387,7 +406,7 @@ def collated_key(join: Description, schemas: Sequence[st.StructType]) -> str | N
     return next((name for n, name in join.compared_columns if not is_binary_collated(schemas[n][name].dataType)), None)
 
 
-def packed_rows(
+def packers_of(
     join: Description,
     inputs: Sequence[DataFrame],
     readings: Sequence[Reading | None],
@@ -395,8 +414,8 @@ def packed_rows(
     plan: JoinPlan,
     *,
     blocks: Blocks | None,
-) -> tuple[list[DataFrame], Arrivals]:
-    """Packs the rows of each input by partition, and makes the `Arrivals` that unpack them in the join's task.
+) -> tuple[list[Packer], Arrivals]:
+    """How many rows of each input go in one, made for a partition each, and what a task makes of those.
 
     A Python function packs them: so the optimizer does not remove it and, where the sources have nothing new, the
     shuffle and the join behind it, whose partitions would miss a micro-batch.
@@ -411,15 +430,15 @@ def packed_rows(
     """
     partitions = plan.partitions
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
-    roads, sides = routes(partitions), []
-    for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
+    roads, packers = routes(partitions), []
+    for number, reading in enumerate(readings):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
         first = FirstOfGroup.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
-        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES, first, blocks)
-        sides.append(_packed(df, reading, packer))
+        name, schema = join.inputs[number].name, schemas[number]
+        packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
-    return sides, Arrivals(wire_schema(layout), carried, first=plan.loaded)
+    return packers, Arrivals(wire_schema(layout), carried, first=plan.loaded)
 
 
 def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:

@@ -303,11 +303,17 @@ def _join_below(df: DataFrame, through: Set[str]) -> JoinPlan | None:
 
 
 def hides_metrics(node: Any) -> bool:
-    """True for the filter right above a join that removes the row with the metrics."""
-    below = node.children().head()
-    if str(node.nodeName()) != "Filter" or str(below.nodeName()) != "CollectMetrics":
-        return False
-    return JoinPlan.of(below.children().head()) is not None
+    """Whether it is the filter above a join that takes the rows with the metrics of its task's operators out."""
+    return str(node.nodeName()) == "Filter" and observed_join(node.children().head()) is not None
+
+
+def observed_join(node: Any) -> Any:
+    """The join whose metrics a node observes, or those of an operator of its task; None for any other node."""
+    if str(node.nodeName()) != "CollectMetrics":
+        return None
+    while str(node.nodeName()) == "CollectMetrics":
+        node = node.children().head()
+    return None if JoinPlan.of(node) is None else node
 
 
 def open_joins(df: DataFrame) -> list[Any]:

@@ -39,7 +39,7 @@ from gpu_ops.query.catalyst import ansi_mode, arrow_type_of, id_of, items
 from gpu_ops.query.expressions import STRUCTURES, Expr, Reader
 from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed
-from gpu_ops.spark.plan.column_metadata import hides_metrics
+from gpu_ops.spark.plan.column_metadata import hides_metrics, observed_join
 from gpu_ops.spark.tasks.rows import ROWS, Taken
 
 _ALIKE: Final = (
@@ -274,9 +274,10 @@ def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
     above = []
     while not ends(node):
         name = str(node.nodeName())
-        if name == "Filter" and hides_metrics(node):
-            node = node.children().head()
-        elif name in ("Project", "Filter"):
+        if hides_metrics(node):
+            node = observed_join(node.children().head())
+            continue
+        if name in ("Project", "Filter"):
             above.append(node)
         elif name != "SubqueryAlias":  # not even a watermark: Spark's operators behind the join may go by it
             return f"{name} stands above"

@@ -21,7 +21,7 @@ from gpu_ops.spark.server.recovery import RecoveredState, Snapshots
 from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
 from gpu_ops.state import files
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.blocks import Part
+from gpu_ops.state.blocks import FilePart
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times, pair
 from gpu_ops.state.files import Activity, Files, Stamp
 from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
@@ -183,7 +183,7 @@ class PartitionState:
         clock_ms: int | None = None,
         backlog: bool = False,
         shared_in: str | None = None,
-        parts: tuple[Part, ...] = (),
+        parts: tuple[FilePart, ...] = (),
     ) -> Applied:
         """Applies a micro-batch, whose input is durable before this returns.
 
@@ -238,7 +238,7 @@ class PartitionState:
     def _apply(
         self,
         batch_id: int,
-        arrived: tuple[pa.Table, tuple[Part, ...]],
+        arrived: tuple[pa.Table, tuple[FilePart, ...]],
         wire: Wire,
         alive: Callable[[], bool],
         given: Recorded,

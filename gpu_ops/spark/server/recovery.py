@@ -18,7 +18,7 @@ from gpu_ops.memory import give_back
 from gpu_ops.state.durable import PartitionLog, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
-from gpu_ops.state.pieces import WHOLE_BYTES, Flush, Piece, Pieced, Storable, Written, most_bytes
+from gpu_ops.state.pieces import WHOLE_BYTES, Flush, Piece, Pieced, Storable, WrittenTable, most_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -372,7 +372,7 @@ class _Snapshot:
         self._whole: dict[str, pa.Table] = {}
         self._flushes: dict[str, Flush] = {}
         self._flushed: dict[str, tuple[Pieced, tuple[Piece, ...], int]] = {}
-        self._written: dict[str, Written] = {}
+        self._written: dict[str, WrittenTable] = {}
         self.size, self.sizes = 0, dict[str, int]()
         for name, table in held.tables.items():
             if isinstance(table, pa.Table):

@@ -54,10 +54,10 @@ from gpu_ops.state.pieces import (
     STATUS_COLUMN,
     WHOLE_BYTES,
     Flush,
-    Numbers,
     Piece,
+    RowNumbers,
     Storable,
-    Written,
+    WrittenTable,
     whole,
 )
 from gpu_ops.state.table import put_behind
@@ -269,12 +269,12 @@ class _Rows:
 
     def __init__(self, log: PartitionLog, version: int, name: str, enough: int) -> None:
         self._log, self._version, self._name, self._enough = log, version, name, enough
-        self._waiting: list[tuple[pa.Table, Numbers]] = []
-        self._nbytes, self._written = 0, list[Written]()
+        self._waiting: list[tuple[pa.Table, RowNumbers]] = []
+        self._nbytes, self._written = 0, list[WrittenTable]()
         self._of: Storable | None = None
         self.count = 0
 
-    def add(self, rows: pa.Table, numbers: Numbers, of: Storable) -> None:
+    def add(self, rows: pa.Table, numbers: RowNumbers, of: Storable) -> None:
         """Adds rows of an old partition's table, in the order that they have in the new one."""
         self._waiting.append((rows, numbers))
         self._of = of
@@ -283,7 +283,7 @@ class _Rows:
         if self._nbytes >= self._enough:
             self._flush()
 
-    def stored(self) -> pa.Table | Written:
+    def stored(self) -> pa.Table | WrittenTable:
         """The rows as a snapshot has them: a table where there are few, or the written pieces."""
         if not self._written and self._nbytes <= min(WHOLE_BYTES, self._enough):
             return put_behind(*self._together())
@@ -293,7 +293,7 @@ class _Rows:
         pieces = tuple(piece for written in self._written for piece in written.pieces)
         return self._written[0]._replace(numbers=numbers, pieces=pieces)
 
-    def _together(self) -> tuple[pa.Table, Numbers]:
+    def _together(self) -> tuple[pa.Table, RowNumbers]:
         names = self._waiting[0][1]
         numbers = {name: np.concatenate([by_name[name] for _, by_name in self._waiting]) for name in names}
         return pa.concat_tables([rows for rows, _ in self._waiting]), numbers
@@ -356,7 +356,7 @@ class _CutState:
             log.write_snapshot(self.version, tables | rest, self._clock_ms, self._times, backlog=self._backlog)
         return [sum(rows.count for rows in partition) for partition in zip(*self._rows.values(), strict=True)]
 
-    def _stored(self) -> Iterator[dict[str, pa.Table | Written]]:
+    def _stored(self) -> Iterator[dict[str, pa.Table | WrittenTable]]:
         for partition in range(len(self._logs)):
             yield {side: rows[partition].stored() for side, rows in self._rows.items()}
 

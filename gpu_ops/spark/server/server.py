@@ -37,7 +37,7 @@ from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.spark.wire.connection import FlightServer, Handler
 from gpu_ops.state import files
-from gpu_ops.state.blocks import Mapped, Part, checked, leave
+from gpu_ops.state.blocks import FilePart, Mapped, checked, leave
 from gpu_ops.state.files import READING, Activity
 from gpu_ops.values import check_array
 
@@ -271,7 +271,7 @@ class _Arrived(NamedTuple):
     """
 
     table: pa.Table
-    parts: tuple[Part, ...]
+    parts: tuple[FilePart, ...]
 
 
 def _receive(
@@ -288,13 +288,13 @@ def _receive(
     activity.begin(READING)
     schema = reader.schema
     command.wire.check(partition.join, schema)
-    batches, parts, promised, size, rows = list[pa.RecordBatch](), list[Part](), None, 0, 0
+    batches, parts, promised, size, rows = list[pa.RecordBatch](), list[FilePart](), None, 0, 0
     for chunk in reader:
         activity.move()
         batch = chunk.data
         if chunk.app_metadata is not None:
             content = _content(chunk.app_metadata.to_pybytes())
-            if isinstance(content, Part):
+            if isinstance(content, FilePart):
                 if content.order != rows:
                     raise DescriptionError(f"rows in a file come as row {content.order}; it is row {rows}'s turn")
                 batch = _part(content, mapped, schema)
@@ -322,7 +322,7 @@ def _receive(
     return _Arrived(table, tuple(part for part in parts if sizes[part.block.file] >= _KEPT * command.least_bytes))
 
 
-def _part(part: Part, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
+def _part(part: FilePart, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
     try:
         return part.rows(mapped.message(part.block), schema)
     except (pa.ArrowException, OSError) as error:
@@ -349,11 +349,11 @@ def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
 _BESIDE: Final = 'a message beside the rows is {"rows": n} or {"part": ...}'
 
 
-def _content(content: bytes) -> int | Part:
+def _content(content: bytes) -> int | FilePart:
     try:
         data = json.loads(content)
         if "part" in data:
-            return Part.of(data["part"])
+            return FilePart.of(data["part"])
         rows = data["rows"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DescriptionError(_BESIDE) from error

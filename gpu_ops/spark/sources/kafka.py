@@ -14,7 +14,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows
 from gpu_ops.errors import DescriptionError
-from gpu_ops.messages.avro import Registry
+from gpu_ops.messages.avro import SchemaRegistry
 from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
@@ -269,7 +269,7 @@ class MessageSource:
             keys,
             tuple((self.encoded or {}).items()),
             arrow_zone(str(session.conf.get("spark.sql.session.timeZone"))),
-            None if registry is None else Registry.of(registry),
+            None if registry is None else SchemaRegistry.of(registry),
             self.avro_schema,
             self.unavailable_value,
             self.unavailable,

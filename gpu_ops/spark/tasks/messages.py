@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Ints
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND
 from gpu_ops.errors import BadInputError
 from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values
-from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
+from gpu_ops.messages.rows import Bad, MessageFormat, MessageRows
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
 from gpu_ops.spark.tasks.packing import Pack, Packer, Part
 from gpu_ops.spark.tasks.rows import Taken
@@ -86,7 +87,7 @@ class ReadMessages(ArrowTask):
         """Makes the function that reads the same messages and packs their rows."""
         return Pack(packer, self, taken)
 
-    def _given(self, batch: pa.RecordBatch, found: Rows) -> Iterator[pa.RecordBatch]:
+    def _given(self, batch: pa.RecordBatch, found: MessageRows) -> Iterator[pa.RecordBatch]:
         columns, at = found.rows.columns, found.at
         if found.bad and self._bad_rows == "tag":
             columns, at = _with_bad(columns, at, found.bad)
@@ -103,7 +104,7 @@ class ReadMessages(ArrowTask):
             yield pa.RecordBatch.from_arrays([*nothing, pa.array([len(found.bad)])], schema=self.output)
 
 
-def _with_bad(rows: Sequence[pa.Array], at: Positions, bad: Sequence[Bad]) -> tuple[list[pa.Array], Positions]:
+def _with_bad(rows: Sequence[pa.Array], at: Ints, bad: Sequence[Bad]) -> tuple[list[pa.Array], Ints]:
     """Inserts a row for each message that cannot be read, at its place: its row kind, all other columns null."""
     kinds, *others = rows
     kind = pa.array([BAD_ROW_KIND] * len(bad), kinds.type)
@@ -116,7 +117,7 @@ def _with_bad(rows: Sequence[pa.Array], at: Positions, bad: Sequence[Bad]) -> tu
     return sorted_rows, at[order]
 
 
-def _told(batch: pa.RecordBatch, at: Positions, bad: Sequence[Bad]) -> pa.Array:
+def _told(batch: pa.RecordBatch, at: Ints, bad: Sequence[Bad]) -> pa.Array:
     """The text of the last column: null, or the position, problem and content of a message that cannot be read."""
     words = {one.at: f"{_where(batch, one)}: {_text(batch, one)}" for one in bad}
     wrong = np.isin(at, list(words))

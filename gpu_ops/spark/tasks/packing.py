@@ -33,6 +33,7 @@ class Packer(NamedTuple):
 
     Attributes:
         input_name: the input's name, for errors.
+        operator: the plan id of the operator whose input it is.
         number: the input's number.
         schema: the schema of its rows, with row kinds.
         by: the columns that rows are distributed by, and their types; without any all rows go to partition 0.
@@ -43,6 +44,7 @@ class Packer(NamedTuple):
     """
 
     input_name: str
+    operator: str
     number: int
     schema: pa.Schema
     by: tuple[tuple[str, pa.DataType], ...]
@@ -58,7 +60,11 @@ class Packer(NamedTuple):
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields all rows of this Spark task, packed."""
-        yield from self.pack([(combined(rows), source_partition(), "")])
+        yield from self.of_partition(rows, source_partition())
+
+    def of_partition(self, rows: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
+        """Packs the rows of a task, or of a partition of an operator below, whose number orders them among others."""
+        yield from self.pack([(combined(rows), number, "")])
 
     def pack(self, parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
         """Yields rows of `PACKED` with all rows of a task.
@@ -105,7 +111,7 @@ class Packer(NamedTuple):
             message = part.serialize()
             block = INLINE if files is None else files.put(partition, message, part.num_rows)
             messages.append(b"" if block.file else message.to_pybytes())
-            about.append(json.dumps(Message(partition, self.number, *origin, count + len(about), block)))
+            about.append(json.dumps(Message(partition, self.number, *origin, count + len(about), block, self.operator)))
         routes = [self.routes[partition] for partition in partitions]
         return pa.record_batch([routes, about, messages], schema=PACKED)
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.state.blocks import INLINE, Block, Part, on_wire
+from gpu_ops.state.blocks import INLINE, Block, FilePart, on_wire
 
 
 def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
@@ -35,6 +35,7 @@ class Message(NamedTuple):
         source: a file's path, or "".
         number: a count within the source.
         block: the place of the rows, inline or in a file.
+        operator: the plan id of the operator that they are for, as one task may run several.
     """
 
     partition: int
@@ -43,12 +44,26 @@ class Message(NamedTuple):
     source: str
     number: int
     block: Block
+    operator: str
 
     @classmethod
     def of(cls, text: str) -> Message:
         """Reads a header from its JSON text."""
-        *first, block = json.loads(text)
-        return cls._make((*first, Block._make(block)))
+        *first, block, operator = json.loads(text)
+        return cls._make((*first, Block._make(block), operator))
+
+
+def by_operator(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """Groups messages by the operator and the partition that they are for.
+
+    Args:
+        batch: of `PACKED`.
+    """
+    rows: dict[tuple[str, int], list[int]] = {}
+    for row, about in enumerate(map(Message.of, batch["about"].to_pylist())):
+        rows.setdefault((about.operator, about.partition), []).append(row)
+    for (operator, partition), some in rows.items():
+        yield operator, partition, batch if len(rows) == 1 else batch.take(pa.array(some))
 
 
 class Carried(NamedTuple):
@@ -76,7 +91,7 @@ class Arrivals:
     def __init__(self, wire: pa.Schema, inputs: Sequence[Carried], *, first: Sequence[int] = ()) -> None:
         self.wire, self._inputs, self._first = wire, tuple(inputs), frozenset(first)
 
-    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Part]:
+    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | FilePart]:
         """Yields all rows in their total order, whatever order the batches come in.
 
         A part of them is a batch of side, order and union columns, or says where such rows lie in a file.
@@ -90,9 +105,10 @@ class Arrivals:
                     read.add(same)
         arrived, lanes = 0, [carried.places for carried in self._inputs]
         messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
-        for (_, number, *_, block), inline in messages:
+        for message, inline in messages:
+            number, block = message.input, message.block
             if block.file:
-                yield Part(number, lanes[number], arrived, block)
+                yield FilePart(number, lanes[number], arrived, block)
                 arrived += block.rows
                 continue
             rows = pa.ipc.read_record_batch(inline.as_buffer(), self._inputs[number].schema)

@@ -18,7 +18,7 @@ from pyarrow import flight
 from gpu_ops import errors
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.wire.connection import Address, translate
-from gpu_ops.state.blocks import Part, taken
+from gpu_ops.state.blocks import FilePart, taken
 from gpu_ops.state.files import READING
 
 _ATTEMPTS: Final = 6
@@ -89,11 +89,11 @@ class Exchange:
         schema: pa.Schema,
     ) -> None:
         self._locate, self._schema, self._command = locate, schema, dict(command)
-        self._kept: list[pa.RecordBatch | Part] = []
+        self._kept: list[pa.RecordBatch | FilePart] = []
         self.retries = 0
         self.answer: dict[str, Any] = {}
 
-    def run(self, batches: Iterable[pa.RecordBatch | Part]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterable[pa.RecordBatch | FilePart]) -> Iterator[pa.RecordBatch]:
         """Sends batches, or the places where they lie, and yields the reply's; `answer` has the metrics afterwards.
 
         Raises:
@@ -124,7 +124,7 @@ class Exchange:
                 return
 
     def _once(
-        self, server: Address, command: Mapping[str, Any], coming: Iterator[pa.RecordBatch | Part]
+        self, server: Address, command: Mapping[str, Any], coming: Iterator[pa.RecordBatch | FilePart]
     ) -> Iterator[pa.RecordBatch]:
         call = uuid.uuid4().hex
         client = _client(server)  # held for as long as the call lasts
@@ -144,7 +144,7 @@ class Exchange:
         writer: flight.FlightStreamWriter,
         reader: flight.FlightStreamReader,
         watch: Watch,
-        coming: Iterator[pa.RecordBatch | Part],
+        coming: Iterator[pa.RecordBatch | FilePart],
     ) -> Iterator[pa.RecordBatch]:
         self.answer = {}
         # Input comes from Spark: its own errors are none of the server's.
@@ -153,7 +153,7 @@ class Exchange:
                 writer.begin(self._schema)
             for batch in self._all(coming):
                 with _Guard(watch):
-                    if isinstance(batch, Part):
+                    if isinstance(batch, FilePart):
                         writer.write_metadata(json.dumps({"part": batch}).encode())
                     else:
                         writer.write_batch(batch)
@@ -164,7 +164,7 @@ class Exchange:
             raise
         with _Guard(watch):
             # A stream that breaks off looks like a whole one to the server; the count tells.
-            rows = sum(x.block.rows if isinstance(x, Part) else x.num_rows for x in self._kept)
+            rows = sum(x.block.rows if isinstance(x, FilePart) else x.num_rows for x in self._kept)
             writer.write_metadata(json.dumps({"rows": rows}).encode())
             writer.done_writing()
         while True:
@@ -186,7 +186,7 @@ class Exchange:
                 raise UnreachableError(f"the answer that the server has left is gone: {error}") from error
             yield from batches
 
-    def _all(self, coming: Iterator[pa.RecordBatch | Part]) -> Iterator[pa.RecordBatch | Part]:
+    def _all(self, coming: Iterator[pa.RecordBatch | FilePart]) -> Iterator[pa.RecordBatch | FilePart]:
         """Yields the batches that an earlier server was sent, then new ones, which are kept for a later server."""
         yield from tuple(self._kept)
         for batch in coming:
