@@ -85,7 +85,7 @@ def run_polars(folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, print, record."""
+    """Runs the benchmark, prints and records its results."""
     parser = arguments(__doc__, "at_end", rounds=3)
     parser.add_argument("--rows", type=int, default=10_000_000, help="of each input")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")

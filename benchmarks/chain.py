@@ -1,18 +1,22 @@
-"""What a further operator costs within one engine: a join, and aggregates one above the other, one to five operators.
+"""What a further operator costs: a join, and aggregates one above the other, one to five operators.
 
-Two questions, by CPU time of one process:
-- a micro-batch of 2,000 rows, by the number of operators (through Spark, an operator a stage, each cost 70 to 120 ms);
+Three questions:
+- a micro-batch of 2,000 rows within one engine, by the number of operators, by CPU time of the process;
+- the same through Spark, in one task and as a stage for each operator, by the CPU time of the whole machine;
 - a join and an aggregate over 1M rows in micro-batches of 250,000, beside polars, which reads all rows at once.
 
-    python -m benchmarks.chain [--rounds 5] [--quick]
+    python -m benchmarks.chain [--rounds 5] [--batches 60] [--quick]
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,11 +26,16 @@ import polars as pl
 import pyarrow as pa
 
 import gpu_ops
-from benchmarks.common import arguments, interleave, ratio, record, summarise
+from benchmarks.common import arguments, busy_seconds, interleave, ratio, record, summarise
+from benchmarks.spark_queries import local_session
 from gpu_ops.join_engine import JoinEngine
+from gpu_ops.spark.plan import changes
 
 MOST = 5
 """Operators of the longest chain."""
+
+_WARM = 20
+"""Micro-batches before it is measured: Java compiles for a while."""
 
 
 def rows(count: int) -> tuple[pa.Table, pa.Table]:
@@ -59,6 +68,38 @@ def ours(operators: int, tables: tuple[pa.Table, pa.Table], batch: int, *, per_b
     return spent / (left.num_rows / batch) if per_batch else spent
 
 
+def through_spark(operators: int, batches: int, *, stages: bool) -> float:
+    """CPU seconds of the machine in one micro-batch of a query, after some that are not counted."""
+    changes.MOST_IN_ONE_TASK = 0 if stages else 4
+    spark = local_session(2)
+    left, right = (
+        spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load().selectExpr(*columns)
+        for columns in (("value AS k", "value % 5000 AS c"), ("value AS k", "value % 100 AS v"))
+    )
+    work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
+    df = gpu_ops.join(left, right, on="k", state=f"{work}/1", name="o1")
+    by, of = "c", "v"
+    for number in range(2, operators + 1):
+        measures = {f"n{number}": "count(*)", f"t{number}": f"sum({of})"}
+        df = gpu_ops.aggregate(df, by=by, aggregates=measures, state=f"{work}/{number}", name=f"o{number}")
+        by, of = f"n{number}", f"t{number}"
+    query = df.writeStream.format("noop").option("checkpointLocation", f"{work}/checkpoint").start()
+
+    def reached(batch: int) -> int:
+        while (last := query.lastProgress) is None or last["batchId"] < batch:
+            assert query.isActive, query.exception()
+            time.sleep(0.01)
+        return int(last["batchId"])
+
+    try:
+        first, begin = reached(_WARM), busy_seconds()
+        last = reached(first + batches)
+        return (busy_seconds() - begin) / (last - first)
+    finally:
+        query.stop()
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def polars(tables: tuple[pa.Table, pa.Table]) -> float:
     """CPU seconds of the same join and aggregate over all rows."""
     left, right = (pl.DataFrame(table) for table in tables)
@@ -70,6 +111,7 @@ def polars(tables: tuple[pa.Table, pa.Table]) -> float:
 def main() -> None:
     """Measure, and write the results."""
     parser = arguments(__doc__, "chain", rounds=5)
+    parser.add_argument("--batches", type=int, default=60, help="micro-batches through Spark that are measured")
     parser.add_argument("--quick", action="store_true", help="few rows: that it runs")
     options = parser.parse_args()
     few, many = (10_000, 20_000) if options.quick else (100_000, 1_000_000)
@@ -80,10 +122,24 @@ def main() -> None:
     found = {name: summarise(x) for name, x in interleave(cases, options.rounds, warmup=1).items()}
     pair = {"dataflow": partial(ours, 2, large, many // 4, per_batch=False), "polars": partial(polars, large)}
     whole = {name: summarise(x) for name, x in interleave(pair, options.rounds, warmup=1).items()}
+    counts = (1, 2) if options.quick else (1, 2, 3, MOST)
+    queries = {
+        f"{n} operators{', stages' if stages else ''}": partial(through_spark, n, options.batches, stages=stages)
+        for n in counts
+        for stages in ((False, True) if n > 1 else (False,))
+    }
+    spark = {name: summarise(x) for name, x in interleave(queries, options.rounds, warmup=1).items()}
+    whole_chain, alone = f"{counts[-1]} operators", spark["1 operators"].median
+    further_in_spark = {
+        way: (spark[f"{whole_chain}{suffix}"].median - alone) / (counts[-1] - 1)
+        for way, suffix in (("one task", ""), ("stages", ", stages"))
+    }
     further = (found[f"{MOST} operators"].median - found["1 operators"].median) / (MOST - 1)
     results = {
         "seconds_a_micro_batch": found,
         "seconds_of_a_further_operator": further,
+        "seconds_a_micro_batch_through_spark": spark,
+        "seconds_of_a_further_operator_through_spark": further_in_spark,
         "seconds_join_and_aggregate": whole,
         "join_and_aggregate_over_polars": ratio(whole["dataflow"], whole["polars"]),
     }

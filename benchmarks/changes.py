@@ -67,7 +67,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was generated, and what `orders LEFT JOIN prices (LEFT JOIN stocks) ON order_id` must fold to.
+    """The numbers of generated rows, and those to which `orders LEFT JOIN prices (LEFT JOIN stocks)` must fold.
 
     Attributes:
         changes: rows per input, `{"orders": n, "prices": n}`.
@@ -100,7 +100,7 @@ def generate(
     seed: int = 0,
     inputs: int = 2,
 ) -> Changes:
-    """Generate the changelogs.
+    """Generates the changelogs of the inputs.
 
     Args:
         total: changes of all inputs together; each gets its part (a `-U` and its `+U` are two changes).

@@ -161,7 +161,7 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def plot_path(results: Path) -> Path:
-    """Where the plot of a result file goes: to the docs' for a committed one, else beside it."""
+    """The path of the plot of a result file: in the docs for a committed one, else beside it."""
     folder = RESULTS.parents[1] / "docs" / "pictures" if results.parent.resolve() == RESULTS else results.parent
     return folder / f"{results.stem}.svg"
 

@@ -73,7 +73,7 @@ def run_engine(emit: Emit, left: pa.Table, right: pa.Table) -> dict[str, float]:
 
 
 def run_polars(left: pa.Table, right: pa.Table) -> dict[str, float]:
-    """The same join at once."""
+    """Runs the same join at once in polars."""
     a, b = pl.from_arrow(left), pl.from_arrow(right)
     assert isinstance(a, pl.DataFrame)
     assert isinstance(b, pl.DataFrame)

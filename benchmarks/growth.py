@@ -50,7 +50,7 @@ COLUMNS: Final = {"id": pa.int64(), "k": pa.int64(), "t": pa.int64(), "s": pa.st
 
 
 class Shape(NamedTuple):
-    """What rows look like.
+    """The shape of an input's rows and changes.
 
     Attributes:
         keys: of n rows, how many keys there are.
@@ -162,7 +162,7 @@ CURVES: Final = {
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """Operators and shapes."""
+    """Yields all combinations of operators and shapes that are measured."""
     for name, curve in CURVES.items():
         taken = (shape for shape, given in SHAPES.items() if not (curve.timed and (given.deletes or given.goes)))
         yield from ((name, shape) for shape in taken)
@@ -186,7 +186,7 @@ def rows_of(number: int, shape: Shape, size: int, ids: Any, *, timed: bool, kind
 
 @contextlib.contextmanager
 def looked_at() -> Iterator[list[int]]:
-    """How many rows the CPU's stores gather meanwhile, and how many candidates its indexes give, as they come."""
+    """Counts the rows that CPU stores gather, and the candidates of their indexes, while it is open."""
     counts: list[int] = []
 
     def counting(call: Any, size: Callable[[Any, Any], int]) -> Any:

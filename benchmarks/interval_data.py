@@ -21,7 +21,7 @@ SECOND = 1_000_000
 
 
 def write(data: Path, *, files: int = 12, rows: int = 500_000, keys: int = 1_000_000, seconds: int = 10) -> None:
-    """Write both streams.
+    """Writes both streams as files.
 
     Args:
         data: a folder.
@@ -49,7 +49,7 @@ def write(data: Path, *, files: int = 12, rows: int = 500_000, keys: int = 1_000
 
 
 def main() -> None:
-    """The command line."""
+    """Writes the streams, from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--files", type=int, default=12)

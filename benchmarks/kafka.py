@@ -28,7 +28,7 @@ PARTITIONS = 2
 
 
 def main() -> None:
-    """Run, print, record."""
+    """Runs the benchmark, prints and records its results."""
     parser = arguments(__doc__, "kafka", rounds=3)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=250_000, help="messages in a micro-batch")
@@ -113,7 +113,7 @@ def timed(spark: SparkSession, topic: str, form: str, reader: str, *, folder: st
 
 
 def by_from_json(spark: SparkSession, topic: str, form: str, options: dict[str, str]) -> DataFrame:
-    """What one writes without `read_kafka`."""
+    """Parses the messages in the way one writes without `read_kafka`, by `from_json`."""
     stream = spark.readStream.format("kafka").options(**options)
     text = stream.option("kafka.bootstrap.servers", BROKER).option("subscribe", topic).load()
     value = f.col("value").cast("string")

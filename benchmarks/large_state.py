@@ -104,7 +104,7 @@ def chosen(kind: str, rows: int, count: int, number: int) -> npt.NDArray[np.int6
 
 
 def description(operator: str) -> Description:
-    """What runs."""
+    """The description of the operator that is measured."""
     none = np.empty(0, np.int64)
     if operator == "join":
         sides = Input("orders", orders(none).schema), Input("payments", payments(none, 0).schema)
@@ -139,7 +139,7 @@ def batch_of(operator: str, kind: str, options: Any, number: int) -> dict[str, p
 
 
 def parts(operator: str, rows: int) -> Iterator[dict[str, pa.Table]]:
-    """What the state is made of."""
+    """Yields the rows of the initial state in parts."""
     for first in range(0, rows, _LOAD):
         keys = np.arange(first, min(rows, first + _LOAD))
         yield {"orders": orders(keys)} if operator == "join" else {"rows": customers(keys, -1)}
@@ -274,7 +274,7 @@ class Engine:
         self.folded = 0
 
     def size(self) -> int:
-        """Bytes of state."""
+        """The bytes of state of the process."""
         self._pipe.send("size")
         found: int = self._pipe.recv()
         return found
@@ -288,7 +288,7 @@ class Engine:
 
 
 def expected(operator: str, kind: str, options: Any) -> int:
-    """What DuckDB has for the same rows, folded."""
+    """The number of rows that DuckDB has for the same input, folded."""
     base = duckdb.connect()
     pays = [next(iter(batch_of(operator, kind, options, n + 1).values())) for n in range(options.batches + _WARMUP)]
     state = pa.concat_tables(next(iter(part.values())) for part in parts(operator, options.rows))
@@ -345,7 +345,7 @@ def measured(operator: str, kind: str, options: Any) -> dict[str, Any]:
 
 
 def pages_a_second(folder: str | None) -> float:
-    """How many pages, far from each other and read as rows are, the disk gives when nothing else is done."""
+    """Measures how many pages per second the idle disk reads at random places, as rows are read."""
     folders, rng, apart = local_folders(folder), np.random.default_rng(0), 16
     disk = Disk(folders)
     with tempfile.TemporaryFile(dir=folders[0]) as file:

@@ -94,7 +94,7 @@ SELECT o.*, p.amount, p.`batch` FROM orders o LEFT JOIN payments p ON o.k = p.k
 
 
 def save(folder: Path, name: str, number: int, table: pa.Table) -> None:
-    """One file."""
+    """Writes a table as one CSV file."""
     folder.mkdir(parents=True, exist_ok=True)
     csv.write_csv(table, folder / f"{name}-{number:06d}.csv", csv.WriteOptions(include_header=False))
 
@@ -122,7 +122,7 @@ def write(folder: Path, options: argparse.Namespace) -> int:
 
 
 def expected(folder: Path, how: str) -> tuple[int, int]:
-    """What DuckDB has of the files that a system was given: the number of rows, and their sum."""
+    """DuckDB's answer over the files that a system was given: the number of rows, and their sum."""
     con = duckdb.connect()
     for side, columns in COLUMNS.items():
         types = {name: "VARCHAR" if kind == "STRING" else kind for name, kind in columns.items()}
@@ -211,7 +211,7 @@ def rows_of(file: Path) -> int:
 
 
 def flink(name: str, work: Path, memory: int, batch: int) -> list[str]:
-    """What starts Flink."""
+    """The command that starts Flink."""
     settings = {
         "state.backend.type": "rocksdb",
         "state.backend.rocksdb.localdir": str(work / "temporary"),
@@ -244,7 +244,7 @@ def flink(name: str, work: Path, memory: int, batch: int) -> list[str]:
 
 
 def sparks(name: str, work: Path, memory: int) -> list[str]:
-    """What starts Spark, with our join or its own."""
+    """The command that starts Spark, with our join or its own."""
     return [sys.executable, "-m", "benchmarks.large_state_peers", "--serve", name, str(work), str(memory)]
 
 

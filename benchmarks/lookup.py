@@ -83,7 +83,7 @@ def once(spark: SparkSession, case: str, data: Path, found: int | None = None) -
 
 
 def alone(case: str, data: Path, found: int, memory: str) -> dict[str, Any]:
-    """The same in a process of its own, or how it failed."""
+    """Runs the measurement in a process of its own; the error if it fails."""
     command = [sys.executable, "-m", "benchmarks.lookup", "--one", case, "--data", str(data), "--memory", memory]
     done = subprocess.run([*command, "--found", str(found)], capture_output=True, text=True, check=False)
     if done.returncode == 0:

@@ -23,7 +23,7 @@ from benchmarks.spark_queries import fresh, local_session, no_op, our_join, scan
 
 
 def main() -> None:
-    """Run, print, record."""
+    """Runs the benchmark, prints and records its results."""
     parser = arguments(__doc__, "pipeline_limit", rounds=3)
     parser.add_argument("--rows", type=int, default=4_000_000, help="changes, both inputs together")
     parser.add_argument("--batch", type=int, default=1_000_000, help="changes in a micro-batch")

@@ -41,7 +41,7 @@ Row = tuple[str, str, str]
 
 
 def sections() -> dict[str, list[Row]]:
-    """What was measured beside whom: rows of what, the ratio, and the benchmark, by title."""
+    """The measurements beside peers, by title: rows, their unit, and the benchmark."""
     return {
         "Beside Flink": [
             *flink_rows(),
@@ -76,7 +76,7 @@ def card() -> dict[str, Any]:
 
 
 def on_a_card() -> str:
-    """What a card said, as Markdown: rates, since nothing else runs on it."""
+    """The rates measured on a card, as Markdown."""
     record = card()
     found, device = record["results"], record["results"]["device"]
     lines = ["| what, from Arrow to Arrow | changes a second | the join alone |", "|---|---|---|"]

@@ -139,7 +139,7 @@ class Application:
 
 
 def main() -> None:
-    """Run, print, record."""
+    """Runs the benchmark, prints and records its results."""
     parser = arguments(__doc__, "restarts")
     parser.add_argument("--rows", type=int, default=15_000_000, help="that are there before, both inputs together")
     parser.add_argument("--batch", type=int, default=20_000, help="rows in a micro-batch")
@@ -166,7 +166,7 @@ def first_start(folder: Path, rows: int) -> float:
 
 
 def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All of it."""
+    """Measures all restarts."""
     number, first = 0, 0
 
     def more(rows: int) -> int:

@@ -88,7 +88,7 @@ def our_multi_join(
 
 
 def our_chain(spark: SparkSession, data: Path, work: Path, files_per_trigger: int, **options: Any) -> DataFrame:
-    """The same as two joins, one after the other."""
+    """Our join of three inputs, as a chain of two joins."""
     orders, prices, stocks = read_changes(spark, data, files_per_trigger)
     key = "order_id" if read_counts(data).unique_key else None
     first = gpu_ops.join(

@@ -43,7 +43,7 @@ KINDS = {
 
 
 def schema(kind: str) -> str:
-    """As SQL has it."""
+    """The schema of an input, as SQL writes it."""
     return ", ".join(f"{name} {type_}" for name, type_ in {"k": "bigint", **KINDS[kind]}.items())
 
 
@@ -80,7 +80,7 @@ def ours(spark: SparkSession, data: Path, kind: str, rows: int) -> dict[str, flo
 
 
 def sparks(spark: SparkSession, data: Path, kind: str, rows: int, store: str) -> dict[str, float]:
-    """What Spark's own join says of its state."""
+    """The bytes of state that Spark's own join reports."""
     rocksdb = store == "rocksdb"
     provider = "RocksDBStateStoreProvider" if rocksdb else "HDFSBackedStateStoreProvider"
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES + provider)
@@ -109,7 +109,7 @@ INSERT INTO o SELECT l.* FROM l JOIN r ON l.k = r.k
 
 
 def flink(data: Path, kind: str, rows: int) -> dict[str, float]:
-    """What Flink's heap has more than with a few rows."""
+    """The bytes by which Flink's heap grows beyond that with a few rows."""
     live = []
     for small in ("_small", ""):
         script = FLINK.format(columns=schema(kind), data=data, small=small).strip()
@@ -118,7 +118,7 @@ def flink(data: Path, kind: str, rows: int) -> dict[str, float]:
 
 
 def duck(data: Path, rows: int) -> dict[str, float]:
-    """A database file."""
+    """The bytes of a DuckDB database file with the rows."""
     with tempfile.TemporaryDirectory() as folder, duckdb.connect(f"{folder}/db") as connection:
         for side in "lr":
             connection.sql(f"CREATE TABLE {side} AS FROM '{data}/{side}/0.parquet'")
@@ -143,7 +143,7 @@ def measured(spark: SparkSession, kind: str, rows: int, stores: Sequence[str]) -
 
 
 def main() -> None:
-    """Run, print, record."""
+    """Runs the benchmark, prints and records its results."""
     parser = arguments(__doc__, "state_bytes")
     parser.add_argument("--rows", type=int, default=1_000_000, help="of both inputs together")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))

@@ -81,7 +81,7 @@ def flink(data: Path, warmup: int, source: Source, parallelism: int, **modes: bo
 
 
 def two_way(data: Path, counts: changes.Counts, options: argparse.Namespace) -> dict[str, Any]:
-    """One left join."""
+    """Measures one left join."""
     arrow_rows = bool(options.cases) and all(re.match("flink|write_files|.*_arrow", name) for name in options.cases)
     spark = local_session(arrow_rows=arrow_rows)
     cases: dict[str, Callable[[], dict[str, Any]]] = {}

@@ -58,7 +58,7 @@ def read(spark: SparkSession, data: Path) -> tuple[DataFrame, DataFrame]:
 
 
 def read_files(spark: SparkSession, data: Path) -> list[gpu_ops.Stream]:
-    """The same by `gpu_ops.read_files`."""
+    """Reads the inputs by `gpu_ops.read_files`."""
     inputs = []
     for side in ("left", "right"):
         schema = f"{side[0]}k BIGINT, {side[0]}t TIMESTAMP, {side[0]}v BIGINT"
@@ -76,7 +76,7 @@ def ours(spark: SparkSession, data: Path, work: Path, how: str, reader: Any = re
 
 
 def sparks(spark: SparkSession, data: Path, how: str) -> DataFrame:
-    """Spark's own join."""
+    """Spark's own join of the inputs."""
     left, right = read(spark, data)
     close = f"rt >= lt - INTERVAL {BOUND} AND rt <= lt + INTERVAL {BOUND}"
     return left.join(right, f.expr(f"lk = rk AND {close}"), "leftOuter" if how == "left" else how)
@@ -140,7 +140,7 @@ def cold(data: Path, how: str, peer: str, least: int) -> dict[str, Any]:
 
 
 def one(data: str, how: str, peer: str, least: str) -> None:
-    """What `cold` starts; a result on standard output."""
+    """Runs one measurement for `cold`, with the result on standard output."""
     builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "2")
     spark = builder.config("spark.driver.memory", "4g").config("spark.ui.showConsoleProgress", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

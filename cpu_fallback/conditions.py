@@ -20,7 +20,7 @@ Datum = Any
 def evaluate(
     condition: Expression, frames: Mapping[str, pa.RecordBatch | pa.Table], length: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Where a condition is true; unknown (null) is not.
+    """Flags the rows for which a condition is true; unknown (null) is not.
 
     Args:
         condition: of type boolean.
@@ -42,7 +42,7 @@ def evaluate(
 def values(
     expressions: Sequence[Expression], frames: Mapping[str, pa.RecordBatch | pa.Table], length: int | None = None
 ) -> list[pa.Array]:
-    """What expressions come to; arguments and errors as of `evaluate`."""
+    """Computes the values of expressions; arguments and errors as of `evaluate`."""
     found, length = _evaluated(expressions, frames, length)
     return [pa.repeat(datum, length) if isinstance(datum, pa.Scalar) else datum for datum in found]
 
@@ -50,7 +50,7 @@ def values(
 def _evaluated(
     expressions: Sequence[Expression], frames: Mapping[str, pa.RecordBatch | pa.Table], length: int | None
 ) -> tuple[list[Datum], int]:
-    """What they come to, and of how many rows."""
+    """Computes the values of expressions, and the number of rows."""
     columns: dict[tuple[str, str], pa.Array] = {}
     for name, column in [(name, x) for one in expressions for name, used in one.columns.items() for x in used]:
         columns[name, column] = array = _array(frames[name].column(column))
@@ -90,7 +90,7 @@ def _typed(array: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _mask(datum: Datum, length: int) -> npt.NDArray[np.bool_]:
-    """Where a boolean is true."""
+    """Flags where a boolean is true."""
     if isinstance(datum, pa.Scalar):
         return np.full(length, datum.as_py() is True)
     mask = datum if datum.null_count == 0 else pc.fill_null(datum, False)
@@ -103,7 +103,7 @@ def _mask(datum: Datum, length: int) -> npt.NDArray[np.bool_]:
 
 
 def _may_be_nan(datum: Datum, type_: pa.DataType) -> bool:
-    """Whether a NaN may be among the values; False is certain, and found by one quick pass."""
+    """Tells whether a NaN may be among the values; False is certain, and found by one quick pass."""
     if kind(type_) != "float":
         return False
     values = datum.to_numpy(zero_copy_only=False) if isinstance(datum, pa.Array) else np.array(datum.as_py(), float)

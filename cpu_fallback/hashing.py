@@ -14,11 +14,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Ints, Mask
 from gpu_ops.values import as_bytes
 
 UInt64s = npt.NDArray[np.uint64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _MUL1, _MUL2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 # Hashes at a time: they stay in the second-level cache from one step to the next.
@@ -54,7 +53,7 @@ def hash_columns(columns: list[pa.Array], length: int) -> UInt64s:
 
 
 def hash_rows(columns: list[pa.Array], length: int) -> UInt64s:
-    """As `hash_columns`, where nothing stored depends on it, in fewer steps: numbers are mixed once, with the rest."""
+    """Hashes rows like `hash_columns`, but in fewer steps, where nothing stored depends on the hash."""
     if len(columns) < 2:
         return hash_columns(columns, length)
     total = hash_array(columns[0])

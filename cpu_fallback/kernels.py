@@ -15,14 +15,11 @@ from cpu_fallback.conditions import evaluate
 from cpu_fallback.hashing import UInt64s, equal_arrays, expand, hash_rows, valid_mask
 from cpu_fallback.store import CpuStore, Frame, Growable
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions
+from gpu_ops.arrays import Array, Hashes, Ints, Mask, Positions
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import LOOKUPS, DataFrames, Kernels, SearchedRun, TooMany, as_slots
 from gpu_ops.values import fitted, one_array
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 # What is too little to be sorted by digits, and so many ascending runs numpy merges sooner than it sorts.
 _FEW = 1 << 11
@@ -35,7 +32,7 @@ _KEPT = (32 << 20) - (1 << 16)
 
 
 class CpuKernels:
-    """The CPU backend.
+    """The backend of host memory, by numpy and pyarrow.
 
     Args:
         tiny_segments: test setting: merge and grow at the smallest sizes.
@@ -66,11 +63,11 @@ class CpuKernels:
         return pa.Table.from_arrays(arrays, schema=schema)
 
     def asarray(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The array itself."""
+        """Gives the array itself."""
         return values
 
     def asnumpy(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The array itself."""
+        """Gives the array itself."""
         return values
 
     def num_rows(self, frame: Frame) -> int:
@@ -133,7 +130,7 @@ class CpuKernels:
         return evaluate(condition, batches, length=length)
 
     def argsort(self, values: npt.NDArray[Any]) -> Array:
-        """Stable argsort.
+        """Sorts stably, and gives the order.
 
         numpy sorts numbers of 16 bits by their digits, in linear time: of wider ones it is asked for 16 bits at a
         time, the lowest first. But what lies in few ascending runs it merges, in one pass.
@@ -160,11 +157,11 @@ class CpuKernels:
         np.minimum.at(target, index, values)
 
     def cumulative_min(self, values: Ints) -> Ints:
-        """Running minimum."""
+        """Computes the running minimum."""
         return np.minimum.accumulate(values)
 
     def fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself."""
+        """Gives the function itself."""
         return function
 
     def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:
@@ -189,11 +186,11 @@ class CpuKernels:
         return pc.sort_indices(keys, sort_keys=[(c, "ascending") for c in keys.column_names])
 
     def store(self, schema: pa.Schema) -> CpuStore:
-        """An empty store."""
+        """Makes an empty store."""
         return CpuStore(schema, tiny=self.tiny_segments)
 
     def directory(self, entries: UInt64s, shift: int) -> npt.NDArray[np.int32]:
-        """Where each hash prefix begins among ascending entries, and at the end their number."""
+        """Finds the first of ascending entries with each hash prefix, and at the end their number."""
         begins = np.zeros((1 << (32 - shift)) + 1, np.int32)
         for at in range(0, entries.size, _BLOCK):
             prefixes = (entries[at : at + _BLOCK] >> np.uint64(32 + shift)).view(np.int64)
@@ -220,38 +217,38 @@ class CpuKernels:
     def search(
         self,
         runs: Sequence[SearchedRun],
-        needles: UInt64s,
+        probe_rows: UInt64s,
         times: tuple[Ints, Ints] | None = None,
         *,
         by_candidate: bool = False,
         at_most: int | None = None,
     ) -> Ints:
         """Candidates of sorted runs: pairs of slots."""
-        hashes, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
+        hashes, own = layouts.entry_hashes(probe_rows), layouts.entry_slots(probe_rows)
         pairs = [np.empty(0, np.int64)]
-        self.lookups["index"] += len(runs) * needles.size
+        self.lookups["index"] += len(runs) * probe_rows.size
         for run in runs:
             if times is None:
-                needle, slots = search.by_hash(run, hashes, at_most)
+                probe_row, slots = search.by_hash(run, hashes, at_most)
             else:
-                needle, slots = search.by_time(run, hashes, *times)
-            at_most = None if at_most is None else at_most - needle.size
-            pairs.append(layouts.pairs(slots, own[needle]) if by_candidate else layouts.pairs(own[needle], slots))
+                probe_row, slots = search.by_time(run, hashes, *times)
+            at_most = None if at_most is None else at_most - probe_row.size
+            pairs.append(layouts.pairs(slots, own[probe_row]) if by_candidate else layouts.pairs(own[probe_row], slots))
         return pairs[1] if len(pairs) == 2 else np.concatenate(pairs)
 
-    def bisect(self, run: SearchedRun, needles: UInt64s, times: Ints, *, after: bool) -> Ints:
-        """Where needles stand in a sorted run with times."""
-        self.lookups["index"] += needles.size
-        return search.bisect(run, layouts.entry_hashes(needles), times, after=after)
+    def bisect(self, run: SearchedRun, probe_rows: UInt64s, times: Ints, *, after: bool) -> Ints:
+        """Finds the place of each probe row in a sorted run with times."""
+        self.lookups["index"] += probe_rows.size
+        return search.bisect(run, layouts.entry_hashes(probe_rows), times, after=after)
 
     def join(self, left: UInt64s, right: UInt64s, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by a sorted merge."""
         self.lookups["index"] += left.size
         left, right = np.sort(left), np.sort(right)
-        needles: UInt64s = layouts.entry_hashes(left)
+        probe_rows: UInt64s = layouts.entry_hashes(left)
         stored: UInt64s = layouts.entry_hashes(right)
-        first = np.searchsorted(stored, needles, side="left")
-        count = np.searchsorted(stored, needles, side="right") - first
+        first = np.searchsorted(stored, probe_rows, side="left")
+        count = np.searchsorted(stored, probe_rows, side="right") - first
         if at_most is not None and int(count.sum()) > at_most:
             raise TooMany
         number, place = expand(first, count)

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cpu_fallback.hashing import raw_values, valid_mask
+from gpu_ops.arrays import Ints
 from gpu_ops.files.disk import Disk, cut_out, side_by_side
-
-Ints = npt.NDArray[np.int64]
 
 _BLOCK: Final = 16
 _STEP: Final = 2 << 20
@@ -30,7 +29,7 @@ _BINARY: Final = pa.large_binary()
 
 
 def can_lie_on_disk(kind: pa.DataType) -> bool:
-    """Whether values of a type can; those of lists, maps and structs stay in memory."""
+    """Tells whether values of a type can lie on disk; those of lists, maps and structs stay in memory."""
     return kind in _VARIABLE or pa.types.is_null(kind) or (pa.types.is_primitive(kind) or _is_fixed(kind))
 
 
@@ -69,7 +68,7 @@ class RowsOnDisk:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk."""
+        """Bytes that lie on disk."""
         return self._file.size
 
     @property
@@ -136,7 +135,7 @@ class RowsOnDisk:
         self.length, self._lately = length, None
 
     def _ends(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Where rows begin, and where the next ones do."""
+        """The places in the file where rows begin, and where the next ones do."""
         if not self._texts:
             begin = slots * self._row.itemsize
             return begin, begin + self._row.itemsize
@@ -155,7 +154,7 @@ class RowsOnDisk:
         return self._file.gather(*self._ends(slots))
 
     def _read_once(self, slots: Ints) -> tuple[npt.NDArray[np.uint8], Ints]:
-        """As `_read`, but what this micro-batch has read is not read again; and where each row begins, in any order."""
+        """Reads rows like `_read`, but none twice in a micro-batch; gives also where each row begins, in any order."""
         if self._micro_batch != self.disk.micro_batch:
             self._lately, self._micro_batch = None, self.disk.micro_batch
         known, data, starts = self._lately or (slots[:0], np.empty(0, np.uint8), slots[:0])

@@ -8,22 +8,20 @@ GPU's comes here for what its kernels do not know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from cpu_fallback.hashing import UInt64s, expand
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.arrays import Array, ArrowTypes, Hashes, Ints, Positions, Slots
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, SearchedRun, TooMany
-
-Types = Sequence[pa.DataType]
 
 
 def equal_at(
-    kernels: Kernels, types: Types, one: tuple[Columns, Array], other: tuple[Columns, Array], where: Array | None = None
+    kernels: Kernels,
+    types: ArrowTypes,
+    one: tuple[Columns, Array],
+    other: tuple[Columns, Array],
+    where: Array | None = None,
 ) -> Array:
     """See `gpu_ops.kernels.Kernels.equal_at`."""
     (first, rows), (second, slots), xp = one, other, kernels.xp
@@ -42,7 +40,7 @@ def _taken(columns: Columns, rows: Array) -> Frame:
 
 def matches(
     kernels: Kernels,
-    types: Types,
+    types: ArrowTypes,
     pairs: Array,
     columns: tuple[Columns, Columns],
     among: Among | None,
@@ -52,33 +50,39 @@ def matches(
     """See `gpu_ops.kernels.Kernels.matches`."""
     # One key per pair, sorted as a value: cheaper than an argsort and two gathers.
     pairs.sort()
-    needle, slots = layouts.unpaired(pairs)
+    probe_row, slots = layouts.unpaired(pairs)
     if by_candidate:
-        needle, slots = slots, needle
+        probe_row, slots = slots, probe_row
     mask = None
     if among is not None:
         states = among.states[slots]
         one = among.least == among.most
         mask = states == among.least if one else (states >= among.least) & (states <= among.most)
-    if types and needle.size:
-        same = equal_at(kernels, types, (columns[0], needle), (columns[1], slots))
+    if types and probe_row.size:
+        same = equal_at(kernels, types, (columns[0], probe_row), (columns[1], slots))
         mask = same if mask is None else mask & same
     kept = None if mask is None else kernels.xp.flatnonzero(mask)
-    return (needle, slots) if kept is None or kept.size == needle.size else (needle[kept], slots[kept])
+    return (probe_row, slots) if kept is None or kept.size == probe_row.size else (probe_row[kept], slots[kept])
 
 
 def sole_matches(
-    kernels: Kernels, types: Types, pairs: Array, columns: tuple[Columns, Columns], among: Among | None, *, size: int
+    kernels: Kernels,
+    types: ArrowTypes,
+    pairs: Array,
+    columns: tuple[Columns, Columns],
+    among: Among | None,
+    *,
+    size: int,
 ) -> Slots:
     """See `gpu_ops.kernels.Kernels.sole_matches`."""
-    needle, slots = matches(kernels, types, pairs, columns, among)
+    probe_row, slots = matches(kernels, types, pairs, columns, among)
     found: Slots = kernels.xp.full(size, -1, np.int64)
-    found[needle] = slots
+    found[probe_row] = slots
     return found
 
 
 def grouped(
-    kernels: Kernels, types: Types, own: Columns, hashes: Hashes
+    kernels: Kernels, types: ArrowTypes, own: Columns, hashes: Hashes
 ) -> tuple[Positions, Positions, Array, Positions]:
     """See `gpu_ops.kernels.Kernels.grouped`."""
     xp, size = kernels.xp, int(hashes.size)
@@ -105,22 +109,20 @@ def grouped(
     return order, bounds, group, rest[:0] if bool(same.all()) else xp.flatnonzero(~same) + 1
 
 
-Ints = npt.NDArray[np.int64]
-
 _LOW = np.uint64(0xFFFFFFFF)
 # Larger buckets, rare but for keys of many rows, are left out of the common bisection: it would read farther off.
 _CROWDED = 15
-# Needles at a time: what they read of a run fits the second-level cache.
+# Probe rows at a time: what they read of a run fits the second-level cache.
 _BLOCK = 1 << 13
 # Buckets of up to this many entries with times are read in full: cheaper than bisecting them.
 _SCAN = 12
-# Where this many needles look into large buckets, each for itself costs more than one key of hash and time for all
-# entries of the part of the run that they look into, if that has at most so many entries a needle.
+# Where this many probe rows look into large buckets, each for itself costs more than one key of hash and time for all
+# entries of the part of the run that they look into, if that has at most so many entries a probe row.
 _MANY, _PART = 1 << 10, 8
 
 
 def by_hash(found_in: SearchedRun, hashes: UInt64s, at_most: int | None = None) -> tuple[Ints, Ints]:
-    """Entries with a needle's hash: the first of each hash, and those that follow it.
+    """Entries with a probe row's hash: the first of each hash, and those that follow it.
 
     Args:
         found_in: a run.
@@ -128,7 +130,7 @@ def by_hash(found_in: SearchedRun, hashes: UInt64s, at_most: int | None = None) 
         at_most: how many there may be.
 
     Returns:
-        Positions of needles, and slots, in any order.
+        Positions of probe rows, and slots, in any order.
 
     Raises:
         TooMany: there are more than there may be.
@@ -148,24 +150,24 @@ def by_hash(found_in: SearchedRun, hashes: UInt64s, at_most: int | None = None) 
         np.bitwise_xor(run.take(at, mode="clip", out=first[block]), key, out=first[block])
         at += 1
         np.bitwise_xor(run.take(at, mode="clip", out=second[block]), key, out=second[block])
-    needle = np.flatnonzero(first <= _LOW)
-    slots = first[needle].view(np.int64)
+    probe_row = np.flatnonzero(first <= _LOW)
+    slots = first[probe_row].view(np.int64)
     # Few hashes have more than one entry, but for keys of many rows: their ends are found by themselves.
     twin = np.flatnonzero(second <= _LOW)
     if twin.size:
         begin = place[twin]
         end = np.searchsorted(run, keys[twin] | _LOW, side="right")
         count = np.maximum(end - begin, 0)
-        if at_most is not None and needle.size + int(count.sum()) > at_most:
+        if at_most is not None and probe_row.size + int(count.sum()) > at_most:
             raise TooMany
         number, position = expand(begin, count)
-        needle = np.concatenate([needle, twin[number]])
+        probe_row = np.concatenate([probe_row, twin[number]])
         slots = np.concatenate([slots, (run[position] & _LOW).view(np.int64)])
-    return needle, slots
+    return probe_row, slots
 
 
 def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints) -> tuple[Ints, Array]:
-    """Entries with a needle's hash and a time that it wants.
+    """Entries with a probe row's hash and a time that it wants.
 
     Args:
         run: with times.
@@ -174,7 +176,7 @@ def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints) -> 
         latest: n, inclusive.
 
     Returns:
-        Positions of needles, and slots.
+        Positions of probe rows, and slots.
     """
     times = run.times
     assert times is not None
@@ -185,15 +187,17 @@ def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints) -> 
         part, ends = hashes[large], (begin[large], end[large])
         begin[large] = _bisect(run, part, earliest[large], ends, after=False)
         count[large] = np.maximum(_bisect(run, part, latest[large], ends, after=True) - begin[large], 0)
-    needle, place = expand(begin, count)
+    probe_row, place = expand(begin, count)
     time, entry = times[place], run.entries[place]
-    fits = (layouts.entry_hashes(entry) == hashes[needle]) & (time >= earliest[needle]) & (time <= latest[needle])
+    fits = (
+        (layouts.entry_hashes(entry) == hashes[probe_row]) & (time >= earliest[probe_row]) & (time <= latest[probe_row])
+    )
     found = np.flatnonzero(fits)
-    return needle[found], layouts.entry_slots(entry[found])
+    return probe_row[found], layouts.entry_slots(entry[found])
 
 
 def bisect(run: SearchedRun, hashes: UInt64s, times: Ints, *, after: bool) -> Ints:
-    """The position of the first entry not before (or, `after`, beyond) each needle's hash and time."""
+    """The position of the first entry not before (or, `after`, beyond) each probe row's hash and time."""
     begin, end = _bucket(run, hashes)
     if hashes.size >= _MANY and int((end - begin).sum()) > _SCAN * hashes.size:
         first, last = int(begin.min()), int(end.max())
@@ -230,17 +234,17 @@ def _first_not_less(run: UInt64s, directory: Ints, shift: int, key: UInt64s, at:
 
 
 def _bucket(run: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
-    """Where the entries that share each hash's prefix begin and end."""
+    """The places where the entries that share each hash's prefix begin and end."""
     bucket = (hashes >> np.uint64(run.shift)).view(np.int64)
     return run.directory[bucket].astype(np.int64), run.directory[bucket + 1].astype(np.int64)
 
 
 def _among(run: SearchedRun, part: slice, hashes: UInt64s, times: Ints, *, after: bool) -> Ints | None:
-    """The same by one number of hash and time, in a part of the run; None where these are too far apart for that."""
+    """Bisects a part of a run by one number of hash and time; None where these are too far apart for that."""
     assert run.times is not None
     stored = run.times[part]
     low, high = stored.min(), stored.max()
-    # the prefixes of the needles are those of the part
+    # the prefixes of the probe rows are those of the part
     least, most = int(hashes.min()) >> run.shift << run.shift, int(hashes.max()) | (1 << run.shift) - 1
     bits = (int(high) - int(low) + 1).bit_length()
     if (most - least).bit_length() + bits >= 64:
@@ -249,14 +253,14 @@ def _among(run: SearchedRun, part: slice, hashes: UInt64s, times: Ints, *, after
     keys = layouts.by_hash_and(own, stored - low, bits)
     wanted = np.clip(times, low, high) - low
     wanted += times >= low if after else times > high
-    needles: UInt64s = layouts.by_hash_and(hashes - np.uint64(least), wanted, bits)
-    found: Ints = np.searchsorted(keys, needles)
+    probe_rows: UInt64s = layouts.by_hash_and(hashes - np.uint64(least), wanted, bits)
+    found: Ints = np.searchsorted(keys, probe_rows)
     found += part.start
     return found
 
 
 def _bisect(run: SearchedRun, hashes: UInt64s, times: Ints, ends: tuple[Ints, Ints], *, after: bool) -> Ints:
-    """Within ``[ends[0], ends[1])``, the first entry not before (or, `after`, beyond) a needle's hash and time."""
+    """Within ``[ends[0], ends[1])``, the first entry not before (or, `after`, beyond) a probe row's hash and time."""
     stored = run.times
     assert stored is not None
     low, high = ends[0].copy(), ends[1].copy()

@@ -22,12 +22,10 @@ import pyarrow as pa
 
 from cpu_fallback.hashing import raw_values, valid_mask
 from cpu_fallback.rows_on_disk import RowsOnDisk, can_lie_on_disk
-from gpu_ops.arrays import Array
+from gpu_ops.arrays import Array, Mask
 from gpu_ops.files.disk import LEAST, Disk
 from gpu_ops.kernels import Store
 from gpu_ops.values import beyond_offsets
-
-Mask = npt.NDArray[np.bool_]
 
 # Types of the same width as a value, which numpy gathers faster than bytes.
 _LANES = {width: np.dtype(name) for width, name in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))}
@@ -134,7 +132,7 @@ class Growable:
         self.length += values.size
 
     def can_drop(self) -> bool:
-        """Whether `drop` may be used: nobody else holds the pages that the values lie in."""
+        """Tells whether `drop` may be used: nobody else holds the pages that the values lie in."""
         pages, dtype = self._pages, self.data.dtype
         if pages is None:
             return True
@@ -168,7 +166,7 @@ class Growable:
 
 
 class Bits:
-    """Growing Arrow bitmap."""
+    """An Arrow bitmap that grows."""
 
     def __init__(self) -> None:
         self.bytes = Growable(np.uint8)
@@ -192,7 +190,7 @@ class Bits:
         self.length, self.bytes.length = length, -(-length // 8)
 
 
-class Column:
+class GrowingColumn:
     """A growing Arrow column of any type. ``wide`` keeps 64-bit offsets, for top-level text."""
 
     def __init__(self, kind: pa.DataType, *, wide: bool = True) -> None:
@@ -202,7 +200,7 @@ class Column:
         self.bits: Bits | None = None
         self.values: Growable | None = None
         self.offsets: Growable | None = None
-        self.children: list[Column] = []
+        self.children: list[GrowingColumn] = []
         t = pa.types
         self.stored = kind
         if t.is_boolean(kind):
@@ -216,11 +214,11 @@ class Column:
         elif t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind):
             self.offsets = Growable(np.int64 if t.is_large_list(kind) else np.int32)
             child = pa.struct([kind.key_field, kind.item_field]) if t.is_map(kind) else kind.value_type
-            self.children = [Column(child, wide=False)]
+            self.children = [GrowingColumn(child, wide=False)]
         elif t.is_fixed_size_list(kind):
-            self.children = [Column(kind.value_type, wide=False)]
+            self.children = [GrowingColumn(kind.value_type, wide=False)]
         elif t.is_struct(kind):
-            self.children = [Column(kind.field(i).type, wide=False) for i in range(kind.num_fields)]
+            self.children = [GrowingColumn(kind.field(i).type, wide=False) for i in range(kind.num_fields)]
         elif not t.is_null(kind):
             self.values = Growable(np.dtype((np.void, kind.byte_width)))
         if self.offsets is not None:
@@ -302,7 +300,7 @@ class Column:
         self.length = length
 
     def can_drop(self, count: int) -> bool:
-        """Whether `drop` may be used for the first ``count`` values: whole bytes of bitmaps, and no nested ones."""
+        """Tells whether `drop` may take the first ``count`` values: whole bytes of bitmaps, and no nested ones."""
         if self.children or (count % 8 and (self.validity is not None or self.bits is not None)):
             return False
         bitmaps = (bitmap.bytes for bitmap in (self.validity, self.bits) if bitmap is not None)
@@ -344,19 +342,19 @@ class Column:
         """Values in the column's type, if that has room for them."""
         return taken if taken.type == self.kind or beyond_offsets(taken) else taken.cast(self.kind)
 
-    def part(self, first: int, count: int | None = None) -> Column:
+    def part(self, first: int, count: int | None = None) -> GrowingColumn:
         """Another one, of rows side by side, to the end if no count is given; what was seen of this one stays."""
-        part = Column(self.kind)
+        part = GrowingColumn(self.kind)
         part.append(self.view().slice(first, count))
         return part
 
     @property
     def plain(self) -> bool:
-        """Whether `gather` can be used: values of a fixed width, none of them null."""
+        """Tells whether `gather` can be used: values of a fixed width, none of them null."""
         return self.values is not None and self.offsets is None and self.validity is None and self.length > 0
 
     def gather(self, slots: npt.NDArray[np.int64], missing: npt.NDArray[np.bool_] | None) -> pa.Array:
-        """As `take` for a `plain` column: the values at these slots, nulls where ``missing``, faster than Arrow's."""
+        """Takes the values at some slots, nulls where ``missing``, of a `plain` column: faster than Arrow's `take`."""
         assert self.values is not None
         return gathered(self.values.data[: self.length], self.kind, slots, missing)
 
@@ -371,7 +369,7 @@ class CpuStore:
 
     def __init__(self, schema: pa.Schema, *, tiny: bool = False) -> None:
         self.schema, self._tiny = schema, tiny
-        self.columns = {f.name: Column(f.type) for f in schema}
+        self.columns = {f.name: GrowingColumn(f.type) for f in schema}
         self._movable = {f.name: self.columns[f.name].stored for f in schema if can_lie_on_disk(f.type)}
         self._far: RowsOnDisk | None = None
         """The oldest rows, of what can lie on disk; the columns of these begin behind them."""
@@ -392,12 +390,12 @@ class CpuStore:
 
     @property
     def host_bytes(self) -> int:
-        """Those that are not on disk."""
+        """Bytes that are not on disk."""
         return self.nbytes - self.disk_bytes
 
     @property
     def disk_bytes(self) -> int:
-        """Those on disk."""
+        """Bytes that lie on disk."""
         return 0 if self._far is None else self._far.disk_bytes
 
     def append(self, frame: Frame) -> None:
@@ -471,7 +469,7 @@ class CpuStore:
         return Frame(slots.size, taken)
 
     def may_be_null(self, column: str) -> bool:
-        """Whether any row may have a null in this column."""
+        """Tells whether any row may have a null in a column."""
         found = self.columns[column]
         on_disk = self._far is not None and column in self._far.with_nulls
         return on_disk or found.validity is not None or pa.types.is_null(found.kind)

@@ -7,15 +7,24 @@ is known to whoever did it, so it counts as any of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 Array = Any
 """A one-dimensional array of numpy or cupy: flags, counts, times, as the name has it."""
+Ints = npt.NDArray[np.int64]
+"""Integers on the host."""
+Mask = npt.NDArray[np.bool_]
+"""Flags on the host."""
+ArrowTypes = Sequence[pa.DataType]
+"""The types of some columns, in their order."""
 
 
-class _Numbers(Protocol):  # noqa: PLW1641 - arrays have no hash
+class _Integers(Protocol):  # noqa: PLW1641 - arrays have no hash
     """Integers of one kind; a part of them is of this kind, too."""
 
     size: int
@@ -47,19 +56,19 @@ class _Numbers(Protocol):  # noqa: PLW1641 - arrays have no hash
     def __ne__(self, other: object) -> Any: ...
 
 
-class Slots(_Numbers):
-    """Where rows lie in a `gpu_ops.kernels.Store` (int64); -1 for "no row", which gathers as nulls."""
+class Slots(_Integers):
+    """Places of rows in a `gpu_ops.kernels.Store` (int64); -1 for "no row", which gathers as nulls."""
 
 
-class Positions(_Numbers):
-    """Which elements of an array or rows of a frame (int64)."""
+class Positions(_Integers):
+    """Places of elements in an array, or of rows in a frame (int64)."""
 
 
-class Instants(_Numbers):
+class Instants(_Integers):
     """Times within a micro-batch (int64), see `gpu_ops.operators.core.changes`."""
 
 
-class Hashes(_Numbers):
+class Hashes(_Integers):
     """64-bit hashes of rows (uint64)."""
 
 

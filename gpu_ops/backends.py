@@ -23,7 +23,7 @@ _log = logging.getLogger("gpu_ops")
 
 @functools.cache
 def gpu_available() -> tuple[bool, str]:
-    """Whether a GPU answered when this was first asked, and the reason.
+    """Tells whether a GPU answered when this was first asked, and the reason.
 
     Importing cuDF proves nothing, so cupy is asked for a device.
     """
@@ -63,7 +63,7 @@ def kernel_caches() -> dict[str, str]:
 
 
 def _made(folder: Path) -> bool:
-    """Whether a folder is there, or could be made, and can be written to."""
+    """Makes a folder if it is not there; True if files can be written to it."""
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
     except OSError:

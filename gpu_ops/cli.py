@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Backend = Literal["auto", "cpu", "gpu"]
+BackendOption = Literal["auto", "cpu", "gpu"]
 TpchQuery = Literal["q3", "q4", "q5", "q10", "q12", "q13", "q18"]
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
@@ -65,7 +65,7 @@ def demo(
         typer.Option(min=0.001, show_default="0.1", help="TPC-H scale factor; 0.1 makes a million changes."),
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1000, help="About how many changes to stream.")] = None,
-    backend: Annotated[Backend, typer.Option(help="Where to join.")] = "auto",
+    backend: Annotated[BackendOption, typer.Option(help="Where to join.")] = "auto",
     keep: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint."),
@@ -105,7 +105,7 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     master: Annotated[
         str | None, typer.Option(help="Spark's master, such as local[2].", show_default="local[*]")
     ] = None,
-    backend: Annotated[Backend | None, typer.Option(help="Where to join.")] = None,
+    backend: Annotated[BackendOption | None, typer.Option(help="Where to join.")] = None,
     trigger: Annotated[str | None, typer.Option(help="How often a micro-batch begins, such as '1 second'.")] = None,
     packages: Annotated[str | None, typer.Option(help="Maven packages for Spark, comma-separated.")] = None,
     conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, name=value; as often as needed.")] = None,
@@ -194,7 +194,7 @@ def rescale(
 
 
 @app.command()
-def health(backend: Annotated[Backend, typer.Option(help="Where to join.")] = "auto") -> None:
+def health(backend: Annotated[BackendOption, typer.Option(help="Where to join.")] = "auto") -> None:
     """Join one micro-batch, to see that the engine works here. Exit status 1 where it does not."""
     import time  # noqa: PLC0415
 

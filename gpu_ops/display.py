@@ -22,7 +22,7 @@ _BOX: Final = "border:1px solid #8c959f;border-radius:6px;padding:4px 10px;margi
 
 
 class Explanation(str):
-    """What `gpu_ops.explain` says: a text, which a notebook shows below a picture of the operators."""
+    """The text of `gpu_ops.explain`, which a notebook shows below a picture of the operators."""
 
     __slots__ = ("picture",)
 
@@ -90,7 +90,7 @@ class Tables:
 
 
 def changes_of(source: Input) -> str:
-    """What an input's changes are, in words."""
+    """The changes of an input, in words."""
     changes = "insert-only" if source.insert_only else f"row kinds in {source.row_kind!r}"
     if source.row_kind is None and source.unique_key is not None:
         changes = "upserts"
@@ -98,21 +98,24 @@ def changes_of(source: Input) -> str:
 
 
 def lookups_text(counts: Mapping[str, int]) -> str:
-    """How many lookups went which way, see `gpu_ops.kernels.LOOKUPS`."""
+    """The number of lookups by each way, see `gpu_ops.kernels.LOOKUPS`."""
     return ", ".join(f"{count:,} by {way.replace('_', ' ')}" for way, count in counts.items())
 
 
 def show(what: Any, rows: int = 50) -> Tables:
-    """A changelog coloured by row kind, or the state of an engine as tables, for a notebook.
+    """Shows a changelog coloured by row kind, or the state of an engine as tables, in a notebook.
 
     Args:
         what: a changelog: an Arrow table, a DataFrame of pandas, polars or cuDF, or a static one of Spark's, such as
-            the table of a ``memory`` sink; a `MicroBatch`; or a `JoinEngine`, of which the rows it keeps are shown
-            with their counts of matches.
-        rows: how many rows at most.
+            the table of a ``memory`` sink; a `MicroBatch`; or a `JoinEngine`, whose state rows are shown with their
+            counts of matches.
+        rows: the largest number of rows.
 
     Raises:
-        DescriptionError: something else.
+        DescriptionError: it is none of these.
+
+    Example:
+        >>> gpu_ops.show(pa.table({"row_kind": ["+I", "-D"], "id": [1, 1]}))  # doctest: +SKIP
     """
     if hasattr(what, "snapshot"):
         kept = what.snapshot()

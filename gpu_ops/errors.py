@@ -116,7 +116,7 @@ _OF_LIBCUDF: Final = "failure at"
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error says that there was no room, which there may be for less, or later.
+    """Tells whether an error says that there was no room, which there may be for less, or later.
 
     Besides Python's own that is CUDA's, which loads a kernel when it is first launched, and libcudf's of a column that
     would have more than 2^31 - 1 rows or bytes.

@@ -152,7 +152,7 @@ def whole_number(name: str, value: object) -> int:
 
 
 def fits(value: object, hint: Any, least: int = 1 - MAX_MS, most: int = MAX_MS - 1) -> bool:
-    """Whether a value is of a type; text can be written as UTF-8.
+    """Tells whether a value is of a type; text can be written as UTF-8.
 
     Args:
         value: any.

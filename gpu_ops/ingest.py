@@ -12,13 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Mask
 from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, SPELLINGS, codes_of, decode_row_kinds, known_row_kinds
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.frames import UnfitError, as_table, index_names, taken
 from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
-from gpu_ops.kernels import DataFrames, Frame, Kernels, Mask, Rows
+from gpu_ops.kernels import DataFrames, DeviceRows, Frame, Kernels
 from gpu_ops.layouts import MAX_CHANGES
 from gpu_ops.values import readable, sample, wrong_text
 
@@ -27,7 +28,7 @@ class ArrowStream(Protocol):
     """A table: of Arrow, pandas, polars, cuDF, DuckDB and others."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """What Arrow's C data interface has of it."""
+        """Gives the rows by Arrow's C data interface."""
 
 
 _Fault = tuple[str, str, object, Mask]
@@ -46,7 +47,7 @@ class Ingested:
         ties: n numbers that order rows of one time, where the description names a column of them.
     """
 
-    rows: pa.Table | Rows
+    rows: pa.Table | DeviceRows
     kinds: npt.NDArray[np.int8]
     sequence: npt.NDArray[np.int64]
     rows_in: int
@@ -61,7 +62,7 @@ class Ingested:
         return dataclasses.replace(self, rows=rows, kinds=self.kinds[order])
 
     def pick(self, mask: npt.NDArray[np.bool_]) -> Ingested:
-        """Some of the changes."""
+        """Keeps the changes whose flag is set."""
         rows = self.rows
         return dataclasses.replace(
             self,
@@ -87,7 +88,7 @@ class Ingested:
 
 
 def repeatable(join: Description, batches: Sequence[ArrowStream | None]) -> list[Any]:
-    """The same, but what may give its rows only once is an Arrow table; DataFrames on a card stay there.
+    """Makes an Arrow table of each batch that may give its rows only once; DataFrames on a card stay there.
 
     Raises:
         BadInputError: what is none of these.
@@ -234,9 +235,9 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, 
 
 
 def _decode_there(
-    source: Input, rows: Rows, order: npt.ArrayLike | None, start: int, join: Description
+    source: Input, rows: DeviceRows, order: npt.ArrayLike | None, start: int, join: Description
 ) -> Ingested | None:
-    """As `_decode`, of rows in the backend's memory; their text is taken for valid.
+    """Decodes rows in the backend's memory like `_decode`; their text is taken for valid.
 
     Returns:
         None where something is an error: `_decode` says which, and looks at all rows for a sample.
@@ -275,7 +276,7 @@ def _decode_there(
 
 
 def _to_table(source: Input, batch: Any) -> pa.Table:
-    """What others than Arrow's tables say that they hold."""
+    """Reads the rows of others than Arrow's tables."""
     if not hasattr(batch, "__arrow_c_stream__"):
         problem = f"takes an Arrow table, or a DataFrame with __arrow_c_stream__, not {type(batch).__name__}"
         raise BadInputError(source.name, None, problem)
@@ -369,8 +370,8 @@ def _mask_of(source: Input, faults: Iterable[_Fault]) -> Mask | None:
     return bad
 
 
-def _faults(source: Input, table: pa.Table | Rows, join: Description, *, text: bool = True) -> Iterator[_Fault]:
-    """What rows cannot be joined for: the column, the problem, a sample, and which rows.
+def _faults(source: Input, table: pa.Table | DeviceRows, join: Description, *, text: bool = True) -> Iterator[_Fault]:
+    """Lists the reasons why rows cannot be joined: the column, the problem, a sample, and flags of the rows.
 
     Args:
         source: the input.
@@ -465,7 +466,7 @@ def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Inges
 
 
 def _in_place(sides: Sequence[Ingested]) -> bool:
-    """Whether the positions are 0, 1, 2, ... already: nobody said an order, and no row was bad."""
+    """Tells whether the positions are 0, 1, 2, ... already: nobody said an order, and no row was bad."""
     start = 0
     for own in (side.sequence for side in sides):
         end = start + own.size

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
-from gpu_ops.descriptions.arguments import ENGINE_OPTIONS, check_engine_option, described
+from gpu_ops.descriptions.arguments import ENGINE_OPTIONS, check_engine_option, described, with_engine_options
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND, FOLDED
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description, line
@@ -28,12 +28,12 @@ from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
-from gpu_ops.operators.at_end import Backlog
+from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Beside, Changelog, Fold, Output, changelog, together
 from gpu_ops.state.pieces import FromSnapshot, Storable, whole
 
-Batch: TypeAlias = "ArrowStream | None"
+InputBatch: TypeAlias = "ArrowStream | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
 OutputFormat = Literal["arrow", "cudf", "pandas", "polars"]
@@ -153,7 +153,7 @@ class JoinEngine:
 
     # --- micro-batches -----------------------------------------------------------------------
 
-    def process(self, *inputs: Batch, **options: Any) -> Changelog:
+    def process(self, *inputs: InputBatch, **options: Any) -> Changelog:
         """Apply one micro-batch and return its changelog; arguments as `prepare`."""
         result = self.prepare(*inputs, **options)
         self.commit()
@@ -174,7 +174,7 @@ class JoinEngine:
             return self._given_out(together(self.join.output_schema, self.kernels, parts))
 
     def finish_parts(self) -> Iterator[Changelog]:
-        """As `finish`, in parts that together are the result: with ``emit="at_end"`` it need not fit in memory."""
+        """Ends the input like `finish`, in parts: with ``emit="at_end"`` the result need not fit in memory."""
         with self._ending() as ending:
             for part in ending:
                 yield self._given_out(part)
@@ -182,7 +182,7 @@ class JoinEngine:
                 yield self._given_out(part)
 
     def table(self) -> Changelog:
-        """What the changelogs so far add up to: the rows that are there now, in the engine's ``output`` format.
+        """Folds the changelogs so far: the rows that are there now, in the engine's ``output`` format.
 
         They are those of the last commit, and part of `snapshot` and `restore`.
 
@@ -195,7 +195,7 @@ class JoinEngine:
         return self._as_output(self._fold.rows())
 
     def __repr__(self) -> str:
-        """What the operator is, on which backend."""
+        """Describes the operator and its backend."""
         head, *lines = self.join.lines()
         lines += [line("emit", self.join.emit), line("backend", f"{self.backend} ({self.backend_reason})")]
         lines += [line("lookups", lookups_text(self.kernels.lookups))] if self.backend == "gpu" else []
@@ -257,16 +257,16 @@ class JoinEngine:
 
     def prepare(
         self,
-        *inputs: Batch,
-        left: Batch = None,
-        right: Batch = None,
+        *inputs: InputBatch,
+        left: InputBatch = None,
+        right: InputBatch = None,
         orders: Sequence[npt.ArrayLike] | None = None,
         left_order: npt.ArrayLike | None = None,
         right_order: npt.ArrayLike | None = None,
         clock_ms: int | None = None,
         watermark: Watermark = None,
         backlog: bool = False,
-        **named: Batch,
+        **named: InputBatch,
     ) -> MicroBatch:
         """Compute one micro-batch without changing the committed state.
 
@@ -407,8 +407,8 @@ class JoinEngine:
             found[side] = one
         return found
 
-    def _by_name(self, named: Mapping[str, Batch], others: Sequence[Batch]) -> tuple[Batch, ...]:
-        """What was given by the inputs' names, in the order of the inputs."""
+    def _by_name(self, named: Mapping[str, InputBatch], others: Sequence[InputBatch]) -> tuple[InputBatch, ...]:
+        """Orders batches that were given by the inputs' names like the inputs."""
         names = [source.name for source in self.join.inputs]
         for name in named:
             if name not in names:
@@ -534,7 +534,7 @@ class JoinEngine:
         return state
 
     def kept(self) -> dict[str, Storable]:
-        """The same by reference, for a state folder: what can be stored in pieces is not copied."""
+        """Gives a snapshot by reference, for a state folder: what can be stored in pieces is not copied."""
         self._check_there()
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before a snapshot")
@@ -593,21 +593,16 @@ class JoinEngine:
         self.kernels.close()
 
 
+@with_engine_options
 def engine(
     *,
     backend: Backend = "auto",
     output: OutputFormat = "arrow",
     memory_limit: int | Budget | None = None,
     on: Any = None,
-    **more: Any,
+    **inputs: Any,
 ) -> JoinEngine:
-    """An engine for DataFrames, without Spark: its inputs by name, with the columns that they have.
-
-    ::
-
-        engine = gpu_ops.engine(orders=orders, prices=prices, on="order_id", how="left", output="pandas")
-        engine.process(orders=orders, prices=prices)  # the changelog
-        engine.table()  # the joined rows as they are now
+    """Makes an engine for DataFrames, without Spark: its inputs by name, with the columns that they have.
 
     An input may be another engine that has seen nothing yet: then both operators run as one dataflow, which takes the
     other engine's inputs in its place, and changes of all operators are made final together::
@@ -616,40 +611,57 @@ def engine(
         totals = gpu_ops.engine(joined=joined, by="region", aggregates={"total": "sum(amount)"})
         totals.process(orders=orders, prices=prices)
 
+    The options say which operator it is: with ``aggregates`` an aggregate of one input; with ``time`` and ``direction``
+    or ``tolerance`` an ASOF join; with ``time``, ``lower`` and ``upper`` an interval join; of more than two inputs a
+    multi-way join; else a regular join. An option that the operator does not read is refused.
+
     Args:
-        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-        output: what changelogs and tables are: ``"arrow"``, ``"pandas"``, ``"polars"`` or ``"cudf"``.
-        memory_limit: as `JoinEngine`.
+        backend: the processor that computes. ``"auto"``: the GPU where there is one. ``"cpu"``: the CPU. ``"gpu"``: the
+            GPU, or an error.
+        output: the package of changelogs and tables. ``"arrow"``: Arrow tables. ``"pandas"``, ``"polars"``, ``"cudf"``:
+            DataFrames of these.
+        memory_limit: the bytes that state may take, or a `Budget`, see `JoinEngine`.
         on: the key: ``"k"``, ``["k", ("left_k", "right_k")]``, or None.
-        more: the inputs, by name: DataFrames of pandas, polars or cuDF, Arrow tables, whose columns count and whose
-            rows do not, ``gpu_ops.Input.of(frame, row_kind=..., unique_key=...)``, or an engine. And what the join is:
-            ``how=`` (inner; also as pandas and Spark spell it), ``where=``, ``suffixes=``, ``emit=``, ``null_safe=``;
-            with ``time=("ordered_at", "paid_at")`` (or ``"processing"``) an interval join by ``lower=`` and ``upper=``,
-            or an ASOF join by ``direction=`` and ``tolerance=``; with ``aggregates=`` and ``by=`` an aggregate of one
-            input. They mean what they mean in `gpu_ops.join`, `gpu_ops.interval_join` and so on.
+        inputs: the inputs, by name: DataFrames of pandas, polars or cuDF, Arrow tables, whose columns count and whose
+            rows do not, ``gpu_ops.Input.of(frame, row_kind=..., unique_key=...)``, or an engine; and the options
+            ``how``, ``where``, ``suffixes``, ``emit``, ``null_safe``, ``null_aware``, ``time``, ``lower``, ``upper``,
+            ``lower_inclusive``, ``upper_inclusive``, ``keyed``, ``late``, ``min_cleanup``, ``timestamp``,
+            ``direction``, ``tolerance``, ``allow_exact_matches``, ``aggregates``, ``by``, ``window_end`` and
+            ``session_gap``, which mean what they mean in `gpu_ops.join`, `gpu_ops.interval_join`, `gpu_ops.asof_join`
+            and `gpu_ops.aggregate`; ``how`` also as pandas and Spark spell it.
 
     Raises:
-        DescriptionError: something that is no join, or an option that the operator does not read.
+        DescriptionError: the options describe no operator, or one is not read by it.
         BackendError: as `JoinEngine`.
+
+    Example:
+        >>> orders = pa.table({"id": [1, 2], "amount": [10, 20]})
+        >>> payments = pa.table({"id": [1], "paid": [4]})
+        >>> engine = gpu_ops.engine(orders=orders, payments=payments, on="id", how="left", output="pandas")
+        >>> _ = engine.process(orders=orders, payments=payments)
+        >>> engine.table().sort_values("id")
+           id  amount  paid
+        0   1      10   4.0
+        1   2      20   NaN
     """
     bare = {
         x
-        for x, y in more.items()
+        for x, y in inputs.items()
         if not (isinstance(y, Input | pa.Schema | JoinEngine) or hasattr(y, "__arrow_c_stream__"))
     }
-    options = {name: more.pop(name) for name in list(more) if name in ENGINE_OPTIONS and name in bare}
-    for name in more:
+    options = {name: inputs.pop(name) for name in list(inputs) if name in ENGINE_OPTIONS and name in bare}
+    for name in inputs:
         if name in bare:
             check_engine_option(name)
     taken = set(inspect.signature(JoinEngine.prepare).parameters) - {"orders"}
-    for number, name in enumerate(more):
+    for number, name in enumerate(inputs):
         if name in taken and name != ("left", "right", None)[min(number, 2)]:
             raise DescriptionError(f"an input cannot be called {name!r}, which has a meaning in process()")
-    below = {name: one.join for name, one in more.items() if isinstance(one, JoinEngine)}
+    below = {name: one.join for name, one in inputs.items() if isinstance(one, JoinEngine)}
     for name, under in below.items():
-        if any(len(table) for table in more[name]._operator.tables):
+        if any(len(table) for table in inputs[name]._operator.tables):
             raise DescriptionError(f"the engine {name!r} holds rows: a dataflow begins with engines that hold none")
-        more[name] = under.as_input(name)
-    description = described(more, {"on": on, **options})
+        inputs[name] = under.as_input(name)
+    description = described(inputs, {"on": on, **options})
     description = Dataflow.over(description, below) if below else description
     return JoinEngine(description, backend, memory_limit=memory_limit, output=output, fold=True)

@@ -17,14 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.arrays import Array, Hashes, Mask, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.files.disk import Disk
 
 Frame = Any
 """Named columns of equal length, in the backend's own form. Immutable."""
-
-Mask = npt.NDArray[np.bool_]
 
 
 Probe = Literal["auto", "hash_join", "index"]
@@ -38,17 +36,17 @@ LOOKUPS: Final = ("hash_join", "kept_table", "index")
 """Ways of a lookup, of one probe row in one run of an index; a kept table is one that a hash join has built."""
 
 
-class Rows(Protocol):
+class DeviceRows(Protocol):
     """Rows that came in a DataFrame of the backend's memory, and stay there. Arrays are the host's."""
 
     @property
     def frame(self) -> Frame:
-        """Their columns."""
+        """The columns of the rows, in the backend's form."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
 
-    def take(self, order: npt.NDArray[np.int64]) -> Rows:
+    def take(self, order: npt.NDArray[np.int64]) -> DeviceRows:
         """The rows at n positions."""
 
     def table(self) -> pa.Table:
@@ -58,13 +56,13 @@ class Rows(Protocol):
         """One column, copied out."""
 
     def nulls(self, name: str) -> Mask | None:
-        """Which values are null; None for none."""
+        """Flags the null values of a column; None if there is none."""
 
     def beyond(self, name: str, limit: int) -> Mask | None:
-        """Which integers or times, as integers, are not between ``-limit`` and ``limit``; None for none."""
+        """Flags integers, or times, that are not between ``-limit`` and ``limit``; None if there is none."""
 
     def words(self, known: Sequence[str]) -> npt.NDArray[np.int8]:
-        """Which of the known words stands in the column beside each row (see `DataFrames.rows`); -1 for none."""
+        """Gives the number of the known word in the column beside each row (see `DataFrames.rows`); -1 for none."""
 
 
 class DataFrames(Protocol):
@@ -73,7 +71,7 @@ class DataFrames(Protocol):
     def lacks(self, schema: pa.Schema) -> str | None:
         """Why DataFrames of this schema cannot be given; None where they can."""
 
-    def rows(self, given: object, schema: pa.Schema, beside: str | None) -> Rows | None:
+    def rows(self, given: object, schema: pa.Schema, beside: str | None) -> DeviceRows | None:
         """A DataFrame's rows, in memory of their own: what becomes of it later does not matter.
 
         Args:
@@ -91,7 +89,7 @@ class DataFrames(Protocol):
     def together(self, parts: Sequence[pa.Table | Frame], schema: pa.Schema) -> Frame:
         """Rows one after the other, by position and in the schema's types."""
 
-    def taken(self, frame: Frame, schema: pa.Schema) -> Rows:
+    def taken(self, frame: Frame, schema: pa.Schema) -> DeviceRows:
         """A frame's columns, by position and in the schema's types, as rows that an operator takes in."""
 
     def made(self, frame: Frame, schema: pa.Schema) -> Any:
@@ -127,11 +125,11 @@ class Store(Protocol):
 
     @property
     def host_bytes(self) -> int:
-        """Those of them in host memory."""
+        """Bytes of the rows in host memory."""
 
     @property
     def disk_bytes(self) -> int:
-        """Those of them on local disk."""
+        """Bytes of the rows on local disk."""
 
     def __len__(self) -> int:
         """Number of slots, dead ones included."""
@@ -146,7 +144,7 @@ class Store(Protocol):
         """The rows at ``slots`` (int64, -1 for a row of nulls; ``present`` if none is), of the columns named."""
 
     def may_be_null(self, column: str) -> bool:
-        """Whether any row may have a null in this column."""
+        """Tells whether any row may have a null in a column."""
 
     def retained(self, slots: Slots, onto: Store | None = None) -> Store:
         """Another store with only these slots (ascending), renumbered, each where it lies in this one.
@@ -210,7 +208,7 @@ class TooMany(Exception):  # noqa: N818 - no error, an answer
 
 
 class Kernels(Protocol):
-    """One backend.
+    """The interface of a backend.
 
     Attributes:
         name: ``"cpu"`` or ``"gpu"``.
@@ -240,7 +238,7 @@ class Kernels(Protocol):
     # --- Arrow and host memory ---------------------------------------------------------------
 
     def frame(self, table: pa.Table) -> Frame:
-        """Columns from Arrow."""
+        """Makes a frame of an Arrow table's columns."""
 
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
         """Columns to Arrow, by position, in the schema's types."""
@@ -334,7 +332,7 @@ class Kernels(Protocol):
         *,
         size: int,
     ) -> Slots:
-        """The slot that each of ``size`` needles matches, -1 for none; no needle matches more than one.
+        """The slot that each of ``size`` probe rows matches, -1 for none; no probe row matches more than one.
 
         Other arguments as `matches`.
         """
@@ -412,7 +410,7 @@ class Kernels(Protocol):
         """An empty store for rows of this schema."""
 
     def directory(self, entries: Array, shift: int) -> Array:
-        """Where each hash prefix begins among ascending entries (int32), and at the end their number.
+        """Finds the first of ascending entries with each hash prefix (int32), and at the end their number.
 
         Args:
             entries: n uint64.
@@ -437,36 +435,36 @@ class Kernels(Protocol):
     def search(
         self,
         runs: Sequence[SearchedRun],
-        needles: Array,
+        probe_rows: Array,
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
         at_most: int | None = None,
     ) -> Array:
-        """Candidates of sorted runs for each needle: entries with the same upper half of a hash.
+        """Candidates of sorted runs for each probe row: entries with the same upper half of a hash.
 
         Args:
             runs: in this backend's memory.
-            needles: n entries (uint64) in any order; quickest ascending.
-            times: of runs with times, n earliest and n latest times (int64, inclusive), one per needle: only entries
+            probe_rows: n entries (uint64) in any order; quickest ascending.
+            times: of runs with times, n earliest and n latest times (int64, inclusive), one per probe row: only entries
                 within them are candidates.
             by_candidate: give the candidate's slot first.
             at_most: how many there may be.
 
         Returns:
-            Pairs (int64, see `gpu_ops.layouts.pairs`) of the needle's and the candidate's slot, in any order.
+            Pairs (int64, see `gpu_ops.layouts.pairs`) of the probe row's and the candidate's slot, in any order.
 
         Raises:
             TooMany: there are more than there may be; they have not been written out.
         """
 
-    def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
-        """Where needles stand in a sorted run with times.
+    def bisect(self, run: SearchedRun, probe_rows: Array, times: Array, *, after: bool) -> Array:
+        """Finds the place of each probe row in a sorted run with times.
 
         Args:
             run: in this backend's memory.
-            needles: n entries (uint64) in any order.
-            times: n int64, one per needle.
+            probe_rows: n entries (uint64) in any order.
+            times: n int64, one per probe row.
             after: behind the entries of just this hash and time, not in front of them.
 
         Returns:

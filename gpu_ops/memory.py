@@ -46,7 +46,7 @@ _SMALL: Final = 1 << 26
 """Bytes for which nobody asks how much memory there is."""
 
 
-class Places(NamedTuple):
+class StateBytes(NamedTuple):
     """Bytes of state by where they lie."""
 
     gpu: int = 0
@@ -55,7 +55,7 @@ class Places(NamedTuple):
 
 
 class Budget:
-    """What the state of all engines that share it may take, together. Safe for threads.
+    """The memory that the state of all engines that share it may take, together. Safe for threads.
 
     Args:
         gpu: bytes of GPU memory, working memory included; None for what the card has.
@@ -76,9 +76,9 @@ class Budget:
         self.gpu, self.host, self.disk, self.folder = gpu, host, disk, folder
         self._lock = threading.Lock()
         # by engine, and gone with it where nobody closes it
-        self._used: weakref.WeakKeyDictionary[object, Places] = weakref.WeakKeyDictionary()
+        self._used: weakref.WeakKeyDictionary[object, StateBytes] = weakref.WeakKeyDictionary()
 
-    def charge(self, owner: object, taken: Places) -> None:
+    def charge(self, owner: object, taken: StateBytes) -> None:
         """Note what the state of one engine takes now.
 
         Args:
@@ -94,22 +94,22 @@ class Budget:
             self._used.pop(owner, None)
 
     @property
-    def used(self) -> Places:
+    def used(self) -> StateBytes:
         """Bytes of all engines, as last noted."""
         return self._others(None)
 
-    def _others(self, owner: object) -> Places:
+    def _others(self, owner: object) -> StateBytes:
         """Bytes of all engines but one."""
         with self._lock:
             there = [taken for engine, taken in self._used.items() if engine is not owner]
-        return Places(*(sum(bytes_) for bytes_ in zip(*there, strict=True)))
+        return StateBytes(*(sum(bytes_) for bytes_ in zip(*there, strict=True)))
 
     def gpu_excess(self) -> int:
         """Bytes that have to leave the GPU, 0 if none."""
         return 0 if self.gpu is None else max(0, self.used.gpu - int(STATE_SHARE * self.gpu))
 
     def has_room_for(self, more: int) -> bool:
-        """Whether more bytes of state on the GPU leave half of the state's share free."""
+        """Tells whether more bytes of state on the GPU leave half of the state's share free."""
         return self.gpu is None or self.used.gpu + more <= STATE_SHARE * self.gpu / 2
 
     def disk_for(self, owner: object) -> Disk | None:
@@ -163,13 +163,13 @@ class Memory:
         self._told = (0, 0)
         self._faults: int | None = None
 
-    def bytes(self, tables: Sequence[InputTable]) -> Places:
+    def bytes(self, tables: Sequence[InputTable]) -> StateBytes:
         """Bytes of state, by where they lie."""
         total, disk = sum(t.nbytes for t in tables), sum(t.disk_bytes for t in tables)
         host = total - disk if self._kernels.host is None else sum(t.host_bytes for t in tables)
-        return Places(total - host - disk, host, disk)
+        return StateBytes(total - host - disk, host, disk)
 
-    def charge(self, tables: Sequence[InputTable]) -> Places:
+    def charge(self, tables: Sequence[InputTable]) -> StateBytes:
         """Note what the state takes now, and say it."""
         taken = self.bytes(tables)
         self.budget.charge(self, taken)
@@ -214,7 +214,7 @@ class Memory:
         taken = self._to_disk(tables, taken, coming)
         self.budget.check_host(self, taken.host + coming)
 
-    def _to_disk(self, tables: Sequence[InputTable], taken: Places, coming: int = 0) -> Places:
+    def _to_disk(self, tables: Sequence[InputTable], taken: StateBytes, coming: int = 0) -> StateBytes:
         """Move to disk what is over the host's budget.
 
         Args:
@@ -358,7 +358,7 @@ def disk_size(text: str) -> int:
 
 
 def size_text(size: int) -> str:
-    """Bytes for people."""
+    """Writes a number of bytes for people."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 2**power:
             return f"{size / 2**power:,.1f} {unit}"

@@ -45,7 +45,7 @@ class Beside(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What an operator makes of one micro-batch.
+    """The rows that an operator emits in one micro-batch, with its metrics.
 
     Attributes:
         values: n rows of the changelog, without their row kinds: a frame, or an Arrow table of the schema's types.
@@ -87,7 +87,7 @@ class HasStore(Protocol):
 
     @property
     def store(self) -> Store:
-        """Its rows."""
+        """The store of its rows."""
 
 
 def gathered(
@@ -95,7 +95,7 @@ def gathered(
     kernels: Kernels,
     tables: Sequence[HasStore],
     slots: Sequence[Slots],
-    padded: Sequence[bool] | None = None,
+    null_sides: Sequence[bool] | None = None,
 ) -> Frame:
     """The values of n rows of the changelog, one gather per column; that of later times is left out.
 
@@ -104,7 +104,7 @@ def gathered(
         kernels: the backend.
         tables: of each input.
         slots: per input n slots, -1 for a row of nulls.
-        padded: per input, whether there are such; None for all.
+        null_sides: per input, whether there are such; None for all.
     """
     columns = [c for c in join.output if c.other is None or c.side == EITHER]
     needed: list[dict[str, None]] = [{} for _ in tables]
@@ -112,7 +112,7 @@ def gathered(
         needed[0 if column.other else column.side][column.column] = None
         if column.other is not None:
             needed[1][column.other] = None
-    may = padded or [True] * len(tables)
+    may = null_sides or [True] * len(tables)
     parts_of = zip(tables, slots, needed, may, strict=True)
     frames = [t.store.take(s, list(n), present=not nulls) if n else None for t, s, n, nulls in parts_of]
     parts = []
@@ -227,7 +227,7 @@ def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
 
 
 class Fold:
-    """What the changelogs of an engine add up to: the rows of its last committed state.
+    """The folded changelogs of an engine: the rows of its last committed state.
 
     Args:
         schema: of the changelogs.
@@ -304,7 +304,7 @@ class Fold:
 
 
 def folded(parts: Sequence[pa.Table]) -> pa.Table:
-    """What changelogs, one after the other, add up to: the rows that are there, as insertions, in the order they came.
+    """Folds changelogs, one after the other: the rows that are there, as insertions, in the order they came.
 
     Rows are the same as operators have it: null is null, NaN is NaN, and -0.0 is 0.0.
     """

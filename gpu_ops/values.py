@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Mask
 from gpu_ops.zones import in_zone
 
-Mask = npt.NDArray[np.bool_]
 _DEEPEST: Final = 64
 """Types within types; beyond, walking them would end Python's stack."""
 
@@ -129,7 +129,7 @@ def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def has_text(kind: pa.DataType) -> bool:
-    """Whether there is text in a type, at any depth."""
+    """Tells whether there is text in a type, at any depth."""
     if pa.types.is_nested(kind):
         return any(has_text(kind.field(i).type) for i in range(kind.num_fields))
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
@@ -224,7 +224,7 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def beyond_offsets(array: pa.Array) -> bool:
-    """Whether an array has large offsets, and needs them."""
+    """Tells whether an array has large offsets, and needs them."""
     if array.type not in _NARROW or not len(array):
         return False
     offsets = _offsets(array)
@@ -283,7 +283,7 @@ def _shown(text: bytes) -> str:
 
 
 def wrong_text(column: pa.ChunkedArray) -> tuple[Mask, str] | None:
-    """Which rows hold text that is no UTF-8, at any depth, and the beginning of the first such text; None for none."""
+    """Flags rows with text that is no UTF-8, at any depth, with the beginning of the first; None for none."""
     if not has_text(column.type):
         return None
     found = [_wrong(chunk) for chunk in column.chunks]
@@ -452,5 +452,5 @@ def cast_plain(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values are bytes."""
+    """Tells whether values of a type are bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

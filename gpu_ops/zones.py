@@ -29,7 +29,7 @@ _STEP: Final = 14 * 86_400
 
 
 class Offsets(NamedTuple):
-    """How a zone's clocks run.
+    """The offsets from UTC of a zone's clocks over time.
 
     Attributes:
         begins: of n offsets, the second from 1970 (UTC) from which each holds.
@@ -67,7 +67,7 @@ def _by_arrow(local: pa.Array, kind: pa.TimestampType, zone: str, which: str) ->
 
 
 def _by_rule(local: pa.Array, kind: pa.TimestampType, zone: str, which: str) -> pa.Array:
-    """As `in_zone`, of times from 2037 on; what others become does not matter."""
+    """Converts times from 2037 on like `in_zone`; what others become does not matter."""
     begins, offsets = offsets_of(zone, _LATE - _STEP, _LISTED + _CYCLE)
     seconds = local.cast(pa.timestamp("s"), safe=False).cast(pa.int64()).fill_null(0).to_numpy()
     before = np.append(offsets[:1], offsets[:-1])
@@ -80,7 +80,7 @@ def _by_rule(local: pa.Array, kind: pa.TimestampType, zone: str, which: str) -> 
 
 @functools.lru_cache(maxsize=64)
 def offsets_of(zone: str, first: int, last: int) -> Offsets:
-    """How a zone's clocks run between two seconds from 1970; one that holds for less than two weeks may be missed."""
+    """Finds a zone's offsets between two seconds from 1970; one that holds for less than two weeks may be missed."""
     clock = ZoneInfo(zone)
 
     def offset(second: int) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import os
 import random
+import warnings
 from typing import Any
 
 import pandas as pd
@@ -96,7 +99,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "null_aware": (True,), "time": (("t", "u"), "t", "processing"), "lower": (-5, "1 second"), "upper": (7, "1 hour"),
     "lower_inclusive": (False,), "upper_inclusive": (False,), "keyed": (True,), "late": ("drop", "tag"),
     "min_cleanup": (9, "1 minute"), "timestamp": ("at",), "direction": ("forward", "nearest"),
-    "tolerance": (3, "1 second"), "allow_exact_matches": (False,), "window_end": ("t",),
+    "tolerance": (3, "1 second"), "allow_exact_matches": (False,), "window_end": ("t",), "session_gap": (5, "1 minute"),
 }  # fmt: skip
 """Of each option values that are not its default."""
 
@@ -156,6 +159,7 @@ def test_did_you_mean_says_what_is_near_and_lists_all_arguments() -> None:
             check_options(function, [name], options)
         listed = str(caught.value).rpartition("There are ")[2].split(", ")
         assert set(options.__annotations__) < set(listed)
+        assert len(set(listed)) == len(listed)
         assert "options" not in listed
     assert {"left", "right", "on", "time", "direction", "tolerance", "how"} <= set(listed_by(by_time.asof_join))
     with pytest.raises(TypeError, match=r"join\(\) has no option zzz=\. There are left, right, on, how, "):
@@ -185,3 +189,63 @@ def test_an_engine_by_processing_time_and_by_the_event_times_of_its_inputs() -> 
     timed = {name: gpu_ops.Input.of(schema, event_time=time) for name, schema, time in (("l", S, "t"), ("r", Q, "u"))}
     assert gpu_ops.engine(**timed, on="s", lower=0, upper=5).join.by_event_time
     assert gpu_ops.engine(**timed, on="s", direction="nearest", tolerance=5).join.asof.tolerance_ms == 5
+
+
+def public_functions() -> dict[str, Any]:
+    """The functions that users call, by their whole names."""
+    modules = {"gpu_ops": gpu_ops, "gpu_ops.spark": gpu_ops.spark, "gpu_ops.sinks": gpu_ops.sinks}
+    named = {f"{m}.{name}": getattr(module, name) for m, module in modules.items() for name in module.__all__}
+    return {name: value for name, value in named.items() if inspect.isfunction(value)}
+
+
+def test_help_lists_each_option_and_explains_it_and_has_an_example() -> None:
+    """`help(gpu_ops.join)` showed ``**options``, and said ``as in join`` of what they mean."""
+    functions = public_functions()
+    assert len(functions) > 30
+    for name, function in functions.items():
+        parameters = inspect.signature(function).parameters
+        rest = {x.name for x in parameters.values() if x.kind is x.VAR_KEYWORD}
+        # inputs by name; options of Spark's readers, by Spark's names
+        own = {"gpu_ops.sql": {"inputs"}, "gpu_ops.engine": {"inputs"}}.get(name, set())
+        assert rest == ({"options"} if name.endswith(".read_files") else own), name
+        text = inspect.getdoc(function) or ""
+        for parameter in parameters.values():
+            assert f"    {parameter.name}: " in text or f"``{parameter.name}``" in text, (name, parameter.name)
+        assert ">>> " in text, name
+
+
+def test_the_signature_has_what_the_function_takes() -> None:
+    from gpu_ops.spark.api import by_time, joins, streams
+
+    for function, options in (
+        (joins.join, streams.JoinOptions),
+        (joins.anti_join, streams.SemiJoinOptions),
+        (by_time.asof_join, by_time.AsofJoinOptions),
+    ):
+        names = list(inspect.signature(function).parameters)
+        assert set(options.__annotations__) < set(names)
+        assert len(set(names)) == len(names)
+    parameters = inspect.signature(joins.join).parameters
+    defaults = {name: parameters[name].default for name in ("state", "backend", "emit", "null_safe", "backlog")}
+    assert defaults == {"state": None, "backend": "auto", "emit": "per_batch", "null_safe": False, "backlog": False}
+    assert {*ENGINE_OPTIONS, "backend", "output", "inputs"} < set(inspect.signature(gpu_ops.engine).parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_examples_of_public_functions_give_what_they_say(tmp_path: Any) -> None:
+    """One Spark session for all; what needs a server of its own is skipped in the example itself."""
+    from gpu_ops.spark.testing import arrive
+
+    session = gpu_ops.spark.session("examples", master="local[2]", config={"spark.sql.shuffle.partitions": "2"})
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for number, (name, function) in enumerate(public_functions().items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        names = {"gpu_ops": gpu_ops, "spark": session, "pa": pa, "arrive": arrive, "folder": str(folder)}
+        example = doctest.DocTestParser().get_doctest(inspect.getdoc(function) or "", names, name, None, 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of examples without a state folder
+            runner.run(example)
+    session.stop()
+    assert runner.summarize(verbose=False).failed == 0

@@ -12,14 +12,15 @@ import pytest
 from kernels.own_functions import Bits
 
 from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
 from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.descriptions.multi_join import MultiJoin, Step
+from gpu_ops.descriptions.multi_join import JoinStep, MultiJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import decoded, encoded
 from gpu_ops.query.relations import Table
@@ -80,8 +81,8 @@ DESCRIPTIONS: Final[dict[str, Description]] = {
     "multi join, all options": MultiJoin(
         (A, RETRACTING, KEYED),
         (
-            Step("inner", (Equality(0, "k", "k"),), "a.x > r.x"),
-            Step("left", (Equality(0, "k", "k", using=True), Equality(1, "g", "g", True))),
+            JoinStep("inner", (Equality(0, "k", "k"),), "a.x > r.x"),
+            JoinStep("left", (Equality(0, "k", "k", using=True), Equality(1, "g", "g", True))),
         ),
         "per_event",
         ("_a", "_r", "_k"),

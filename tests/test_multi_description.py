@@ -13,7 +13,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.descriptions.multi_join import MAX_INPUTS, MultiJoin, Step
+from gpu_ops.descriptions.multi_join import MAX_INPUTS, JoinStep, MultiJoin
 from gpu_ops.errors import ConditionError, DescriptionError
 
 USERS = Input("users", pa.schema([("id", pa.int64()), ("name", pa.string()), ("tags", pa.list_(pa.int8()))]), ("id",))
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "why not right": (lambda: described(how=["left", "right"]), "which only the first step can be"),
     "no such how": (lambda: described(how="outer"), "how='outer'; a step of a multi-way join is inner or left"),
     "how of a step": (
-        lambda: dataclasses.replace(described(), steps=(Step("full", ()), Step("left", ()))),  # type: ignore[arg-type]
+        lambda: dataclasses.replace(described(), steps=(JoinStep("full", ()), JoinStep("left", ()))),  # type: ignore[arg-type]
         CHAIN.format("full", "inner"),
     ),
     "no common key": (
@@ -257,8 +257,8 @@ JOINS: dict[str, Callable[[], MultiJoin]] = {
     "everything": lambda: MultiJoin(
         (USERS, dataclasses.replace(ORDERS, row_kind="op", ttl_ms=5, updates="retract", bad_rows="tag"), PAYMENTS),
         (
-            Step("inner", (Equality(0, "id", "user_id"),), "amount > 1"),
-            Step("left", (Equality(1, "user_id", "user_id"), Equality(0, "id", "order", True))),
+            JoinStep("inner", (Equality(0, "id", "user_id"),), "amount > 1"),
+            JoinStep("left", (Equality(1, "user_id", "user_id"), Equality(0, "id", "order", True))),
         ),
         "per_event", SUFFIXES, (2, 0, 1),
     ),

@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def check(spark: SparkSession, topic: str, messages: int) -> None:
-    """What came out of the join is right; the topic is deleted then.
+    """Checks the output of the join, then deletes the topic.
 
     Raises:
         SystemExit: it is not.

@@ -171,7 +171,7 @@ def run_sql(
 
 
 def flink_command(source: Path, heap: str, version: str, jars: Sequence[Path] = ()) -> list[str]:
-    """What starts the class of a source file."""
+    """The command that starts the class of a Java source file with Flink."""
     java, lib = _tool("java"), flink_jars(version)
     return [
         java,

@@ -54,7 +54,7 @@ _LEAST_CPU_SECONDS = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How large each part is, in rows unless it says otherwise."""
+    """The size of each part of the benchmark, in rows unless it says otherwise."""
 
     copied_bytes: int = 4 << 30
     changes: int = 1_000_000
@@ -272,7 +272,7 @@ def _write(out: Path, results: dict[str, Any], settings: dict[str, Any]) -> dict
 
 
 def _complete(results: Mapping[str, Any], name: str) -> bool:
-    """Whether a part is done with the code as it is, and nothing of it left out for lack of time."""
+    """True if a part was measured with the present code, and nothing of it left out for lack of time."""
     said = results["parts"].get(name, {})
     return (
         said.get("status") == "done" and said.get("code") == digest() and '"time: ' not in json.dumps(results.get(name))
@@ -297,7 +297,7 @@ def _run(name: str, sizes: Sizes, plan: Plan, results: dict[str, Any]) -> dict[s
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="JSON file, or its folder; by default benchmarks/results")
     parser.add_argument("--part", action="append", choices=tuple(PARTS), help="only this one; as often as needed")

@@ -29,7 +29,7 @@ WARMUPS = 2
 
 
 class Clock:
-    """How much of a time budget is left.
+    """A time budget, and the rest of it.
 
     Args:
         seconds: the budget; None for no end.
@@ -97,7 +97,7 @@ def figure(ms: Summary, moved: int, bandwidth: float | None) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How to measure.
+    """The settings of a measurement: repetitions, bandwidth, time budget.
 
     Attributes:
         rounds: timed repetitions of a piece of work.

@@ -63,7 +63,7 @@ class Feed:
 
     @property
     def most(self) -> int:
-        """How many micro-batches there can be: until every row has been touched."""
+        """The largest number of micro-batches, after which every row has been touched."""
         touched = self._counts[1] + self._counts[2]
         return self.rows // touched if touched else 1 << 30
 

@@ -71,7 +71,7 @@ def processes(backend: str, changes: int, timeout: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the first checks from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backend", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--changes", type=int, default=1000)

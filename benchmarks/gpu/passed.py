@@ -23,7 +23,7 @@ CODE = ("gpu_ops", "cpu_fallback", "tests", "benchmarks")
 
 
 def digest(root: Path = ROOT) -> str:
-    """Of all Python code that tests and benchmarks run, 16 digits; of a checkout without git, too."""
+    """The first 16 digits of a hash of all Python code that tests and benchmarks run, also without git."""
     found = hashlib.sha256()
     for path in sorted(path for folder in CODE for path in (root / folder).rglob("*.py")):
         found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
@@ -60,7 +60,7 @@ class Keeper:
         self._path, self._good = path, set[str]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Of one part of a test: what comes before it, itself, what comes after it."""
+        """Records a test as passed once it and its teardown have passed."""
         if report.when == "call" and report.passed:
             self._good.add(report.nodeid)
         elif report.when == "teardown" and report.passed and report.nodeid in self._good:

@@ -71,7 +71,7 @@ def cudf_polars(left: pa.Table, right: pa.Table) -> Join:
 
 
 def polars(left: pa.Table, right: pa.Table) -> Join:
-    """Polars, all cores."""
+    """Makes the join in polars, on all cores."""
     import polars as pl
 
     def there(table: pa.Table) -> Any:
@@ -85,7 +85,7 @@ def polars(left: pa.Table, right: pa.Table) -> Join:
 
 
 def duckdb(left: pa.Table, right: pa.Table) -> Join:
-    """DuckDB, all cores."""
+    """Makes the join in DuckDB, on all cores."""
     import duckdb as db
 
     connection = db.connect()

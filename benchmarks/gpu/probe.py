@@ -50,7 +50,7 @@ class State:
         self.index.commit()
 
     def hashes(self, frame: Any) -> Array:
-        """Of a frame's keys."""
+        """The hashes of a frame's keys."""
         return self.kernels.hash_rows(frame, ["k"], [pa.int64()])
 
     def sorted_run(self, keys: Array) -> Pairs:
@@ -68,10 +68,10 @@ class State:
         return search_runs(self.index.runs, needles, None, by_candidate=False)
 
     def joined(self, needles: Array, *, kept: bool) -> Array:
-        """The same by hash joins, be it with a table that is kept."""
-        from gpu_ops.cudf_backend.probe import Ways, by_hash
+        """Finds the pairs by hash joins, with a new or a kept hash table."""
+        from gpu_ops.cudf_backend.probe import ProbeWays, by_hash
 
-        ways = Ways([0], [], []) if kept else Ways([], [0], [])
+        ways = ProbeWays([0], [], []) if kept else ProbeWays([], [0], [])
         (found,) = by_hash(self.index.runs, ways, needles, None, by_candidate=False)
         return found
 

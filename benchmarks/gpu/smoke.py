@@ -27,9 +27,10 @@ import pyarrow as pa
 from benchmarks.gpu.feed import Feed, description
 from cpu_fallback import CpuKernels
 from gpu_ops.backends import Backend, gpu_available, make_kernels
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.descriptions.multi_join import MultiJoin
@@ -87,7 +88,7 @@ def joins(gpu: Any, rows: int) -> None:
 
 
 def scatter_add(gpu: Kernels, rows: int) -> None:
-    """The same positions many times."""
+    """Checks scatter-adds in which positions repeat many times."""
     rng = np.random.default_rng(4)
     index, values = rng.integers(0, 100, rows), rng.integers(-5, 9, rows)
     for kind in (np.int32, np.int64):
@@ -195,7 +196,7 @@ def run(rows: int) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the checks from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--no-pool", action="store_true", help="every array in memory of its own, for a sanitizer")

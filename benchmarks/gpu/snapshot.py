@@ -17,7 +17,7 @@ from benchmarks.gpu.feed import Feed, description
 from benchmarks.gpu.turns import wait_for
 from gpu_ops.backends import Backend
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.server.recovery import Held, Snapshots
+from gpu_ops.spark.server.recovery import RecoveredState, Snapshots
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Stored
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
@@ -50,7 +50,7 @@ def stall(backend: Backend, rows: int, changes: int, rounds: int) -> dict[str, A
             wait()
             moments.append(time.perf_counter())
             snapshots.stored.records[number - 1] = 1  # so that one is due
-            snapshots.take(number, lambda: Held(engine.kept(), 0, NO_TIMES, backlog=False))
+            snapshots.take(number, lambda: RecoveredState(engine.kept(), 0, NO_TIMES, backlog=False))
             moments.append(time.perf_counter())
             snapshots.finish()
             size = snapshots.metrics()["snapshot_written_bytes"]

@@ -38,7 +38,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What runs.
+    """The settings of a run in steady state.
 
     Attributes:
         rows: state rows in the beginning, both inputs together.
@@ -92,7 +92,7 @@ def steady(backend: Backend, case: Case, plan: Plan) -> dict[str, Any]:
 
 
 def one_core(case: Case, timeout: float) -> dict[str, Any]:
-    """The same on the CPU engine, in a process that has one core and one thread.
+    """Runs the case on the CPU engine, in a process that has one core and one thread.
 
     Args:
         case: what runs.

@@ -46,7 +46,7 @@ _NOTHING = 5
 
 @dataclasses.dataclass
 class Result:
-    """How a step went.
+    """The result of one step.
 
     Attributes:
         status: ``"passed"``, ``"failed"``, ``"cut short"`` (nothing has failed so far) or ``"left out"``.
@@ -66,7 +66,7 @@ class Result:
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """Those that are not installed."""
+    """The names of modules that are not installed."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 

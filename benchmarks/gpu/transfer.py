@@ -34,7 +34,7 @@ def wall_ms(works: Sequence[Callable[[], object]], rounds: int) -> Summary:
 
 
 def transfer(kernels: Kernels, rows: int, rounds: int) -> dict[str, Any]:
-    """What a micro-batch of so many rows costs on its way in and out.
+    """Measures the copies and conversions of a micro-batch on its way in and out.
 
     Returns:
         Figures without a share of the copy bandwidth: the bus is the limit here. ``*_pageable`` and ``*_pinned`` are

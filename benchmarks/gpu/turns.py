@@ -19,7 +19,7 @@ from gpu_ops.join_engine import JoinEngine
 
 
 def wait_for(engine: JoinEngine) -> Callable[[], None]:
-    """What waits for the engine's device; nothing on the CPU."""
+    """A function that waits for the engine's device; it does nothing on the CPU."""
     return synchronize if engine.backend == "gpu" else lambda: None
 
 

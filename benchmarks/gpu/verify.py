@@ -127,7 +127,7 @@ def left_out(results: Any, where: str = "") -> Iterator[str]:
 
 
 def not_shown(results: dict[str, Any], steps: dict[str, Result]) -> list[str]:
-    """What keeps these results from showing all that is asked: steps and parts left out, targets not reached."""
+    """Lists steps and parts that were left out and targets that were missed."""
     found = [f"{name}: left out" for name, step in steps.items() if step.status == "left out"]
     parts = results.get("parts", {}).items()
     found += [f"{name}: {part['status']}" for name, part in parts if part["status"] != "done"]
@@ -223,7 +223,7 @@ def record(out: Path, steps: dict[str, Result]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Verifies the code on a card, from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--step", action="append", choices=STEPS, help="only this one; as often as needed")
     parser.add_argument("--strict", action="store_true", help="fail also if a target is missed or anything left out")

@@ -70,7 +70,7 @@ class Watch:
 
 
 def split(batches: list[tuple[float, dict[str, float]]], changes: int) -> dict[str, Any]:
-    """What watched micro-batches say.
+    """Summarises the watched micro-batches by part.
 
     Args:
         batches: seconds of each, and of its parts.

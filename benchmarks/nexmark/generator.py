@@ -75,7 +75,7 @@ class Events:
 
 
 def generate(events: int, seed: int = 1) -> dict[str, Events]:
-    """All three tables.
+    """Generates all three tables of Nexmark.
 
     Args:
         events: how many, all kinds together.
@@ -266,7 +266,7 @@ def _timestamps(ms: Ints) -> pa.Array:
 
 
 def main() -> None:
-    """The command line."""
+    """Generates the tables, from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--events", type=int, default=1_000_000)

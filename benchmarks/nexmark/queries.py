@@ -18,7 +18,7 @@ NAMES = ("q3", "q4", "q9", "q20", "q23")
 
 @dataclass(frozen=True)
 class Side:
-    """A query's input.
+    """One input of a query.
 
     Attributes:
         table: person, auction or bid.
@@ -35,7 +35,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Query:
-    """A join query.
+    """A join query of Nexmark.
 
     Attributes:
         name: as in Nexmark.

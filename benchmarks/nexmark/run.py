@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def earlier(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """What a file has of queries that were run before with the same settings; they stay unless they run again."""
+    """The results of queries that a file has from earlier runs with the same settings."""
     if not path.is_file():
         return {}
     record: dict[str, Any] = json.loads(path.read_text())

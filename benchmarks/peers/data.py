@@ -80,7 +80,7 @@ def sign(kind: str) -> str:
 def folded(
     relation: str, columns: Mapping[str, str], weight: str = "1", con: duckdb.DuckDBPyConnection | None = None
 ) -> Folded:
-    """What a result folds to.
+    """The rows that a result folds to.
 
     Args:
         relation: a query in SQL.

@@ -66,7 +66,7 @@ class Changes(pw.io.python.ConnectorSubject):
         self.folder, self.columns = folder, columns
 
     def run(self) -> None:
-        """What Pathway calls in a thread of its own."""
+        """Feeds the rows to Pathway, which calls this in a thread of its own."""
         options = csv.ReadOptions(column_names=["op", *self.columns])
         for path in sorted(self.folder.glob("*.csv")):
             columns = csv.read_csv(path, options).to_pydict()

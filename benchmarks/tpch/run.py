@@ -132,7 +132,7 @@ def _case(name: str, folder: Path, options: argparse.Namespace) -> Case:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """What Spark knows."""
+    """Casts a table to types that Spark knows."""
     return kind if pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_date(kind) else pa.string()
 
 

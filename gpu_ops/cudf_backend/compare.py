@@ -6,7 +6,6 @@ gathered and compared by `cpu_fallback.search`, with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import cupy as cp
@@ -15,14 +14,12 @@ import pyarrow as pa
 
 from cpu_fallback import search
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.arrays import Array, ArrowTypes, Hashes, Positions, Slots
 from gpu_ops.cudf_backend.device import LIMITS, address, launch
 from gpu_ops.cudf_backend.frame import Frame, lanes_of
 from gpu_ops.cudf_backend.storage import decoded, storage_type
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.kernels import Among, Columns, Kernels
-
-Types = Sequence[pa.DataType]
 
 MOST_SEGMENTS, MOST_COLUMNS = LIMITS["MOST_SEGMENTS"], LIMITS["COMPARED_COLUMNS"]
 """Of one launch."""
@@ -55,8 +52,8 @@ def _source(columns: Columns) -> tuple[list[pa.DataType], list[list[Any]], list[
     return kinds, segments, starts
 
 
-def _compared(types: Types, columns: tuple[Columns, Columns]) -> Any | None:
-    """What the kernels get of columns that they know, one element of `COMPARED`; else None."""
+def _compared(types: ArrowTypes, columns: tuple[Columns, Columns]) -> Any | None:
+    """Packs the columns of two sides for our kernels, one element of `COMPARED`; None for types they do not know."""
     if not types or len(types) > MOST_COLUMNS:
         return None
     made = np.zeros(1, COMPARED)
@@ -84,9 +81,13 @@ def _compared(types: Types, columns: tuple[Columns, Columns]) -> Any | None:
 
 
 def equal_at(
-    kernels: Kernels, types: Types, one: tuple[Columns, Array], other: tuple[Columns, Array], where: Array | None = None
+    kernels: Kernels,
+    types: ArrowTypes,
+    one: tuple[Columns, Array],
+    other: tuple[Columns, Array],
+    where: Array | None = None,
 ) -> Array:
-    """As `gpu_ops.kernels.Kernels.equal_at`."""
+    """Compares rows by our kernel; see `gpu_ops.kernels.Kernels.equal_at`."""
     (first, rows), (second, slots) = one, other
     size = int(rows.size)
     by = _compared(types, (first, second)) if size else None
@@ -106,14 +107,14 @@ def _states(among: Among | None, pairs: Array) -> tuple[Any, ...]:
 
 def matches(
     kernels: Kernels,
-    types: Types,
+    types: ArrowTypes,
     pairs: Array,
     columns: tuple[Columns, Columns],
     among: Among | None,
     *,
     by_candidate: bool = False,
 ) -> tuple[Array, Slots]:
-    """As `gpu_ops.kernels.Kernels.matches`: what matches is marked, then sorted."""
+    """Marks the candidates that match, and sorts them; see `gpu_ops.kernels.Kernels.matches`."""
     size = int(pairs.size)
     by = _compared(types, columns) if size else None
     if by is None:
@@ -128,9 +129,15 @@ def matches(
 
 
 def sole_matches(
-    kernels: Kernels, types: Types, pairs: Array, columns: tuple[Columns, Columns], among: Among | None, *, size: int
+    kernels: Kernels,
+    types: ArrowTypes,
+    pairs: Array,
+    columns: tuple[Columns, Columns],
+    among: Among | None,
+    *,
+    size: int,
 ) -> Slots:
-    """As `gpu_ops.kernels.Kernels.sole_matches`: the host need not learn how many there are."""
+    """Writes each row's only match; see `gpu_ops.kernels.Kernels.sole_matches`. The host need not learn how many."""
     by = _compared(types, columns) if pairs.size else None
     if by is None:
         return search.sole_matches(kernels, types, pairs, columns, among, size=size)
@@ -141,9 +148,9 @@ def sole_matches(
 
 
 def grouped(
-    kernels: Kernels, types: Types, own: Columns, hashes: Hashes
+    kernels: Kernels, types: ArrowTypes, own: Columns, hashes: Hashes
 ) -> tuple[Positions, Positions, Array, Positions]:
-    """As `gpu_ops.kernels.Kernels.grouped`; the host learns two numbers in one look."""
+    """Groups equal rows; see `gpu_ops.kernels.Kernels.grouped`. The host learns two numbers in one look."""
     size = int(hashes.size)
     if not size:
         return search.grouped(kernels, types, own, hashes)

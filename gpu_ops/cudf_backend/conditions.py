@@ -45,12 +45,12 @@ class Datum:
 
     @property
     def true(self) -> Array:
-        """Where a boolean is true, and known."""
+        """Flags where a boolean is true, and known."""
         return self.data if self.valid is None else self.data & self.valid
 
 
 def evaluate(condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
-    """Where the condition is true; unknown (null) is not.
+    """Flags the rows for which a condition is true; unknown (null) is not.
 
     Args:
         condition: the condition.

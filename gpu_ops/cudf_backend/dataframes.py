@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pylibcudf as plc
 
-from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.frame import Column, Frame, from_values, to_arrow_pieces, valid_mask, values
+from gpu_ops.arrays import Array, Mask
+from gpu_ops.cudf_backend.frame import DeviceColumn, Frame, from_values, to_arrow_pieces, valid_mask, values
 from gpu_ops.cudf_backend.hashing import convert
 from gpu_ops.cudf_backend.storage import decoded, storage_type
-from gpu_ops.kernels import Kernels, Mask
+from gpu_ops.kernels import Kernels
 
 _UNITS = {"s": "SECONDS", "ms": "MILLISECONDS", "us": "MICROSECONDS", "ns": "NANOSECONDS"}
 _OTHERS = {pa.bool_(): "BOOL8", pa.float32(): "FLOAT32", pa.float64(): "FLOAT64"}
@@ -30,7 +30,7 @@ _WORDS_AT_ONCE = 4
 
 
 def libcudf_type(kind: pa.DataType) -> plc.DataType | None:
-    """What libcudf calls a type that cuDF has as such, too; None for others, nested ones among them."""
+    """The libcudf type of an Arrow type that cuDF has as such, too; None for others, nested ones among them."""
     t = pa.types
     if t.is_decimal128(kind):
         return plc.DataType(plc.TypeId.DECIMAL128, -kind.scale)
@@ -47,7 +47,7 @@ def libcudf_type(kind: pa.DataType) -> plc.DataType | None:
     return plc.DataType(plc.TypeId[name])
 
 
-def _called(column: Column, kind: plc.DataType) -> Column:
+def _called(column: DeviceColumn, kind: plc.DataType) -> DeviceColumn:
     """The column under another type of the same width."""
     if column.type() == kind:
         return column
@@ -57,7 +57,7 @@ def _called(column: Column, kind: plc.DataType) -> Column:
 
 
 class CudfRows:
-    """Rows that came in a DataFrame; see `gpu_ops.kernels.Rows`.
+    """Rows that came in a DataFrame; see `gpu_ops.kernels.DeviceRows`.
 
     Args:
         frame: their columns.
@@ -66,7 +66,7 @@ class CudfRows:
         beside: a further column of text, or None.
     """
 
-    def __init__(self, frame: Frame, schema: pa.Schema, kernels: Kernels, beside: Column | None) -> None:
+    def __init__(self, frame: Frame, schema: pa.Schema, kernels: Kernels, beside: DeviceColumn | None) -> None:
         self.frame = frame
         self._schema, self._kernels, self._beside = schema, kernels, beside
 
@@ -87,12 +87,12 @@ class CudfRows:
         return pa.chunked_array(to_arrow_pieces(self.frame.columns[name], self.frame.types[name]))
 
     def nulls(self, name: str) -> Mask | None:
-        """Which values are null; None for none."""
+        """Flags the null values of a column; None if there is none."""
         valid = valid_mask(self.frame.columns[name])
         return None if valid is None else ~cp.asnumpy(valid)
 
     def beyond(self, name: str, limit: int) -> Mask | None:
-        """Which integers are not between ``-limit`` and ``limit``; None for none."""
+        """Flags integers that are not between ``-limit`` and ``limit``; None if there is none."""
         column = self.frame.columns[name]
         numbers, valid = values(column, np.int64), valid_mask(column)
         far = (numbers > limit) | (numbers < -limit)
@@ -101,7 +101,7 @@ class CudfRows:
         return cp.asnumpy(far) if bool(far.any()) else None
 
     def words(self, known: Sequence[str]) -> npt.NDArray[np.int8]:
-        """Which of the known words stands in the column beside each row; -1 for none."""
+        """Gives the number of the known word that stands in the column beside each row; -1 for none."""
         column = self._beside
         assert column is not None
         found, valid = cp.full(column.size(), -1, np.int8), valid_mask(column)
@@ -185,7 +185,7 @@ class CudfFrames:
         """A DataFrame of a frame's columns."""
         import cudf  # noqa: PLC0415 - seconds, and of no use to who asks for Arrow
 
-        columns: list[Column] = []
+        columns: list[DeviceColumn] = []
         seen: set[int] = set()
         for column, field in zip(_converted(frame, schema), schema, strict=True):
             spans = [span for span in (column.data(), column.null_mask()) if span is not None and span.size]
@@ -201,15 +201,15 @@ class CudfFrames:
         return found.astype(decimals) if decimals else found
 
 
-def _fits(column: Column, told: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether a column that cuDF says is of some type is one of a declared type, under another name at most."""
+def _fits(column: DeviceColumn, told: pa.DataType, declared: pa.DataType) -> bool:
+    """Tells whether the type that cuDF says of a column is the declared one, under another name at most."""
     text = pa.types.is_string, pa.types.is_large_string
     same = told == declared or all(any(is_one(kind) for is_one in text) for kind in (told, declared))
     known = libcudf_type(declared)
     return same and known is not None and bool(column.type() == known)
 
 
-def _converted(frame: Frame, schema: pa.Schema) -> list[Column]:
+def _converted(frame: Frame, schema: pa.Schema) -> list[DeviceColumn]:
     """A frame's columns in a schema's types, by position; a frame may hold narrower ones."""
     pairs = zip(frame.columns.items(), schema.types, strict=True)
     return [convert(column, frame.types[name], kind) for (name, column), kind in pairs]

@@ -46,7 +46,7 @@ _THREADS = 256
 
 
 def describe_device() -> tuple[bool, str]:
-    """Whether a GPU answers, with its name, compute capability and memory; or why none does.
+    """Tells whether a GPU answers, with its name, compute capability and memory; or why none does.
 
     One that has no memory left at this moment is one.
     """
@@ -73,7 +73,7 @@ def describe_device() -> tuple[bool, str]:
 
 
 def lost() -> str | None:
-    """What CUDA says to everything that this process asks, since a kernel or the card failed; None while it answers."""
+    """Gives the error that every call gets since a kernel or the card failed; None while the card answers."""
     why = None
     for _ in range(2):  # a call may be told of another's failure, which the next one is not
         try:
@@ -88,7 +88,7 @@ def lost() -> str | None:
 
 
 def _libcudf_version() -> str:
-    """What is installed: pylibcudf has no ``__version__``."""
+    """Finds the installed version of libcudf: pylibcudf has no ``__version__``."""
     for name in ("pylibcudf-cu13", "pylibcudf-cu12", "pylibcudf"):
         try:
             return importlib.metadata.version(name)
@@ -135,7 +135,7 @@ class _Cupy:
 
     @staticmethod
     def bincount(numbers: Any, minlength: int) -> Any:
-        """How often each number from 0 to ``minlength - 1`` comes (int64); no other may.
+        """Counts how often each number from 0 to ``minlength - 1`` comes (int64); no other may.
 
         cupy's own waits for the card three times to find the largest, and counts by CUB, which takes a counter per
         number and thread block: gigabytes for a million numbers. Where the pool refuses them it gives up, and
@@ -176,7 +176,7 @@ def launch(name: str, threads: int, *arguments: Any) -> None:
 
 
 def address(array: Array) -> int:
-    """Where an array begins in GPU memory: whoever passes it on keeps the array alive."""
+    """The place in GPU memory where an array begins: whoever passes it on keeps the array alive."""
     return int(array.data.ptr)
 
 
@@ -276,7 +276,7 @@ def allocated() -> int | None:
 
 
 def reserved() -> int:
-    """The same with what small arrays have left unused: what counts for the limit."""
+    """Bytes of GPU memory in use, with what small arrays have left unused: what counts for the limit."""
     return int(_Pool.resource.upstream_mr.get_allocated_bytes())
 
 
@@ -300,7 +300,7 @@ SPARE: list[Callable[[], bool]] = []
 
 
 def _give_back(_size: int) -> bool:
-    """Whether small arrays had left memory unused, or others some to spare: then what found none is tried again."""
+    """Frees what small arrays have left unused and what others can spare; True if there was any, to try again."""
     spared = [give_up() for give_up in SPARE]
     if _Pool.small is None:  # the last backend is gone; what it left behind may still be there
         return any(spared)
@@ -336,7 +336,7 @@ def _pool_of(device: int) -> Any:
     return rmm.mr.CudaAsyncViewMemoryResource(cudaMemPool_t(handle))
 
 
-class Block:
+class PinnedBlock:
     """Page-locked memory of the host's; whoever holds a part of it keeps all of it.
 
     Attributes:
@@ -369,13 +369,13 @@ class Pages:
         self._returned: collections.deque[tuple[int, Any]] = collections.deque()
         self.total = 0
 
-    def block(self, size: int) -> Block | None:
+    def block(self, size: int) -> PinnedBlock | None:
         """So many bytes; None if `_MOST_LOCKED` are in use, or the host allows no more."""
         size = max(_LEAST_LOCKED, 1 << (size - 1).bit_length())
         with self._lock:
             self._collect()
             if self._free.get(size):
-                return Block(self._free[size].pop(), size, self._returned)
+                return PinnedBlock(self._free[size].pop(), size, self._returned)
             if self.total + size > _MOST_LOCKED:
                 self._drop()
             if self.total + size > _MOST_LOCKED:
@@ -385,7 +385,7 @@ class Pages:
             except cp.cuda.runtime.CUDARuntimeError:
                 return None
             self.total += size
-            return Block(memory, size, self._returned)
+            return PinnedBlock(memory, size, self._returned)
 
     def drop(self) -> None:
         """Give back what nobody holds."""

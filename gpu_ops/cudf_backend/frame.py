@@ -90,7 +90,7 @@ def _gather(
     return [v if lanes == 1 else v.reshape(-1, lanes) for v, (_, lanes) in zip(values, numbers, strict=True)]
 
 
-Column = Any
+DeviceColumn = Any
 """A ``pylibcudf.Column``."""
 
 
@@ -99,7 +99,7 @@ class Frame:
     """Columns of equal length, with the Arrow types they stand for; there may be none."""
 
     length: int
-    columns: dict[str, Column]
+    columns: dict[str, DeviceColumn]
     types: dict[str, pa.DataType]
 
     def take(self, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
@@ -109,12 +109,12 @@ class Frame:
         return Frame(int(rows.size), dict(zip(types, taken, strict=True)), types)
 
 
-def from_arrow(array: pa.Array) -> Column:
+def from_arrow(array: pa.Array) -> DeviceColumn:
     """A column from host memory."""
     return plc.Column.from_arrow(to_storage(array))
 
 
-def copied_in(columns: Sequence[pa.ChunkedArray]) -> list[Column]:
+def copied_in(columns: Sequence[pa.ChunkedArray]) -> list[DeviceColumn]:
     """Columns from host memory, each in one piece.
 
     What comes in several pieces has to be put together: in page-locked memory, from which the card copies at the speed
@@ -168,15 +168,18 @@ def _values(array: pa.Array, width: int, *, more: int = 0) -> npt.NDArray[np.uin
     return np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width :][: (len(array) + more) * width]
 
 
-def to_arrow(column: Column, kind: pa.DataType) -> pa.Array:
+def to_arrow(column: DeviceColumn, kind: pa.DataType) -> pa.Array:
     """A column in host memory, in the Arrow type it stands for."""
     if column.size() == 0:
         return pa.array([], kind)
     return from_storage(column.to_arrow(), kind)
 
 
-def to_arrow_pieces(column: Column, kind: pa.DataType, stored: pa.Array | None = None) -> list[pa.Array]:
-    """The same, text in as many arrays as offsets of 32 bits need; ``stored`` if it has been copied already."""
+def to_arrow_pieces(column: DeviceColumn, kind: pa.DataType, stored: pa.Array | None = None) -> list[pa.Array]:
+    """Copies a column out like `to_arrow`, text in as many arrays as 32-bit offsets need.
+
+    ``stored``: the copy, if there is one already.
+    """
     if column.size() == 0:
         return [pa.array([], kind)]
     if stored is None:
@@ -186,7 +189,7 @@ def to_arrow_pieces(column: Column, kind: pa.DataType, stored: pa.Array | None =
     return [from_storage(piece, kind) for piece in narrow(stored)]
 
 
-def copied_out(columns: Sequence[Column], kinds: Sequence[pa.DataType]) -> list[pa.Array | None]:
+def copied_out(columns: Sequence[DeviceColumn], kinds: Sequence[pa.DataType]) -> list[pa.Array | None]:
     """Columns as they are stored, in Arrow, by one wait: copies on a stream of their own to page-locked memory.
 
     libcudf copies to memory that is not page-locked, through a small buffer of the driver's, a column at a time, and
@@ -201,7 +204,7 @@ def copied_out(columns: Sequence[Column], kinds: Sequence[pa.DataType]) -> list[
         n arrays; None for a column that is left to libcudf: nested or empty ones, and what there is no memory for.
     """
     copies: list[tuple[int, int, int]] = []
-    made: list[tuple[Column, pa.DataType, list[pa.Buffer]] | None] = []
+    made: list[tuple[DeviceColumn, pa.DataType, list[pa.Buffer]] | None] = []
     for column, kind in zip(columns, kinds, strict=True):
         spans = _spans(column, storage_type(kind))
         block = device.PAGES.block(sum(_padded(size) for _, size in spans)) if spans else None
@@ -243,7 +246,7 @@ def _padded(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def _spans(column: Column, stored: pa.DataType) -> list[tuple[int, int]]:
+def _spans(column: DeviceColumn, stored: pa.DataType) -> list[tuple[int, int]]:
     """Addresses and bytes of a column's buffers: null mask if it has nulls, offsets if it is text, values."""
     rows = column.size()
     if not rows or column.offset() or pa.types.is_nested(stored):
@@ -257,7 +260,7 @@ def _spans(column: Column, stored: pa.DataType) -> list[tuple[int, int]]:
     return [*found, (offsets.data().ptr, (rows + 1) * width), (0, 0) if text is None else (text.ptr, text.size)]
 
 
-def _array(column: Column, stored: pa.DataType, buffers: list[pa.Buffer]) -> pa.Array:
+def _array(column: DeviceColumn, stored: pa.DataType, buffers: list[pa.Buffer]) -> pa.Array:
     rows, missing = column.size(), column.null_count()
     mask = buffers.pop(0) if missing else None
     if pa.types.is_boolean(stored):  # a byte each
@@ -267,12 +270,12 @@ def _array(column: Column, stored: pa.DataType, buffers: list[pa.Buffer]) -> pa.
     return pa.Array.from_buffers(stored, rows, [mask, *buffers], missing)
 
 
-def nulls(kind: pa.DataType, length: int) -> Column:
+def nulls(kind: pa.DataType, length: int) -> DeviceColumn:
     """A column of nulls."""
     return plc.Column.from_arrow(pa.nulls(length, storage_type(kind)))
 
 
-def values(column: Column, dtype: npt.DTypeLike, *, lanes: int = 1) -> Array:
+def values(column: DeviceColumn, dtype: npt.DTypeLike, *, lanes: int = 1) -> Array:
     """The values of a fixed-width column, not copied; nulls hold whatever is there.
 
     Args:
@@ -288,13 +291,13 @@ def values(column: Column, dtype: npt.DTypeLike, *, lanes: int = 1) -> Array:
     return cp.ndarray(size, kind, cp.cuda.MemoryPointer(memory, column.offset() * lanes * kind.itemsize))
 
 
-def from_values(array: Array) -> Column:
+def from_values(array: Array) -> DeviceColumn:
     """A column over an array's memory, without nulls; the column keeps the array alive."""
     whole = array if array.flags.c_contiguous else cp.ascontiguousarray(array)
     return plc.Column.from_cuda_array_interface(whole)
 
 
-def from_lanes(array: Array) -> Column:
+def from_lanes(array: Array) -> DeviceColumn:
     """A column over numbers: n, or n pairs of int64 that are the halves of decimals."""
     if array.ndim == 1:
         return from_values(array)
@@ -303,20 +306,20 @@ def from_lanes(array: Array) -> Column:
 
 @functools.cache
 def lanes_of(kind: pa.DataType) -> tuple[Any, int] | None:
-    """What the values of a type are as numbers, and how many a row has; None for text and nested types."""
+    """The number type that stores a type's values, and how many numbers a row has; None for text and nested types."""
     stored = storage_type(kind)
     if stored == DECIMAL:
         return np.int64, 2
     return None if pa.types.is_string(stored) or pa.types.is_nested(stored) else (stored.to_pandas_dtype(), 1)
 
 
-def valid_mask(column: Column) -> Array | None:
+def valid_mask(column: DeviceColumn) -> Array | None:
     """Mask of values that are not null; None for all."""
     return values(plc.unary.is_valid(column), np.bool_) if column.null_count() else None
 
 
-class Places:
-    """Where a gather reads, and which of its rows are not there.
+class GatherMap:
+    """The rows that a gather reads, and a mask of those that are missing.
 
     Args:
         rows: n positions (int64), -1 for a row of nulls.
@@ -328,12 +331,12 @@ class Places:
         if not present and rows.size:
             self._mask, self.missing = plc.transform.bools_to_mask(from_values(rows >= 0))
 
-    def column(self, numbers: Array) -> Column:
+    def column(self, numbers: Array) -> DeviceColumn:
         """A column of what was read at the rows, anything where none is there."""
         column = from_lanes(numbers)
         return column.with_mask(self._mask, self.missing) if self.missing else column
 
-    def gather(self, columns: Sequence[Column]) -> list[Column]:
+    def gather(self, columns: Sequence[DeviceColumn]) -> list[DeviceColumn]:
         """Rows of columns of any type, which are not empty, by libcudf."""
         if not columns:
             return []
@@ -345,15 +348,15 @@ class Places:
 
 
 def gather(
-    columns: Sequence[Column], rows: Array, kinds: Sequence[pa.DataType], *, present: bool = False
-) -> list[Column]:
+    columns: Sequence[DeviceColumn], rows: Array, kinds: Sequence[pa.DataType], *, present: bool = False
+) -> list[DeviceColumn]:
     """Rows of columns by position (int64, -1 for null, ``present`` if none is); ``kinds`` are the Arrow types."""
     if not columns:
         return []
     if columns[0].size() == 0:
         return [nulls(kind, int(rows.size)) for kind in kinds]
-    places = Places(rows, present=present)
-    taken: list[Column] = [None] * len(columns)
+    places = GatherMap(rows, present=present)
+    taken: list[DeviceColumn] = [None] * len(columns)
     fixed = [at for at, column in enumerate(columns) if not column.null_count() and lanes_of(kinds[at]) is not None]
     numbers = [lanes_of(kinds[at]) or (None, 0) for at in fixed]
     for at, found in zip(fixed, gather_rows([[columns[at] for at in fixed]], [0], rows, numbers), strict=True):
@@ -364,7 +367,7 @@ def gather(
     return taken
 
 
-def choose(mask: Array, first: Column, second: Column, kind: pa.DataType) -> Column:
+def choose(mask: Array, first: DeviceColumn, second: DeviceColumn, kind: pa.DataType) -> DeviceColumn:
     """First's value where the mask is set, else second's, of any type; columns of length 1 count for all rows."""
     both = plc.concatenate.concatenate([first, second])
     places = cp.arange(mask.size, dtype=np.int64)

@@ -29,7 +29,7 @@ import pylibcudf as plc
 
 from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend.device import spread
-from gpu_ops.cudf_backend.frame import Column, Frame, from_values, gather, to_arrow, valid_mask, values
+from gpu_ops.cudf_backend.frame import DeviceColumn, Frame, from_values, gather, to_arrow, valid_mask, values
 from gpu_ops.cudf_backend.storage import decoded, element_type, is_bytes, is_decimal, is_list, storage_type
 
 _LOW = np.uint64(0xFFFFFFFF)
@@ -38,7 +38,7 @@ _HALF = np.uint64(32)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wide:
-    """128-bit integers."""
+    """An array of 128-bit integers."""
 
     high: Array
     low: Array
@@ -83,7 +83,7 @@ def from_lanes(lanes: Array) -> Wide:
 
 
 def to_lanes(wide: Wide) -> Array:
-    """As a decimal128 buffer."""
+    """Lays 128-bit integers out like a decimal128 buffer."""
     lanes = cp.empty(2 * wide.low.size, np.int64)
     lanes[::2], lanes[1::2] = wide.low.view(np.int64), wide.high
     return lanes
@@ -103,7 +103,7 @@ def choose(mask: Array, first: Wide, second: Wide) -> Wide:
 
 
 def scale_up(wide: Wide, digits: int) -> Wide:
-    """Times 10^digits."""
+    """Multiplies by a power of ten."""
     return wide * constant(10**digits) if digits else wide
 
 
@@ -120,7 +120,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NULL = np.uint64(0xA5A5_5A5A_1234_4321)
 _EMPTY = np.uint64(0x1B87_3593_CC9E_2D51)
 
-Typed = tuple[Column, pa.DataType, pa.DataType]
+Typed = tuple[DeviceColumn, pa.DataType, pa.DataType]
 """A column, its Arrow type, and the type it is compared in."""
 
 
@@ -150,13 +150,13 @@ def hash_columns(columns: Sequence[Typed], length: int) -> Array:
     return values(plc.hashing.xxhash_64(plc.Table([from_values(n) for n in numbers])), np.uint64)
 
 
-def hash_column(column: Column, kind: pa.DataType, compared: pa.DataType) -> Array:
+def hash_column(column: DeviceColumn, kind: pa.DataType, compared: pa.DataType) -> Array:
     """One hash per value; all nulls have the same."""
     return hash_columns([(column, kind, compared)], column.size())
 
 
-def _numbers(column: Column, kind: pa.DataType, compared: pa.DataType) -> tuple[list[Array], bool]:
-    """What is hashed of a column: uint64s, the same for all nulls; and whether they are hashes already."""
+def _numbers(column: DeviceColumn, kind: pa.DataType, compared: pa.DataType) -> tuple[list[Array], bool]:
+    """Gives the uint64 numbers to be hashed of a column, one for all nulls; and whether they are hashes already."""
     kind, compared = decoded(kind), decoded(compared)
     if pa.types.is_null(kind):
         return [cp.full(column.size(), _NULL, np.uint64)], True
@@ -174,7 +174,7 @@ def _numbers(column: Column, kind: pa.DataType, compared: pa.DataType) -> tuple[
 
 
 def equal_columns(
-    left: Column, left_kind: pa.DataType, right: Column, right_kind: pa.DataType, compared: pa.DataType
+    left: DeviceColumn, left_kind: pa.DataType, right: DeviceColumn, right_kind: pa.DataType, compared: pa.DataType
 ) -> Array:
     """Mask of positions with equal values."""
     left_kind, right_kind, compared = decoded(left_kind), decoded(right_kind), decoded(compared)
@@ -202,7 +202,7 @@ def equal_columns(
     return functools.reduce(operator.and_, same, a & b) | ~(a | b)
 
 
-def lanes(column: Column, kind: pa.DataType, compared: pa.DataType) -> list[Array]:
+def lanes(column: DeviceColumn, kind: pa.DataType, compared: pa.DataType) -> list[Array]:
     """The values of a fixed-width column as uint64s, equal exactly when the values are; nulls anything."""
     if is_decimal(kind):
         wide = from_lanes(values(column, np.int64, lanes=2))
@@ -218,7 +218,7 @@ def lanes(column: Column, kind: pa.DataType, compared: pa.DataType) -> list[Arra
     return [wide.view(np.uint64)]
 
 
-def as_doubles(column: Column) -> Column:
+def as_doubles(column: DeviceColumn) -> DeviceColumn:
     """Floats as doubles, by libcudf: cupy compiles with ``-ftz=true``, to which subnormal floats are all 0."""
     double = plc.TypeId.FLOAT64
     return column if column.type().id() == double else plc.unary.cast(column, plc.DataType(double))
@@ -234,12 +234,12 @@ def rescale(numbers: Array, unit: str, finer: str) -> Array:
     return cp.clip(numbers, -limit, limit) * factor
 
 
-def _children(column: Column, kind: pa.DataType) -> list[Typed]:
+def _children(column: DeviceColumn, kind: pa.DataType) -> list[Typed]:
     types = [kind.field(i).type for i in range(kind.num_fields)]
     return [(column.child(i), type_, type_) for i, type_ in enumerate(types)]
 
 
-def _list_parts(column: Column) -> tuple[Array, Array, Column]:
+def _list_parts(column: DeviceColumn) -> tuple[Array, Array, DeviceColumn]:
     """Start and length of each list (null ones are empty), and the column of their elements."""
     view = column.list_view()
     offsets = values(view.offsets(), np.int32)[: column.size() + 1].astype(np.int64)
@@ -249,13 +249,13 @@ def _list_parts(column: Column) -> tuple[Array, Array, Column]:
 
 
 def _elements(starts: Array, lengths: Array) -> tuple[Array, Array, Array]:
-    """Of all elements of all lists, list by list: their positions, their rows, their places in the row's list."""
+    """Lists all elements of all lists, list by list: their positions, their rows, their places in the row's list."""
     rows = spread(lengths)
     place = cp.arange(rows.size, dtype=np.int64) - (cp.cumsum(lengths) - lengths)[rows]
     return starts[rows] + place, rows, place
 
 
-def _hash_lists(column: Column, kind: pa.DataType) -> Array:
+def _hash_lists(column: DeviceColumn, kind: pa.DataType) -> Array:
     starts, lengths, child = _list_parts(column)
     positions, rows, place = _elements(starts, lengths)
     total = mix(lengths.view(np.uint64))
@@ -266,7 +266,7 @@ def _hash_lists(column: Column, kind: pa.DataType) -> Array:
     return mix(total)
 
 
-def _equal_lists(left: Column, left_kind: pa.DataType, right: Column, right_kind: pa.DataType) -> Array:
+def _equal_lists(left: DeviceColumn, left_kind: pa.DataType, right: DeviceColumn, right_kind: pa.DataType) -> Array:
     left_starts, left_lengths, ours = _list_parts(left)
     right_starts, right_lengths, theirs = _list_parts(right)
     equal = left_lengths == right_lengths
@@ -279,7 +279,7 @@ def _equal_lists(left: Column, left_kind: pa.DataType, right: Column, right_kind
     return equal
 
 
-def convert(column: Column, kind: pa.DataType, target: pa.DataType) -> Any:
+def convert(column: DeviceColumn, kind: pa.DataType, target: pa.DataType) -> Any:
     """A column in a wider type of its family: integers, floats, decimals by scale, timestamps by unit."""
     source, wanted = storage_type(kind), storage_type(target)
     if kind == target or (source == wanted and not is_decimal(kind) and not pa.types.is_timestamp(kind)):
@@ -315,7 +315,7 @@ def _is_key(kind: pa.DataType) -> bool:
 
 
 def countable(table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> bool:
-    """Whether `aggregate` gives what the CPU does."""
+    """Tells whether `aggregate` gives what the CPU does."""
     if not table.num_rows or not by or not all(_is_key(table.schema.field(name).type) for name in by):
         return False
     allowed = {"count": _is_key, "sum": pa.types.is_signed_integer, "min": _is_number, "max": _is_number}
@@ -363,7 +363,7 @@ def aggregate(
 
 
 def sortable(keys: pa.Table) -> bool:
-    """Whether `sorted_order` gives what the CPU does."""
+    """Tells whether `sorted_order` gives what the CPU does."""
     return bool(keys.num_rows and all(_is_key(kind) for kind in keys.schema.types))
 
 

@@ -68,36 +68,36 @@ __device__ int bisected(const Run& run, u64 hash, i64 time, int low, int high, b
   return low;
 }
 
-// Where in each run the entries of each needle begin, and how many there are: one thread for a run and a needle.
+// Where in each run the entries of each probe row begin, and how many there are: one thread for a run and a probe row.
 extern "C" __global__ void find(
-    Runs runs, i64 size, i64 lookups, const u64* needles, const i64* earliest, const i64* latest,
+    Runs runs, i64 size, i64 lookups, const u64* probe_rows, const i64* earliest, const i64* latest,
     int* begins, i64* counts) {
   i64 lookup = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (lookup >= lookups) return;
   const Run& run = runs.run[lookup / size];
-  i64 needle = lookup % size;
-  u64 hash = needles[needle] >> 32;
+  i64 probe_row = lookup % size;
+  u64 hash = probe_rows[probe_row] >> 32;
   int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
-  int begin = bisected(run, hash, run.times ? earliest[needle] : 0, low, high, false);
-  int end = bisected(run, hash, run.times ? latest[needle] : 0, begin, high, true);
+  int begin = bisected(run, hash, run.times ? earliest[probe_row] : 0, low, high, false);
+  int end = bisected(run, hash, run.times ? latest[probe_row] : 0, begin, high, true);
   begins[lookup] = begin;
   counts[lookup] = end - begin;
 }
 
-// Where each needle stands in the first run, which has times: one thread for a needle.
+// Where each probe row stands in the first run, which has times: one thread for a probe row.
 extern "C" __global__ void bisect_run(
-    Runs runs, i64 size, const u64* needles, const i64* times, bool after, i64* positions) {
-  i64 needle = blockIdx.x * (i64)blockDim.x + threadIdx.x;
-  if (needle >= size) return;
+    Runs runs, i64 size, const u64* probe_rows, const i64* times, bool after, i64* positions) {
+  i64 probe_row = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (probe_row >= size) return;
   const Run& run = runs.run[0];
-  u64 hash = needles[needle] >> 32;
+  u64 hash = probe_rows[probe_row] >> 32;
   int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
-  positions[needle] = bisected(run, hash, times[needle], low, high, after);
+  positions[probe_row] = bisected(run, hash, times[probe_row], low, high, after);
 }
 
 // All pairs of slots: one thread for a pair. `ends` has how many pairs there are up to and with each lookup's.
 extern "C" __global__ void write_pairs(
-    Runs runs, i64 size, i64 lookups, const u64* needles, const int* begins, const i64* ends, i64 total,
+    Runs runs, i64 size, i64 lookups, const u64* probe_rows, const int* begins, const i64* ends, i64 total,
     bool by_candidate, i64* pairs) {
   i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (at >= total) return;
@@ -108,7 +108,7 @@ extern "C" __global__ void write_pairs(
   }
   i64 before = low ? ends[low - 1] : 0;
   i64 slot = runs.run[low / size].entries[begins[low] + (at - before)] & 0xFFFFFFFFu;
-  i64 own = needles[low % size] & 0xFFFFFFFFu;
+  i64 own = probe_rows[low % size] & 0xFFFFFFFFu;
   pairs[at] = by_candidate ? slot << 32 | own : own << 32 | slot;
 }
 
@@ -202,8 +202,8 @@ __device__ bool same_row(const Compared& by, i64 number, i64 another) {
 }
 
 __device__ bool is_match(
-    const Compared& by, i64 needle, i64 slot, const signed char* states, bool all, i64 least, i64 most) {
-  return (all || (states[slot] >= least && states[slot] <= most)) && same_row(by, needle, slot);
+    const Compared& by, i64 probe_row, i64 slot, const signed char* states, bool all, i64 least, i64 most) {
+  return (all || (states[slot] >= least && states[slot] <= most)) && same_row(by, probe_row, slot);
 }
 
 // One thread for a pair of rows.
@@ -213,7 +213,7 @@ extern "C" __global__ void compare_rows(
   if (at < size) out[at] = (everywhere || where[at]) && same_row(by, rows[at], others[at]);
 }
 
-// One thread for a candidate: a needle and a slot in one number.
+// One thread for a candidate: a probe row and a slot in one number.
 extern "C" __global__ void mark_matches(
     Compared by, i64 size, const i64* pairs, bool by_candidate, const signed char* states, bool all, i64 least,
     i64 most, bool* out) {
@@ -223,13 +223,13 @@ extern "C" __global__ void mark_matches(
   out[at] = is_match(by, by_candidate ? second : first, by_candidate ? first : second, states, all, least, most);
 }
 
-// The same, where no needle has more than one match.
+// The same, where no probe row has more than one match.
 extern "C" __global__ void put_matches(
     Compared by, i64 size, const i64* pairs, const signed char* states, bool all, i64 least, i64 most, i64* out) {
   i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (at >= size) return;
-  i64 needle = pairs[at] >> 32, slot = pairs[at] & 0xFFFFFFFFu;
-  if (is_match(by, needle, slot, states, all, least, most)) out[needle] = slot;
+  i64 probe_row = pairs[at] >> 32, slot = pairs[at] & 0xFFFFFFFFu;
+  if (is_match(by, probe_row, slot, states, all, least, most)) out[probe_row] = slot;
 }
 
 // One thread for a row: its hash, the lowest bits of which give way to its position.

@@ -34,7 +34,7 @@ _PIECES = 32
 
 
 class CudfKernels:
-    """The GPU backend.
+    """The backend on a GPU, by cupy and pylibcudf.
 
     Args:
         tiny_segments: test setting: merge and grow at the smallest sizes.
@@ -163,7 +163,7 @@ class CudfKernels:
         *,
         by_candidate: bool = False,
     ) -> tuple[Array, Slots]:
-        """Candidates that match."""
+        """Gives the candidates that match."""
         return compare.matches(self, types, pairs, columns, among, by_candidate=by_candidate)
 
     def sole_matches(
@@ -175,7 +175,7 @@ class CudfKernels:
         *,
         size: int,
     ) -> Slots:
-        """The slot that each needle matches, -1 for none."""
+        """The slot that each probe row matches, -1 for none."""
         return compare.sole_matches(self, types, pairs, columns, among, size=size)
 
     def grouped(
@@ -236,11 +236,11 @@ class CudfKernels:
         return pa.array(hashing.sorted_order(self.frame(keys)))
 
     def store(self, schema: pa.Schema) -> CudfStore:
-        """An empty store."""
+        """Makes an empty store."""
         return CudfStore(schema, self)
 
     def directory(self, entries: Array, shift: int) -> Array:
-        """Where each hash prefix begins among ascending entries."""
+        """Finds the first of ascending entries with each hash prefix."""
         return directory(entries, shift)
 
     def merge(self, buffer: Array, size: int, added: Array) -> Array:
@@ -248,14 +248,14 @@ class CudfKernels:
         return merged(buffer[:size], added)
 
     def beginning(self, buffer: Array, size: int) -> Array:
-        """The array itself."""
+        """Gives the array itself: there is no room behind it."""
         assert buffer.size == size
         return buffer
 
     def search(
         self,
         runs: Sequence[SearchedRun],
-        needles: Array,
+        probe_rows: Array,
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
@@ -263,14 +263,14 @@ class CudfKernels:
     ) -> Array:
         """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`."""
         return probe_runs(
-            self.probe, runs, needles, times, by_candidate=by_candidate, at_most=at_most,
+            self.probe, runs, probe_rows, times, by_candidate=by_candidate, at_most=at_most,
             limit=self.memory_limit or 0, lookups=self.lookups,
         )  # fmt: skip
 
-    def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
-        """Where needles stand in a sorted run with times."""
-        self.lookups["index"] += int(needles.size)
-        return bisect_run(run, needles, times, after=after)
+    def bisect(self, run: SearchedRun, probe_rows: Array, times: Array, *, after: bool) -> Array:
+        """Finds the place of each probe row in a sorted run with times."""
+        self.lookups["index"] += int(probe_rows.size)
+        return bisect_run(run, probe_rows, times, after=after)
 
     def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by `gpu_ops.cudf_backend.probe`."""

@@ -1,8 +1,8 @@
 """Lookups in sorted runs by CUDA kernels; see `gpu_ops.kernels.Kernels.search` and ``bisect``.
 
-A search is two of them, over all runs at once: the first finds where each needle's entries are in each run, the second
-writes the pairs, a thread for each: a hot key's are written by as many threads as it has. In between, the host learns
-how many there are.
+A search is two of them, over all runs at once: the first finds where each probe row's entries are in each run, the
+second writes the pairs, a thread for each: a hot key's are written by as many threads as it has. In between, the host
+learns how many there are.
 
 Sorted runs are made by a CUDA kernel each, too: entries, merges, and directories of hash prefixes.
 """
@@ -22,7 +22,7 @@ from gpu_ops.kernels import SearchedRun, TooMany
 
 
 def made_entries(hashes: Array, first: int, rows: Array | None) -> Array:
-    """As `gpu_ops.kernels.Kernels.entries`."""
+    """Makes index entries of hashes; see `gpu_ops.kernels.Kernels.entries`."""
     size = int(hashes.size if rows is None else rows.size)
     out = cp.empty(size, np.uint64)
     if size:
@@ -42,7 +42,10 @@ def merged(first: Array, second: Array) -> Array:
 
 
 def directory(entries: Array, shift: int) -> Array:
-    """As `gpu_ops.kernels.Kernels.directory`: a bisection for each prefix, however many entries share one."""
+    """Finds the first entry of each hash prefix by bisection, however many entries share one.
+
+    See `gpu_ops.kernels.Kernels.directory`.
+    """
     prefixes = 1 << (32 - shift)
     begins = cp.empty(prefixes + 1, np.int32)
     sizes = np.int64(entries.size), np.int64(shift), np.int64(prefixes)
@@ -76,7 +79,7 @@ def sorted_run(entries: Array) -> SortedRun:
 
 def search_runs(
     runs: Sequence[SearchedRun],
-    needles: Array,
+    probe_rows: Array,
     times: tuple[Array, Array] | None,
     *,
     by_candidate: bool,
@@ -84,7 +87,7 @@ def search_runs(
 ) -> Array:
     """Arguments and result as `gpu_ops.kernels.Kernels.search`."""
     found = [
-        _search(runs[at : at + MOST_RUNS], needles, times, by_candidate=by_candidate, at_most=at_most)
+        _search(runs[at : at + MOST_RUNS], probe_rows, times, by_candidate=by_candidate, at_most=at_most)
         for at in range(0, len(runs), MOST_RUNS)
     ]
     return found[0] if len(found) == 1 else cp.concatenate([cp.empty(0, np.int64), *found])
@@ -92,15 +95,15 @@ def search_runs(
 
 def _search(
     runs: Sequence[SearchedRun],
-    needles: Array,
+    probe_rows: Array,
     times: tuple[Array, Array] | None,
     *,
     by_candidate: bool,
     at_most: int | None,
 ) -> Array:
-    if not needles.size * len(runs):
+    if not probe_rows.size * len(runs):
         return cp.empty(0, np.int64)
-    shape, begins, counts = _found(runs, needles, times)
+    shape, begins, counts = _found(runs, probe_rows, times)
     ends = cp.cumsum(counts)
     total = int(ends[-1])
     if at_most is not None and total > at_most:
@@ -111,23 +114,26 @@ def _search(
     return pairs
 
 
-def count_candidates(runs: Sequence[SearchedRun], needles: Array, times: tuple[Array, Array] | None) -> int:
-    """How many candidates there are; arguments as `gpu_ops.kernels.Kernels.search`.
+def count_candidates(runs: Sequence[SearchedRun], probe_rows: Array, times: tuple[Array, Array] | None) -> int:
+    """Counts the candidates of probe rows; arguments as `gpu_ops.kernels.Kernels.search`.
 
     Without times, of runs that have some, of any time.
     """
-    parts = [runs[at : at + MOST_RUNS] for at in range(0, len(runs), MOST_RUNS)] if needles.size else []
-    return sum(int(_found(part, needles, times)[2].sum()) for part in parts)
+    parts = [runs[at : at + MOST_RUNS] for at in range(0, len(runs), MOST_RUNS)] if probe_rows.size else []
+    return sum(int(_found(part, probe_rows, times)[2].sum()) for part in parts)
 
 
 def _found(
-    runs: Sequence[SearchedRun], needles: Array, times: tuple[Array, Array] | None
+    runs: Sequence[SearchedRun], probe_rows: Array, times: tuple[Array, Array] | None
 ) -> tuple[tuple[Any, ...], Array, Array]:
-    """What the kernels get; where in each run the entries of each needle begin; and how many there are."""
-    lookups = needles.size * len(runs)
-    shape = (_table(runs, by_time=times is not None), np.int64(needles.size), np.int64(lookups), needles)
+    """Finds where in each run the entries of each probe row begin, and how many there are.
+
+    First in the result is what the kernels get.
+    """
+    lookups = probe_rows.size * len(runs)
+    shape = (_table(runs, by_time=times is not None), np.int64(probe_rows.size), np.int64(lookups), probe_rows)
     begins, counts = cp.empty(lookups, np.int32), cp.empty(lookups, np.int64)
-    span = times or (needles.view(np.int64), needles.view(np.int64))  # of runs without times nobody reads it
+    span = times or (probe_rows.view(np.int64), probe_rows.view(np.int64))  # of runs without times nobody reads it
     launch("find", lookups, *shape, *span, begins, counts)
     return shape, begins, counts
 
@@ -141,10 +147,10 @@ def _table(runs: Sequence[SearchedRun], *, by_time: bool = True) -> np.ndarray[A
     return table
 
 
-def bisect_run(run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
+def bisect_run(run: SearchedRun, probe_rows: Array, times: Array, *, after: bool) -> Array:
     """Arguments and result as `gpu_ops.kernels.Kernels.bisect`."""
-    positions = cp.empty(needles.size, np.int64)
-    if needles.size:
-        shape = _table([run]), np.int64(needles.size), needles, times
-        launch("bisect_run", needles.size, *shape, np.bool_(after), positions)
+    positions = cp.empty(probe_rows.size, np.int64)
+    if probe_rows.size:
+        shape = _table([run]), np.int64(probe_rows.size), probe_rows, times
+        launch("bisect_run", probe_rows.size, *shape, np.bool_(after), positions)
     return positions

@@ -90,7 +90,7 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def has_offsets(kind: pa.DataType) -> bool:
-    """Whether a type's stored column has lists or text in it: their elements and bytes are counted in 32 bits.
+    """Tells whether a type's stored column has lists or text in it, whose elements and bytes are counted in 32 bits.
 
     By libcudf those of lists; by Arrow those of text too, on its way back.
     """
@@ -165,7 +165,7 @@ def _decode(array: pa.Array) -> pa.Array:
 
 
 def _relabel(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same bits under another fixed-width type."""
+    """Reinterprets the bits of an array as another fixed-width type."""
     return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], -1, array.offset)
 
 

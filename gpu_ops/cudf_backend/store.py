@@ -18,7 +18,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, Places, gather, gather_rows, lanes_of, nulls
+from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, GatherMap, gather, gather_rows, lanes_of, nulls
 from gpu_ops.cudf_backend.storage import has_offsets, storage_type
 from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Kernels, Store
@@ -117,7 +117,7 @@ class CudfStore:
         return Frame(int(slots.size), dict(zip(types, taken, strict=True)), types)
 
     def may_be_null(self, column: str) -> bool:
-        """Whether any row may have a null in this column."""
+        """Tells whether any row may have a null in a column."""
         if self.cold is not None and self.cold.may_be_null(column):
             return True
         place = list(self.types).index(column)
@@ -132,14 +132,14 @@ class CudfStore:
         if self.cold is None and len(self.segments) == 1:
             columns = self.segments[0].columns()
             return gather([columns[place] for place in self._places(names)], slots, kinds, present=present)
-        places = Places(slots, present=present)
+        places = GatherMap(slots, present=present)
         taken = {} if self.cold is not None else self._gather_fixed(places, names)
         others = [name for name in names if name not in taken]
         if others:
             taken |= zip(others, self._gather_by_part(places, others), strict=True)
         return [taken[name] for name in names]
 
-    def _gather_fixed(self, places: Places, names: list[str]) -> dict[str, plc.Column]:
+    def _gather_fixed(self, places: GatherMap, names: list[str]) -> dict[str, plc.Column]:
         """The rows of those of the columns that have a fixed width and no nulls."""
         if len(self.segments) > MOST_SEGMENTS:
             return {}
@@ -153,13 +153,13 @@ class CudfStore:
         return {name: places.column(numbers) for name, numbers in zip(fixed, found, strict=True)}
 
     def columns_by_segment(self, names: Sequence[str]) -> tuple[list[list[plc.Column]], list[int]]:
-        """Of each segment these columns and its first slot; of a store none of whose rows are in host memory."""
+        """Gives some columns of each segment, and its first slot; of a store without rows in host memory."""
         at_ = self._places(names)
         columns = [segment.columns() for segment in self.segments]
         starts = np.cumsum([0, *self._lengths()[:-1]]).tolist()
         return [[own[at] for at in at_] for own in columns], starts
 
-    def _gather_by_part(self, places: Places, names: list[str]) -> list[plc.Column]:
+    def _gather_by_part(self, places: GatherMap, names: list[str]) -> list[plc.Column]:
         """Part by part, then put in order."""
         sources, ends = self._sources(names), np.cumsum(self._lengths())
         if len(sources) == 1:
@@ -193,7 +193,7 @@ class CudfStore:
         return [*([] if self.cold is None else [len(self.cold)]), *(s.num_rows() for s in self.segments)]
 
     def _sources(self, names: list[str]) -> list[_Source]:
-        """How to gather columns from each part, oldest first, by positions in it; the host's also by -1."""
+        """Makes a function for each part, oldest first, that gathers columns by position; the host's also by -1."""
         places, kinds = self._places(names), [self.types[name] for name in names]
 
         def here(segment: plc.Table) -> _Source:

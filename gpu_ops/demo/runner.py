@@ -54,11 +54,11 @@ _Row = tuple[str, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a demonstration is told.
+    """The options of a demonstration.
 
     Attributes:
-        scale: TPC-H scale factor; by default what ``rows`` needs, or 0.1.
-        rows: about how many changes to stream, or None for all that the scale factor makes.
+        scale: the TPC-H scale factor; by default the one that ``rows`` needs, or 0.1.
+        rows: the number of changes to stream, about, or None for all that the scale factor makes.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         keep: an empty folder for everything that is written; by default a temporary one.
     """
@@ -131,7 +131,7 @@ def run(console: Console, options: Options, *, micro_batches: int = MICRO_BATCHE
 
 def _generate(
     console: Console, folder: Path, options: Options, micro_batches: int
-) -> tuple[tpch.Changes, tpch.Changes]:
+) -> tuple[tpch.ChangeStream, tpch.ChangeStream]:
     began = time.perf_counter()
     with console.status("TPC-H's tables become streams of changes"):
         inputs = tpch.generate(folder, scale=options.factor, files=micro_batches, limit=options.rows)
@@ -156,7 +156,7 @@ class _Tpch:
     """
 
     def __init__(
-        self, console: Console, inputs: tuple[tpch.Changes, tpch.Changes], folder: Path, backend: Backend
+        self, console: Console, inputs: tuple[tpch.ChangeStream, tpch.ChangeStream], folder: Path, backend: Backend
     ) -> None:
         self.console, self.inputs, self.folder, self.backend = console, inputs, folder, backend
         self.rows = [0, *accumulate(sum(counts) for counts in zip(*(c.counts for c in inputs), strict=True))]
@@ -186,7 +186,7 @@ class _Tpch:
         writer = changelog.writeStream.format("parquet").option("path", str(self.folder / "changelog"))
         return writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(availableNow=True).start()
 
-    def check(self, spark: SparkSession) -> tpch.Check:
+    def check(self, spark: SparkSession) -> tpch.Comparison:
         """Compares what Spark's sink has committed with DuckDB's join."""
         # inputFiles() goes by the sink's log, _spark_metadata, which names no file of a micro-batch cut short.
         uris = spark.read.parquet(str(self.folder / "changelog")).inputFiles()
@@ -198,27 +198,27 @@ class _Tpch:
                 pad="l_orderkey",
             )
 
-    def summarise(self, result: tpch.Check, *, kept: bool) -> None:
-        """Prints the numbers."""
+    def summarise(self, result: tpch.Comparison, *, kept: bool) -> None:
+        """Prints the result of the check, and the join's metrics."""
         assert self.last is not None, "a query without a micro-batch"
         metrics, total = self.last.metrics, self.rows[-1]
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(result.changes.items()))
         rate = f"{total / self.seconds:,.0f} rows/s over {self.seconds:.1f} s"
-        shown = Table(box=box.SIMPLE, show_header=False)
-        shown.add_row("changes in", f"{total:,} in {self.done} micro-batches")
-        shown.add_row("changelog", f"{sum(result.changes.values()):,} changes: {kinds}")
-        shown.add_row("speed", f"{rate}, both starts of the query included")
-        shown.add_row("backend", f"{self.last.backend}, {metrics['partitions']} partitions")
+        table = Table(box=box.SIMPLE, show_header=False)
+        table.add_row("changes in", f"{total:,} in {self.done} micro-batches")
+        table.add_row("changelog", f"{sum(result.changes.values()):,} changes: {kinds}")
+        table.add_row("speed", f"{rate}, both starts of the query included")
+        table.add_row("backend", f"{self.last.backend}, {metrics['partitions']} partitions")
         for side, changes in zip(("left", "right"), self.inputs, strict=True):
             size = size_text(int(metrics[f"{side}_state_bytes"]))
-            shown.add_row(f"state of {changes.table}", f"{metrics[f'{side}_state_rows']:,} rows, {size} in memory")
-        shown.add_row("state folder", f"{self.folder / 'state'}" + ("" if kept else " (temporary)"))
-        self.console.print(shown)
+            table.add_row(f"state of {changes.table}", f"{metrics[f'{side}_state_rows']:,} rows, {size} in memory")
+        table.add_row("state folder", f"{self.folder / 'state'}" + ("" if kept else " (temporary)"))
+        self.console.print(table)
         if kept:
             self.console.print(f"gpu-join inspect {self.folder / 'state'}", soft_wrap=True)
 
 
-def _verdict(console: Console, result: tpch.Check) -> None:
+def _verdict(console: Console, result: tpch.Comparison) -> None:
     if result.equal:
         console.print(
             f"[green]right[/]: the changelog folds to {result.rows:,} rows, {result.pads:,} of them "
@@ -240,8 +240,8 @@ def demo_session(console: Console) -> SparkSession:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """What one micro-batch brings: ``(row kind, order_id, movie_id or set_price)``."""
+class DemoBatch:
+    """The rows of one micro-batch of the small demonstration: ``(row kind, order_id, movie_id or set_price)``."""
 
     what: str
     orders: tuple[_Row, ...] = ()
@@ -249,14 +249,16 @@ class Step:
 
 
 STEPS: Final = (
-    Step("two orders, and no price yet", orders=(("+I", 1, 1), ("+I", 2, 40))),
-    Step("order 1 gets its price; a third order", orders=(("+I", 3, 3),), prices=(("+I", 1, 40),)),
-    Step("the price of order 1 is corrected, order 3 gets one", prices=(("-U", 1, 40), ("+U", 1, 45), ("+I", 3, 80))),
-    Step("order 2 is cancelled, the price of order 3 withdrawn", orders=(("-D", 2, 40),), prices=(("-D", 3, 80),)),
+    DemoBatch("two orders, and no price yet", orders=(("+I", 1, 1), ("+I", 2, 40))),
+    DemoBatch("order 1 gets its price; a third order", orders=(("+I", 3, 3),), prices=(("+I", 1, 40),)),
+    DemoBatch(
+        "the price of order 1 is corrected, order 3 gets one", prices=(("-U", 1, 40), ("+U", 1, 45), ("+I", 3, 80))
+    ),
+    DemoBatch("order 2 is cancelled, the price of order 3 withdrawn", orders=(("-D", 2, 40),), prices=(("-D", 3, 80),)),
 )
 
 
-def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: Console) -> tpch.Check:
+def run_small(spark: SparkSession, folder: Path, *, backend: Backend, console: Console) -> tpch.Comparison:
     """Streams the steps through ``orders LEFT JOIN prices`` and prints the changelog of each.
 
     Args:
@@ -302,7 +304,7 @@ def _tables(schema: pa.Schema, steps: Sequence[Sequence[_Row]]) -> list[pa.Table
     return [pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema) for rows in steps]
 
 
-def _step_table(number: int, step: Step, changelog: pa.Table) -> Table:
+def _step_table(number: int, step: DemoBatch, changelog: pa.Table) -> Table:
     shown = Table(title=f"micro-batch {number + 1}: {step.what}", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("orders", "prices", "changelog", "order_id", "movie_id", "set_price"):
         shown.add_column(heading, justify="right" if "_id" in heading or heading == "set_price" else "left")
@@ -378,7 +380,7 @@ def showing(shown: Screen, arriving: Sequence[int], changelogs: list[pa.Table]) 
 
 
 def _check(console: Console, answers: tpch.Answers, changes: list[pa.Table]) -> bool:
-    """Compares each state of the view with DuckDB's answer."""
+    """Compares each state of the view with DuckDB's answer after the same micro-batch."""
     with console.status("DuckDB folds the inputs, and answers the query itself"):
         for number in range(1, len(changes) + 1):
             wrong = answers.differences(pa.concat_tables(changes[:number]), number)

@@ -54,7 +54,7 @@ _UPDATED_COLUMNS: Final = {
     "customer": ("c_nationkey", "c_mktsegment", "c_acctbal"),
     "supplier": ("s_nationkey",),
 }
-"""Of those that change, as far as they are read."""
+"""The columns that updates change, as far as a query reads them."""
 
 # Of the whole span: how much earlier than its order a lineitem may come, and how much it is spread.
 _EARLY, _SPREAD = 0.02, 0.12
@@ -63,7 +63,7 @@ Integers = npt.NDArray[np.int64]
 ROW_KIND: Final = "op"
 """The row-kind column of the inputs."""
 
-Rows: TypeAlias = "Sequence[str] | pa.Table"
+OrderRows: TypeAlias = "Sequence[str] | pa.Table"
 """Parquet files, or a table in memory."""
 
 # The multiplicity of each distinct row; rows that come and go again have none.
@@ -97,11 +97,11 @@ _READ: Final = {  # by the queries, by table
 
 
 class DataError(RuntimeError):
-    """The data cannot be made."""
+    """Raised where the generator of the data is missing or fails."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class ChangeStream:
     """A stream of changes in files, one for each micro-batch.
 
     Attributes:
@@ -135,7 +135,7 @@ class Changes:
         return [str(path) for path in sorted(self.folder.glob("*.parquet"))]
 
 
-def generate(folder: Path, *, scale: float, files: int, limit: int | None = None) -> tuple[Changes, Changes]:
+def generate(folder: Path, *, scale: float, files: int, limit: int | None = None) -> tuple[ChangeStream, ChangeStream]:
     """Orders and lineitems as streams of changes, as far as `JOIN` reads them; see `streams`."""
     made = streams(folder, columns_of([query(JOIN)]), scale=scale, files=files, limit=limit)
     return made["orders"], made["lineitem"]
@@ -143,7 +143,7 @@ def generate(folder: Path, *, scale: float, files: int, limit: int | None = None
 
 def streams(
     folder: Path, columns: Mapping[str, Sequence[str]], *, scale: float, files: int, limit: int | None = None
-) -> dict[str, Changes]:
+) -> dict[str, ChangeStream]:
     """Writes tables as Parquet files of changes below a folder.
 
     Args:
@@ -243,7 +243,7 @@ def change_stream(name: str, rows: pa.Table, last: int) -> pa.Table:
     return result.add_column(0, pa.field(ROW_KIND, pa.string(), nullable=False), encode_row_kinds(kind[order]))
 
 
-def write(name: str, changes: pa.Table, folder: Path, files: int) -> Changes:
+def write(name: str, changes: pa.Table, folder: Path, files: int) -> ChangeStream:
     """Writes a stream of changes as ``files`` Parquet files of nearly equal length."""
     kinds = decode_row_kinds(changes[ROW_KIND], input_name=name, column_name=ROW_KIND, has_unique_key=True)
     cuts = np.linspace(0, changes.num_rows, files + 1).astype(np.int64)
@@ -252,13 +252,13 @@ def write(name: str, changes: pa.Table, folder: Path, files: int) -> Changes:
     write_files(parts, folder)
     inserts, updates, _, deletes = (int(c) for c in np.bincount(kinds, minlength=4))
     counts = tuple(part.num_rows for part in parts)
-    return Changes(name, folder, changes.schema, KEYS[name], counts, inserts, updates, deletes)
+    return ChangeStream(name, folder, changes.schema, KEYS[name], counts, inserts, updates, deletes)
 
 
-def fixed(name: str, rows: pa.Table, folder: Path) -> Changes:
+def fixed(name: str, rows: pa.Table, folder: Path) -> ChangeStream:
     """Writes a table that stays as it is, as one Parquet file without row kinds."""
     write_files([rows], folder)
-    return Changes(name, folder, rows.schema, KEYS[name], (rows.num_rows,), rows.num_rows, 0, 0)
+    return ChangeStream(name, folder, rows.schema, KEYS[name], (rows.num_rows,), rows.num_rows, 0, 0)
 
 
 def write_files(parts: Sequence[pa.Table], folder: Path) -> None:
@@ -282,7 +282,7 @@ def read_changes(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def _updated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """The rows with other values in some columns, as far as there are these."""
+    """Changes the values of some columns of rows, where the rows have these columns."""
     for column in columns:
         if column in rows.column_names:
             field = rows.schema.field(column)
@@ -291,16 +291,16 @@ def _updated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def _another(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Of each value another one: a decimal larger by one; else the next of those that there are."""
+    """Replaces each value by another one: a decimal by one larger by 1, any other by the next value of the column."""
     if pa.types.is_decimal(values.type):
         return pc.add(values, pa.scalar(Decimal(1), values.type)).cast(values.type)
-    there = pc.unique(values).sort()
-    at = _numpy(pc.index_in(values, there))
-    return pa.chunked_array([there.take(pa.array((at + 1) % len(there)))])
+    distinct = pc.unique(values).sort()
+    at = _numpy(pc.index_in(values, distinct))
+    return pa.chunked_array([distinct.take(pa.array((at + 1) % len(distinct)))])
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Without what the generator's Parquet brings and Spark does not know: string views, field ids."""
+    """Removes types and ids of the generator's Parquet files that Spark does not know: string views, field ids."""
     fields = []
     for field in table.schema:
         text = not (pa.types.is_integer(field.type) or pa.types.is_decimal(field.type) or pa.types.is_date(field.type))
@@ -314,8 +314,8 @@ def _numpy(column: pa.ChunkedArray) -> Integers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
-    """What the comparison found.
+class Comparison:
+    """The result of comparing a folded changelog with DuckDB's join.
 
     Attributes:
         rows: rows of the folded changelog.
@@ -324,7 +324,7 @@ class Check:
         changes: changes in the changelog, by row kind.
         missing: rows that the changelog lacks.
         surplus: rows that it has and should not.
-        sample: some of either, as text; empty when there are none.
+        sample: some missing and surplus rows, as text.
     """
 
     rows: int
@@ -337,11 +337,11 @@ class Check:
 
     @property
     def equal(self) -> bool:
-        """Whether the folded changelog is the join."""
+        """True if the folded changelog equals the join."""
         return not (self.missing or self.surplus)
 
 
-def check(changelog: Rows, inputs: Mapping[str, Rows], query: str, pad: str) -> Check:
+def check(changelog: OrderRows, inputs: Mapping[str, OrderRows], query: str, pad: str) -> Comparison:
     """Compares a changelog with DuckDB's answer to a query over the folded inputs.
 
     Args:
@@ -357,7 +357,7 @@ def check(changelog: Rows, inputs: Mapping[str, Rows], query: str, pad: str) -> 
         _fold_inputs(db, inputs)
         _register(db, "changelog", changelog)
         sample = difference(db, query)[:5]
-        return Check(
+        return Comparison(
             rows=_number(db, "SELECT sum(changelog_n) FROM changelog_now"),
             expected=_number(db, "SELECT sum(n) FROM expected"),
             pads=_number(db, f"SELECT sum(n) FROM expected WHERE {pad} IS NULL"),  # noqa: S608 (our column)
@@ -368,15 +368,15 @@ def check(changelog: Rows, inputs: Mapping[str, Rows], query: str, pad: str) -> 
         )
 
 
-def _register(db: duckdb.DuckDBPyConnection, name: str, rows: Rows) -> None:
+def _register(db: duckdb.DuckDBPyConnection, name: str, rows: OrderRows) -> None:
     if isinstance(rows, pa.Table):
         db.register(f"{name}_changes", rows)
     else:
         db.read_parquet(list(rows)).create_view(f"{name}_changes")
 
 
-def _fold_inputs(db: duckdb.DuckDBPyConnection, inputs: Mapping[str, Rows]) -> None:
-    """Makes a view of each table: its rows that are there."""
+def _fold_inputs(db: duckdb.DuckDBPyConnection, inputs: Mapping[str, OrderRows]) -> None:
+    """Makes a view of each table with its live rows."""
     for table, rows in inputs.items():
         _register(db, table, rows)
         changes = db.table(f"{table}_changes")
@@ -387,12 +387,12 @@ def _fold_inputs(db: duckdb.DuckDBPyConnection, inputs: Mapping[str, Rows]) -> N
 
 
 def fold(db: duckdb.DuckDBPyConnection, name: str, kind: str) -> None:
-    """Makes ``<name>_now`` of ``<name>_changes``: each row that is there, and in ``<name>_n`` how often."""
+    """Makes ``<name>_now`` of ``<name>_changes``: each live row, and in ``<name>_n`` its number."""
     db.execute(_FOLD.format(name=name, kind=kind))
 
 
 def difference(db: duckdb.DuckDBPyConnection, query: str) -> list[str]:
-    """In what ``changelog_changes`` differ from the answer to a query, as text.
+    """Finds the rows in which the folded ``changelog_changes`` differ from the answer to a query, as text.
 
     Args:
         db: has a table or view of that name.
@@ -441,7 +441,7 @@ def query(name: str) -> Query:
 
 
 def columns_of(queries: Sequence[Query]) -> dict[str, tuple[str, ...]]:
-    """What several queries read, by table; orders and lineitems always."""
+    """The columns that several queries read, by table; orders and lineitems are always among the tables."""
     found = {table: [c for c in names.split() if c in KEYS[table]] for table, names in _READ.items()}
     for one in queries:
         for table, columns in one.columns.items():
@@ -450,7 +450,7 @@ def columns_of(queries: Sequence[Query]) -> dict[str, tuple[str, ...]]:
     return {table: tuple(columns) for table, columns in found.items() if table in read}
 
 
-def changelog(spark: SparkSession, one: Query, inputs: Mapping[str, Changes], **options: Any) -> DataFrame:
+def changelog(spark: SparkSession, one: Query, inputs: Mapping[str, ChangeStream], **options: Any) -> DataFrame:
     """The changelog of a query's result, a file of each input in a micro-batch.
 
     Args:
@@ -470,25 +470,25 @@ def changelog(spark: SparkSession, one: Query, inputs: Mapping[str, Changes], **
 
 
 class Answers:
-    """What DuckDB answers after each micro-batch.
+    """DuckDB's answers to a query after each micro-batch.
 
     Args:
         one: the query.
         inputs: its tables.
     """
 
-    def __init__(self, one: Query, inputs: Mapping[str, Changes]) -> None:
+    def __init__(self, one: Query, inputs: Mapping[str, ChangeStream]) -> None:
         self.query = one
         self.files = {table: inputs[table].files for table in one.columns}
 
     def after(self, micro_batches: int) -> pa.Table:
-        """The query over the folded first files of each input."""
+        """Runs the query over the folded files of so many micro-batches."""
         with duckdb.connect() as db:
             self._fold(db, micro_batches)
             return db.sql(self.query.text).to_arrow_table()
 
     def differences(self, changes: pa.Table, micro_batches: int) -> list[str]:
-        """In what a folded changelog differs after so many micro-batches, as text; nothing where it is right."""
+        """Finds the rows in which a folded changelog is wrong after so many micro-batches, as text."""
         with duckdb.connect() as db:
             self._fold(db, micro_batches)
             db.register("changelog_changes", changes)

@@ -92,11 +92,11 @@ class AggregateFunction(abc.ABC):
 
     @property
     def retracts(self) -> bool:
-        """Whether rows can be retracted."""
+        """Tells whether the function can take rows back."""
         return type(self).retract is not AggregateFunction.retract
 
     def of(self, columns: tuple[str, ...]) -> AggregateFunction:
-        """The same of other columns."""
+        """Gives a copy of the function over other columns."""
         made = copy.copy(self)
         made.columns = columns
         return made
@@ -114,7 +114,7 @@ class AggregateFunction(abc.ABC):
     # --- as JSON -----------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it.
+        """Gives the function's import name and parameters for JSON.
 
         Raises:
             DescriptionError: it cannot be imported by name, or a parameter is not JSON.
@@ -185,7 +185,7 @@ _CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(distinct\s+)?([^()]*?)\s*\)\s*", re
 
 
 class Measure(NamedTuple):
-    """One aggregate.
+    """One aggregate: its name in the output, its function and its column.
 
     Types and nulls are Spark's: nulls are left out, a sum or average of none is null; integers add up as bigint and
     wrap around, decimals of precision p as decimal(p + 10), and their average has four digits more; NaN is greater than
@@ -276,7 +276,7 @@ class Aggregate(Grouped):
 
     def _check(self) -> None:
         self._check_emit()
-        if not self.measures and not self.by:
+        if not self.measures and not self._has_groups:
             raise DescriptionError("an aggregate needs at least one of " + ", ".join(get_args(Function)))
         for measure in self.measures:
             if measure.own is not None:
@@ -299,6 +299,10 @@ class Aggregate(Grouped):
             raise DescriptionError(
                 f"input '{self.source.name}': late='tag' is for insertions, as a late retraction would look like a row"
             )
+
+    @property
+    def _has_groups(self) -> bool:
+        return bool(self.by)
 
     def _check_window(self) -> None:
         name, event_time, end = self.source.name, self.source.event_time, self.closes
@@ -335,12 +339,12 @@ class Aggregate(Grouped):
 
     @property
     def by_time(self) -> bool:
-        """Whether groups come out and go as the watermark passes."""
+        """Tells whether groups come out and go as the watermark passes."""
         return self.emit == "at_watermark"
 
     @property
     def behind_ms(self) -> int | None:
-        """What comes out is never behind the watermark, as windows end after it; late rows are."""
+        """The distance that the output may be behind the watermark: 0, as windows end after it; None with late rows."""
         return None if self.late == "tag" else 0
 
     def times_of(self, source: Input) -> tuple[str, ...]:
@@ -349,7 +353,7 @@ class Aggregate(Grouped):
         return tuple(dict.fromkeys([*own, *([] if self.closes is None else [self.closes])]))
 
     def kept(self, number: int) -> str:
-        """How long time lets rows of its input stay, in words."""
+        """Tells in words how long rows of the input stay."""
         return f"groups are kept until the watermark reaches {self.closes}; {LATES[self.late]}"
 
     def _check_continuous(self) -> None:
@@ -363,7 +367,7 @@ class Aggregate(Grouped):
                 )
 
     def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same of another input."""
+        """Gives the same aggregate of another input."""
         end, late = (self.window_end, self.late) if emit == "at_watermark" else (None, "drop")
         return dataclasses.replace(self, source=inputs[0], emit=emit, window_end=end, late=late)
 
@@ -415,7 +419,7 @@ class Aggregate(Grouped):
         raise DescriptionError(f"{text} cannot be added up")
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
-        """Which column of its input an output column shows in a row of the input; None for an aggregate."""
+        """The input's column that fills an output column in a late row; None for an aggregate."""
         return column.column if column.name in self.by or column.name in self._of_late_rows else None
 
     @property
@@ -429,12 +433,12 @@ class Aggregate(Grouped):
 
     @property
     def goes_row_by_row(self) -> bool:
-        """Whether some of it is known to no backend's ``groupby``, at the end as before."""
+        """Tells whether a backend's ``groupby`` lacks some of the aggregates, at the end as before."""
         return self._has_first_or_last or any(measure.own is not None for measure in self.measures)
 
     @property
     def order_matters_at_end(self) -> bool:
-        """Whether the result at the end of input depends on the order in which rows came."""
+        """Tells whether the result at the end of input depends on the order in which rows came."""
         return super().order_matters_at_end or self._has_first_or_last
 
     @property
@@ -443,16 +447,16 @@ class Aggregate(Grouped):
 
     @property
     def result_without_rows(self) -> bool:
-        """Whether it has a result though no row has come."""
+        """Tells whether there is a result though no row has come."""
         return not self.by and self.emit == "at_end"
 
     @property
     def title(self) -> str:
-        """It in one line, for people."""
+        """The aggregate in one line, for people."""
         return f"aggregate of {self.source.name} by {', '.join(self.by) or 'nothing'}"
 
     def lines(self) -> list[str]:
-        """What is grouped, by what."""
+        """The aggregate in some lines, for people: its input, its groups, its functions."""
         return [
             f"aggregate: {self.source.name}",
             line("group by", ", ".join(self.by) or "nothing: one row in all"),

@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, IntervalJoin
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, join_type
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.descriptions.times import Duration, Late
 from gpu_ops.errors import DescriptionError
 
 TwoSided = TypeVar("TwoSided", bound=Join)
+Engine = TypeVar("Engine", bound=Callable[..., Any])
+"""The function `gpu_ops.engine`."""
 
 _KEY: Final = "on= is the key, one column or several"
 _PAIRS: Final = "on=[('left column', 'right column')] is the key"
@@ -39,6 +43,7 @@ _TEXTS: Final = (
     ("on group_by groupby groups partition_by", (("by", _GROUPS), ("key", "key= is the key"), ("on", _KEY))),
     ("strategy", (("direction", "direction= is 'backward', 'forward' or 'nearest'"),)),
     ("tolerance within window", (("tolerance", "tolerance= says how far apart the times may be"), ("lower", _BOUNDS))),
+    ("session gap timeout session_window", (("session_gap", "session_gap= says how long a pause ends a session"),)),
     ("lower upper", (("tolerance", "tolerance= says how far apart the times may be"),)),
     ("condition filter predicate where residual", (
         ("where", "where= is the condition, SQL text"), ("", "filter the inputs, or what comes out"),
@@ -65,7 +70,7 @@ _WORDS: Final = {word: texts for words, texts in _TEXTS for word in words.split(
 
 
 def right_word(name: str, known: Sequence[str]) -> str:
-    """What to write in place of an argument that a function does not have: a sentence, or nothing.
+    """Suggests what to write in place of an argument that a function does not have: a sentence, or nothing.
 
     Args:
         name: the argument.
@@ -90,7 +95,7 @@ def check_options(function: Callable[..., Any], given: Iterable[str], options: t
         TypeError: names it, what to write in its place, and all arguments that there are.
     """
     named = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    known = [*named, *options.__annotations__]
+    known = list(dict.fromkeys([*named, *options.__annotations__]))
     for name in given:
         if name not in options.__annotations__:
             word = right_word(name, known)
@@ -138,9 +143,20 @@ def _aggregate(
     by: str | Sequence[str] = (),
     emit: Emit = "per_batch",
     window_end: str | None = None,
+    session_gap: Duration | None = None,
+    time: str | None = None,
 ) -> Aggregate:
     (source,) = inputs
-    return Aggregate.of(source, (by,) if isinstance(by, str) else tuple(by), aggregates, emit, window_end)
+    if time is not None and session_gap is None and emit != "at_watermark":
+        raise DescriptionError("time= of an aggregate goes with session_gap=, or with emit='at_watermark'")
+    if time is not None:
+        source = dataclasses.replace(source, event_time=time)
+    groups = (by,) if isinstance(by, str) else tuple(by)
+    if session_gap is None:
+        return Aggregate.of(source, groups, aggregates, emit, window_end)
+    if window_end is not None:
+        raise DescriptionError("a session is a window of its own: window_end= has no place beside session_gap=")
+    return SessionAggregate.of_gap(source, groups, session_gap, aggregates, emit)
 
 
 def _regular(
@@ -249,6 +265,20 @@ def _read(operator: str) -> list[str]:
 
 ENGINE_OPTIONS: Final = tuple(dict.fromkeys(name for operator in _OPERATORS for name in _read(operator)))
 """What any operator of `gpu_ops.engine` reads."""
+
+
+def with_engine_options(function: Engine) -> Engine:
+    """Shows the options of all operators as keyword arguments in the signature of `gpu_ops.engine`."""
+    signature = inspect.signature(function)
+    *named, inputs = signature.parameters.values()
+    read = {x.name: x for operator in _OPERATORS.values() for x in inspect.signature(operator).parameters.values()}
+    more = [
+        x.replace(default=None if x.default is x.empty else x.default)
+        for name, x in read.items()
+        if name != "inputs" and name not in signature.parameters
+    ]
+    vars(function)["__signature__"] = signature.replace(parameters=[*named, *more, inputs])
+    return function
 
 
 def described(inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Description:

@@ -40,7 +40,7 @@ class Vertex:
     sources: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Gives the vertex for JSON."""
         return {"name": self.name, "description": self.description.to_dict(), "sources": list(self.sources)}
 
     @classmethod
@@ -163,12 +163,12 @@ class Dataflow(Description):
         return self.last.output
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
-        """Which column of an input of the last operator a column of the output shows in a row of this input alone."""
+        """The column of an input of the last operator that fills an output column in a row of this input alone."""
         return self.last.own_column(number, column)
 
     @property
     def insert_only(self) -> bool:
-        """Whether nothing that comes out is ever taken back."""
+        """Tells whether nothing that comes out is ever taken back."""
         return self.last.insert_only
 
     @property
@@ -213,18 +213,18 @@ class Dataflow(Description):
 
     @property
     def times_may_be_null(self) -> bool:
-        """Whether it takes rows without an event time: each operator says so of its own."""
+        """Always true: each operator says so of its own inputs."""
         return True
 
     def why_no_backlog(self) -> str | None:
-        """What keeps it from beginning with a backlog; None if it can."""
+        """The reason why it cannot begin with a backlog."""
         return "of a dataflow each operator would have to begin with one"
 
     # --- in words ----------------------------------------------------------------------------
 
     @property
     def title(self) -> str:
-        """It in one line, for people."""
+        """The dataflow in one line, for people."""
         return f"dataflow of {', '.join(v.description.title for v in self.operators)}"
 
     def lines(self) -> list[str]:

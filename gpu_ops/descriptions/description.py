@@ -24,8 +24,8 @@ from gpu_ops.fields import check_fields, decoded, encoded, hints_of, unwritten
 
 if TYPE_CHECKING:
     from gpu_ops.conditions import Condition
-    from gpu_ops.descriptions.by_time import Interval
     from gpu_ops.descriptions.inputs import Layout
+    from gpu_ops.descriptions.interval import Interval
     from gpu_ops.descriptions.keys import Equality, Shuffle
 
 Emit = Literal["per_event", "per_batch", "at_watermark", "at_end"]
@@ -43,7 +43,7 @@ LATER: Final = 3
 
 
 class OutputColumn(NamedTuple):
-    """Where a column of the changelog comes from: ``side`` is the number of an input.
+    """A column of the changelog, and the column of input number ``side`` that fills it.
 
     Of a column that two inputs show together, ``other`` is the second's: then ``side`` is `EITHER` where it is
     whichever is there, `LATER` where it is the later of both event times.
@@ -58,7 +58,7 @@ class OutputColumn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OperatorAttributes:
-    """What an operator does with the end of its input and with a backlog, after Flink's class of the name.
+    """An operator's treatment of the end of its input and of a backlog, after Flink's class of the name.
 
     Flink 2.3 knows the first two (FLIP-331); the third is what FLIP-327 asks of an operator.
 
@@ -134,7 +134,7 @@ class Description(abc.ABC):
         interval = time_type = None  # no properties: a dataclass has its own
 
     def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same operator over other inputs."""
+        """Gives the same operator over other inputs."""
         sides = _inputs_of(type(self))
         own: dict[str, Any] = dict(zip(sides, inputs, strict=True)) if sides else {"inputs": tuple(inputs)}
         return dataclasses.replace(self, **own, emit=emit)
@@ -154,12 +154,12 @@ class Description(abc.ABC):
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """What the inputs are called in metrics and snapshots."""
+        """The names of the inputs in metrics and snapshots."""
         return tuple(source.name for source in self.inputs)
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """What the tables of its state are called in metrics and snapshots: one an input."""
+        """The names of the state's tables in metrics and snapshots: one an input."""
         return self.sides
 
     @functools.cached_property
@@ -175,7 +175,7 @@ class Description(abc.ABC):
 
     @property
     def insert_only(self) -> bool:
-        """Whether its changelog is insert-only: nothing that comes out is ever taken back."""
+        """Tells whether nothing that comes out is ever taken back."""
         return False
 
     def as_input(self, name: str) -> Input:
@@ -186,16 +186,16 @@ class Description(abc.ABC):
 
     @property
     def _grows(self) -> bool:
-        """Whether its inputs are insert-only, and nothing but changes comes out."""
+        """Tells whether all inputs are insert-only, and nothing but changes comes out."""
         return all(x.insert_only and x.ttl_ms is None and x.bad_rows != "tag" for x in self.inputs)
 
     @abc.abstractmethod
     def own_column(self, number: int, column: OutputColumn) -> str | None:
-        """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+        """The input column that fills an output column in an unmatched or late row of that input; None for none."""
 
     @property
     def rename_hint(self) -> str:
-        """What else than a new name helps where two output columns have one: the end of a sentence."""
+        """Suggests what helps besides a new name where two output columns have one: the end of a sentence."""
         return ", or give suffixes=('_l', '_r')"
 
     def _check_emit(self) -> None:
@@ -242,7 +242,7 @@ class Description(abc.ABC):
     @property
     @abc.abstractmethod
     def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """What rows are partitioned by; empty means a single partition."""
+        """The columns that rows are partitioned by; empty means a single partition."""
 
     @abc.abstractmethod
     def layout(self, number: int) -> Layout:
@@ -281,16 +281,16 @@ class Description(abc.ABC):
 
     @property
     def by_time(self) -> bool:
-        """Whether rows come out and go as time passes: that of a watermark, or of the clock."""
+        """Tells whether rows come out and go as time passes: that of a watermark, or of the clock."""
         return self.interval is not None
 
     @property
     def behind_ms(self) -> int | None:
-        """How far what comes out may be behind the watermark, milliseconds; None for any distance."""
+        """Milliseconds that what comes out may be behind the watermark; None for any distance."""
         return 0 if self.interval is None else self.interval.keep_ms
 
     def kept(self, number: int) -> str:
-        """How long time lets rows of an input stay, in words."""
+        """Tells in words how long rows of an input stay."""
         assert self.interval is not None
         ms = self.interval.kept_ms[number]
         if self.interval.time == "processing":
@@ -306,12 +306,12 @@ class Description(abc.ABC):
 
     @property
     def by_event_time(self) -> bool:
-        """Whether it is moved by a watermark."""
+        """Tells whether a watermark moves the operator."""
         return self.by_time and (self.interval is None or self.interval.time == "event")
 
     @property
     def times_may_be_null(self) -> bool:
-        """Whether it takes rows without an event time."""
+        """Tells whether rows without an event time are taken."""
         return False
 
     def times_of(self, source: Input) -> tuple[str, ...]:
@@ -331,27 +331,27 @@ class Description(abc.ABC):
 
     @property
     def order_matters_at_end(self) -> bool:
-        """Whether the result at the end of input depends on the order in which rows came."""
+        """Tells whether the result at the end of input depends on the order in which rows came."""
         return any(not source.insert_only or source.sequence_by is not None for source in self.inputs)
 
     @property
     def merges(self) -> bool:
-        """Whether rows are found by keys, and by nothing else, so that at the end sorted keys can be merged."""
+        """Tells whether rows are found by keys, and by nothing else, so that at the end sorted keys can be merged."""
         return False
 
     @property
     def result_without_rows(self) -> bool:
-        """Whether it has a result though no row has come."""
+        """Tells whether there is a result though no row has come."""
         return False
 
     @property
     def attributes(self) -> OperatorAttributes:
-        """What it does with the end of its input and with a backlog (Flink: ``getOperatorAttributes``)."""
+        """The treatment of the end of input and of a backlog (Flink: ``getOperatorAttributes``)."""
         at_end = self.emit == "at_end"
         return OperatorAttributes(at_end, at_end and self.sorts_itself, self.why_no_backlog() is None)
 
     def why_no_backlog(self) -> str | None:
-        """What keeps it from beginning with a backlog; None if it can."""
+        """The reason why it cannot begin with a backlog; None if it can."""
         if self.emit == "at_end":
             return "with emit='at_end' all input is taken in silently"
         if self.by_time:
@@ -376,21 +376,21 @@ class Description(abc.ABC):
     @property
     @abc.abstractmethod
     def title(self) -> str:
-        """It in one line, for people."""
+        """The operator in one line, for people."""
 
     @abc.abstractmethod
     def lines(self) -> list[str]:
-        """It in some lines, as `gpu_ops.explain` begins; the first ends where the join's name follows."""
+        """The operator in some lines, as `gpu_ops.explain` begins; the first ends where the operator's name follows."""
 
     @property
     def kept_at_end(self) -> str:
-        """What of it keeps a stream until it ends."""
+        """Names the option that keeps a stream until it ends."""
         return "emit='at_end'"
 
     # --- as JSON -----------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it: its kind, its inputs in order, and the other fields by their names."""
+        """Gives the description for JSON: its kind, its inputs in order, and the other fields by their names."""
         sides, left_out = _inputs_of(type(self)), self._unwritten()
         names = [f.name for f in dataclasses.fields(self) if f.init and f.name not in left_out and f.name not in sides]
         inputs = {"inputs": encoded(self.inputs)}

@@ -129,7 +129,7 @@ def _first_unfit(array: pa.Array, kind: pa.DataType) -> int:
 
 
 def _pieces(array: pa.Array, kind: pa.DataType) -> list[pa.Array]:
-    """As `_taken`; text in several pieces, where the offsets of its type do not reach."""
+    """Converts an array like `_taken`; text to several pieces, where the offsets of its type do not reach."""
     t = pa.types
     texts = t.is_string(kind) and t.is_large_string(array.type), t.is_binary(kind) and t.is_large_binary(array.type)
     return fitted(array, kind) if any(texts) else [_taken(array, kind)]
@@ -280,7 +280,7 @@ def _number(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _beyond(array: pa.Array, kind: pa.DataType) -> bool:
-    """Whether a float is beyond the ends of an integer type."""
+    """Tells whether a float is beyond the ends of an integer type."""
     limits = np.iinfo(kind.to_pandas_dtype())
     values = array.cast(pa.float64())
     found = pc.or_(pc.greater_equal(values, float(limits.max) + 1), pc.less(values, float(limits.min)))

@@ -40,23 +40,23 @@ class OneInput(Description):
 
         @property
         def by(self) -> tuple[str, ...]:
-            """Columns of it."""
+            """The columns of a group or key."""
 
     @property
     def inputs(self) -> tuple[Input]:
-        """Its one input."""
+        """The only input, in a tuple."""
         return (self.source,)
 
     rename_hint = ""  # nothing but a new name
 
     @property
     def equal_columns(self) -> list[tuple[str, ...]]:
-        """The columns."""
+        """The columns of a group or key, each in a tuple."""
         return [(column,) for column in self.by]
 
     @property
     def compared_columns(self) -> list[tuple[int, str]]:
-        """The columns."""
+        """The columns of a group or key, each with the number of the input."""
         return [(0, column) for column in self.by]
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
@@ -65,7 +65,7 @@ class OneInput(Description):
 
     @property
     def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """What rows are partitioned by: the columns, less what would part an upsert's old and new row."""
+        """The columns that rows are partitioned by: less those that would part an upsert's old and new row."""
         unique = self.source.unique_key if self.source.updates == "upsert" else None
         columns = [c for c in self.by if unique is None or c in unique]
         return tuple(Shuffle((column,), self.source.schema.field(column).type) for column in columns)
@@ -80,7 +80,7 @@ class Grouped(OneInput):
 
     @property
     def group_never_null(self) -> bool:
-        """Whether no column of the group may be null: null is a group, and no part of a key."""
+        """Tells whether no column of the group may be null: null is a group, and no part of a key."""
         unique = self.source.unique_key or ()
         return all(c in unique or not self.source.schema.field(c).nullable for c in self.by)
 
@@ -115,7 +115,7 @@ class Order(_Order):
 
 
 def parse_order(text: str | Sequence[str]) -> tuple[Order, ...]:
-    """What a user writes: ``"amount DESC, id"``, or ``["amount DESC NULLS FIRST", "id"]``.
+    """Parses what a user writes: ``"amount DESC, id"``, or ``["amount DESC NULLS FIRST", "id"]``.
 
     Raises:
         DescriptionError: it is no such text.
@@ -195,11 +195,11 @@ class Top(Grouped):
 
     @property
     def title(self) -> str:
-        """It in one line, for people."""
+        """The operator in one line, for people."""
         return f"first {self.n} of {self.source.name} by {', '.join(self.by) or 'nothing'}"
 
     def lines(self) -> list[str]:
-        """Of what, by what, in what order."""
+        """The operator in some lines, for people: its input, its groups, their order."""
         kept = "the first rows only" if self.source.insert_only else "all rows, as those in front may be retracted"
         return [
             f"first {self.n} row{'s' * (self.n > 1)} of each group: {self.source.name}",
@@ -268,12 +268,12 @@ class Latest(OneInput):
 
     @property
     def chooses(self) -> bool:
-        """Whether a row may be passed over because of one that came before it."""
+        """Tells whether a row may be passed over because of one that came before it."""
         return self.order_by is not None or self.keep == "first"
 
     @property
     def chosen_by(self) -> str | None:
-        """What says which row is later."""
+        """The column that says which row is later; None for arrival."""
         return self.order_by
 
     @property
@@ -284,7 +284,7 @@ class Latest(OneInput):
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
-        """The input's columns."""
+        """The columns of the input, but for the one that names unavailable values."""
         fields = [field for field in self.source.schema if field.name != self.unavailable]
         return tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in fields)
 
@@ -293,7 +293,7 @@ class Latest(OneInput):
 
     @property
     def title(self) -> str:
-        """It in one line, for people."""
+        """The operator in one line, for people."""
         return f"{self._which} row of {self.source.name} by {', '.join(self.by)}"
 
     @property
@@ -301,7 +301,7 @@ class Latest(OneInput):
         return "latest" if self.keep == "last" else "first"
 
     def lines(self) -> list[str]:
-        """Of what, by what."""
+        """The operator in some lines, for people: its input, its key, its order."""
         ordered = [] if self.order_by is None else [line("order", self.order_by)]
         if self.unavailable is not None:
             ordered.append(line("unavailable", f"columns named in {self.unavailable} keep the value from before"))
@@ -309,7 +309,7 @@ class Latest(OneInput):
 
 
 def without_upserts(description: Description) -> tuple[Description, tuple[int, ...]] | None:
-    """The same over retractions, distributed by its own columns, where upserts would keep it in one partition.
+    """Replaces upsert inputs by `Latest`, to distribute an operator that upserts would keep in one partition.
 
     The old and the new row of an upsert have to meet, and no column that it is distributed by need be the same in both.
     The changelog's unique key is then another one: it has these columns in it, as rows with different values in them

@@ -211,7 +211,7 @@ def check_ordered(source: Input, what: str, column: str) -> None:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """What names there are, in an error about one that is not among them; first the one that may have been meant."""
+    """Lists the names there are, for an error about one that is not; first the one that may have been meant."""
     near = difflib.get_close_matches(str(name), names, n=1)
     return (f"did you mean {near[0]!r}? There are " if near else "there are ") + ", ".join(names)
 

@@ -43,7 +43,7 @@ def join_type(how: str) -> JoinType:
 
 
 def _no_type(how: str) -> str:
-    """What to write in place of a join type that there is none of."""
+    """Suggests what to write in place of a join type that there is none of."""
     if how.lower() == "cross":
         return "write how='inner' with on=None, which joins each row with every other"
     near = difflib.get_close_matches(how, get_args(JoinType), n=1)
@@ -117,7 +117,7 @@ class Join(Description):
 
     @property
     def inputs(self) -> tuple[Input, Input]:
-        """Left and right."""
+        """The left and the right input."""
         return self.left, self.right
 
     @property
@@ -127,7 +127,7 @@ class Join(Description):
 
     @property
     def conditions(self) -> tuple[Condition | None, ...]:
-        """`condition`, alone."""
+        """The `condition`, in a tuple."""
         return (self.condition,)
 
     @property
@@ -136,7 +136,7 @@ class Join(Description):
 
     @property
     def outer(self) -> tuple[bool, bool]:
-        """Whether left and right rows without a match are padded."""
+        """Tells for left and right whether rows without a match come out as unmatched rows."""
         return self.how in ("left", "full"), self.how in ("right", "full")
 
     @functools.cached_property
@@ -163,11 +163,11 @@ class Join(Description):
 
     @property
     def insert_only(self) -> bool:
-        """Whether its changelog is insert-only: of a join that pads nothing, with inputs that are."""
+        """Tells whether nothing that comes out is ever taken back: of inner and semi joins of insert-only inputs."""
         return not self.by_time and self.how in ("inner", "semi") and self._grows
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
-        """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+        """The input column that fills an output column in an unmatched or late row of that input; None for none."""
         if column.other is not None:
             return column.other if number == 1 else column.column
         if column.side == number:
@@ -195,7 +195,7 @@ class Join(Description):
 
     @property
     def distribution(self) -> tuple[int, ...]:
-        """Which keys (by position) rows are partitioned by; none means a single partition.
+        """The keys (by position) that rows are partitioned by; none means a single partition.
 
         Rows that may match meet in one partition under any subset of the keys. An upsert input
         needs the old and the new row of a unique key in one partition as well, so only keys inside
@@ -212,12 +212,12 @@ class Join(Description):
 
     @property
     def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """What rows are partitioned by; empty means a single partition. See `distribution`."""
+        """The columns that rows are partitioned by; empty means a single partition. See `distribution`."""
         return tuple(Shuffle((self.keys[p].left, self.keys[p].right), self.key_types[p]) for p in self.distribution)
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """What the inputs are called in metrics and snapshots."""
+        """The names of the inputs in metrics and snapshots."""
         return "left", "right"
 
     def _unique_key(self) -> tuple[str, ...] | None:
@@ -226,7 +226,7 @@ class Join(Description):
         return self._of_left_rows() if self.how in ("semi", "anti") else of_chain(self._chain())
 
     def _of_left_rows(self) -> tuple[str, ...] | None:
-        """Of a semi or anti join, whose rows are the left input's."""
+        """The unique key of a semi or anti join's output, whose rows are the left input's; None for none."""
         key = self.left.unique_key
         if key is None:
             return None
@@ -247,12 +247,12 @@ class Join(Description):
 
     @property
     def merges(self) -> bool:
-        """Whether rows are found by keys, and by nothing else."""
+        """Tells whether rows are found by keys, and by nothing else."""
         return bool(self.keys) and not self.null_aware and self.time_type is None
 
     @property
     def title(self) -> str:
-        """It in one line, for people."""
+        """The join in one line, for people."""
         on = condition_text([(k.left, k.null_safe, k.right) for k in self.keys], self.condition)
         return f"{self._before}{self.how} join on {on}"
 
@@ -266,7 +266,7 @@ class Join(Description):
         ]
 
     def lines(self) -> list[str]:
-        """It in some lines."""
+        """The join in some lines, for people."""
         return [
             f"{self._kind}, {'NOT IN' if self.null_aware else self.how}: {self.left.name}, {self.right.name}",
             line("key", " AND ".join(self.equalities()) or "none: every pair of rows is a candidate"),
@@ -292,6 +292,7 @@ class LookupJoin(Join):
     """
 
     kind: ClassVar[str] = "lookup_join"
+    runs: ClassVar[str] = "lookup"
     emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "at_end")
 
     def _check(self) -> None:
@@ -303,7 +304,7 @@ class LookupJoin(Join):
 
     @property
     def insert_only(self) -> bool:
-        """Whether its changelog is insert-only: what came out is never touched."""
+        """Tells whether nothing that comes out is ever taken back: so it is, but for tagged bad rows."""
         return all(source.bad_rows != "tag" for source in self.inputs)
 
     insertions_only = not_kept = (0,)
@@ -360,18 +361,18 @@ class CoGroup(Join):
         return tuple(columns)
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
-        """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+        """The input column that fills an output column in a row of that input alone; None for none."""
         return column.column if column.side == number and column.column else None
 
     order_matters_at_end = True
 
     @property
     def title(self) -> str:
-        """It in one line, for people."""
+        """The co-group in one line, for people."""
         return f"co-group on {condition_text([(k.left, k.null_safe, k.right) for k in self.keys], None)}"
 
     def lines(self) -> list[str]:
-        """What is grouped, by what."""
+        """The co-group in some lines, for people: its inputs and their keys."""
         return [f"co-group: {self.left.name}, {self.right.name}", line("key", " AND ".join(self.equalities()))]
 
     kept_at_end = "a co-group"

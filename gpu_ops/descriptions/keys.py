@@ -232,5 +232,5 @@ def _identity(chain: Chain) -> list[InputColumn] | None:
 
 
 def _strict(on: Sequence[Equality], columns: tuple[str, ...], number: int) -> bool:
-    """Whether a step compares its own column of a common key by ``=``."""
+    """Tells whether a step compares its own column of a common key by ``=``."""
     return any(not k.null_safe and k.own == columns[number] and k.column == columns[k.input] for k in on)

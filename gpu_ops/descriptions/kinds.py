@@ -13,6 +13,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.fields import reading
 
 
@@ -36,5 +37,8 @@ def _from_dict(data: Mapping[str, Any]) -> Description:
 
 
 _KINDS: Final[Mapping[str, type[Description]]] = {
-    kind.kind: kind for kind in (Join, MultiJoin, Aggregate, CoGroup, Latest, AsofJoin, TemporalJoin, Top, LookupJoin)
-}
+    kind.kind: kind
+    for kind in (
+        Join, MultiJoin, Aggregate, SessionAggregate, CoGroup, Latest, AsofJoin, TemporalJoin, Top, LookupJoin,
+    )
+}  # fmt: skip

@@ -34,8 +34,8 @@ MultiOn = str | Sequence[str] | Sequence[StepKeys]
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """How one input is joined to everything to its left.
+class JoinStep:
+    """The join of one input to everything to its left.
 
     Attributes:
         how: ``inner`` or ``left``.
@@ -67,7 +67,7 @@ class MultiJoin(Description):
     """
 
     inputs: tuple[Input, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[JoinStep, ...]
     emit: Emit = "per_batch"
     suffixes: tuple[str, ...] | None = None
     shown: tuple[int, ...] | None = None
@@ -135,7 +135,7 @@ class MultiJoin(Description):
                 raise DescriptionError(_no_step(name, inputs, number))
         return cls(
             inputs=tuple(ordered),
-            steps=tuple(Step(cast("StepType", h), tuple(k), w) for h, k, w in zip(hows, keys, wheres, strict=True)),
+            steps=tuple(JoinStep(cast("StepType", h), tuple(k), w) for h, k, w in zip(hows, keys, wheres, strict=True)),
             emit=emit,
             suffixes=tuple(suffixes) if suffixes is not None else None,
             shown=shown,
@@ -175,7 +175,7 @@ class MultiJoin(Description):
         object.__setattr__(self, "steps", tuple(steps))
         _ = self.conditions
 
-    def _check_step(self, number: int, step: Step) -> None:
+    def _check_step(self, number: int, step: JoinStep) -> None:
         own = self.inputs[number]
         if step.how not in get_args(StepType):
             raise DescriptionError(_no_step(step.how, self.inputs, number - 1))
@@ -233,7 +233,7 @@ class MultiJoin(Description):
 
     @functools.cached_property
     def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """What rows are partitioned by; empty means a single partition.
+        """The columns that rows are partitioned by; empty means a single partition.
 
         The common keys, less those that would part the old and the new row of an upsert.
         """
@@ -252,7 +252,7 @@ class MultiJoin(Description):
         """Per step: the residual condition with its null-safe equalities, over its input and all to its left."""
         return tuple(self._condition(input_index, step) for input_index, step in enumerate(self.steps, start=1))
 
-    def _condition(self, input_index: int, step: Step) -> Condition | None:
+    def _condition(self, input_index: int, step: JoinStep) -> Condition | None:
         def quoted(source: Input, column: str) -> str:
             return ".".join(map(backquoted, (source.name, column)))
 
@@ -267,7 +267,7 @@ class MultiJoin(Description):
         return of_tree(where.sql, [equal.root, where.root], schemas, ansi=self.ansi, mode_matters=matters)
 
     def _schemas(self, input_index: int) -> dict[str, pa.Schema]:
-        """Of what a step's condition is over."""
+        """The schemas of the inputs that a step's condition is over, by name."""
         return {i.name: i.schema for i in self.inputs[: input_index + 1]}
 
     @functools.cached_property
@@ -303,11 +303,11 @@ class MultiJoin(Description):
 
     @property
     def insert_only(self) -> bool:
-        """Whether its changelog is insert-only: that of inner joins of inputs that are."""
+        """Tells whether nothing that comes out is ever taken back: inner joins of inputs that are insert-only."""
         return all(step.how == "inner" for step in self.steps) and self._grows
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
-        """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+        """The input column that fills an output column in an unmatched or late row of that input; None for none."""
         if column.side == number:
             return column.column
         step = self.steps[number - 1].on if number else ()
@@ -315,7 +315,7 @@ class MultiJoin(Description):
 
     @property
     def rename_hint(self) -> str:
-        """What else than a new name helps where two output columns have one."""
+        """Suggests what helps besides a new name where two output columns have one."""
         return f", or give suffixes={tuple(f'_{source.name}' for source in self.inputs)!r}"
 
     @property
@@ -334,7 +334,7 @@ class MultiJoin(Description):
 
     @property
     def title(self) -> str:
-        """It in one line, for people."""
+        """The join in one line, for people."""
         steps = []
         for source, step in zip(self.inputs[1:], self.steps, strict=True):
             equal = [

@@ -137,7 +137,7 @@ def time_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
 
 
 def units_per_ms(kind: pa.DataType) -> int:
-    """How many units of a `time_type` make a millisecond."""
+    """The number of units of a `time_type` in a millisecond."""
     return _per_second(kind) // 1000
 
 
@@ -160,7 +160,7 @@ def as_integers(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.ND
 
 
 def too_far(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[np.bool_] | None:
-    """Which times are not between `BEFORE_ALL` and `AFTER_ALL` in a unit that is no coarser; None for none."""
+    """Flags times that are not between `BEFORE_ALL` and `AFTER_ALL` in a unit that is no coarser; None for none."""
     limit = farthest(column.type, kind)
     values = column.cast(pa.int64())
     ends = pc.min_max(values).as_py()

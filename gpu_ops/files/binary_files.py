@@ -24,9 +24,9 @@ import pyarrow.orc as porc
 from gpu_ops.files.calendars import GREGORIAN, STANDARD_TIME, Calendar
 from gpu_ops.files.columns import (
     SAME,
+    ColumnPart,
     Conversion,
     Leaf,
-    Part,
     Rules,
     WrongError,
     cast_to,
@@ -46,8 +46,8 @@ _CATALYST: Final = b"spark.sql.catalyst.type"
 """Where Spark says in an ORC file what a column of another type is of its own."""
 
 
-class Reading(NamedTuple):
-    """What a reader goes by, besides the schema.
+class ReadOptions(NamedTuple):
+    """The options of a reader besides the schema.
 
     Attributes:
         case_sensitive: whether names that differ in case are different ones.
@@ -70,7 +70,7 @@ def read_binary(  # noqa: PLR0917 - what, where, and how
     path: str,
     schema: pa.Schema,
     columns: Sequence[str],
-    reading: Reading = Reading(),  # noqa: B008 - a tuple of constants
+    reading: ReadOptions = ReadOptions(),  # noqa: B008 - a tuple of constants
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file, in its order.
 
@@ -119,7 +119,7 @@ def _batches(
     yield from fragment.to_batches(columns=names, batch_size=ROWS, use_threads=False)
 
 
-def _described(name: str, fragment: Any, there: pa.Schema, reading: Reading) -> tuple[list[Part], Leaf]:
+def _described(name: str, fragment: Any, there: pa.Schema, reading: ReadOptions) -> tuple[list[ColumnPart], Leaf]:
     """A file's columns, and what becomes of their parts."""
     if name == "arrow":
         return [part_of(field) for field in there], arrow_leaf
@@ -155,8 +155,8 @@ _DIGITS: Final = {8: 10, 16: 10, 32: 10, 64: 20}
 """Digits before the point of a decimal that Spark reads integers of so many bits as."""
 
 
-def _plain_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
-    """What fits in all formats."""
+def _plain_leaf(part: ColumnPart, kind: pa.DataType) -> Conversion | None:
+    """Converts types that fit in all formats; None for others."""
     there, wanted = kind_of(part.type), kind_of(kind)
     if part.type == kind:
         return SAME
@@ -175,7 +175,7 @@ def _plain_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
 
 
 def _is_total(there: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether each value of a type has its place in another of the same kind."""
+    """Tells whether each value of a type has its place in another type of the same kind."""
     t = pa.types
     if t.is_signed_integer(there) and t.is_signed_integer(kind):
         return bool(there.bit_width <= kind.bit_width)
@@ -186,20 +186,20 @@ def _is_total(there: pa.DataType, kind: pa.DataType) -> bool:
     return kind_of(kind) == "binary" or kind_of(there) == kind_of(kind) == "text"
 
 
-def arrow_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
-    """What an Arrow file's values become: Arrow's own types, and no calendar but today's."""
+def arrow_leaf(part: ColumnPart, kind: pa.DataType) -> Conversion | None:
+    """Converts values of an Arrow file: Arrow's own types, and no calendar but today's."""
     return _plain_leaf(part, kind)
 
 
 def parquet_leaf(calendar: Calendar, of_int96: Calendar) -> Leaf:
-    """What values of a Parquet file become, by Spark's ``ParquetVectorUpdaterFactory``.
+    """Makes the conversion of values of a Parquet file, by Spark's ``ParquetVectorUpdaterFactory``.
 
     Args:
         calendar: of its dates and timestamps.
         of_int96: of its timestamps of 96 bits.
     """
 
-    def leaf(part: Part, kind: pa.DataType) -> Conversion | None:
+    def leaf(part: ColumnPart, kind: pa.DataType) -> Conversion | None:
         there, wanted = kind_of(part.type), kind_of(kind)
         counted = of_int96 if part.about == "INT96" else calendar
         if wanted == "instant" and there in ("instant", "local"):
@@ -218,7 +218,7 @@ def parquet_leaf(calendar: Calendar, of_int96: Calendar) -> Leaf:
 
 
 def orc_leaf(zone: str) -> Leaf:
-    """What values of an ORC file become.
+    """Makes the conversion of values of an ORC file.
 
     Args:
         zone: of its times, which have none.
@@ -226,7 +226,7 @@ def orc_leaf(zone: str) -> Leaf:
     change = first_change(zone)
     begin = None if change is None else max(change, STANDARD_TIME) + _DAY
 
-    def leaf(part: Part, kind: pa.DataType) -> Conversion | None:
+    def leaf(part: ColumnPart, kind: pa.DataType) -> Conversion | None:
         there, wanted = kind_of(part.type), kind_of(kind)
         if there == "date" and wanted == "date":
             return cast_to(kind, _days_of_one_calendar, total=False)

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Ints
 from gpu_ops.files.columns import WrongError
 from gpu_ops.values import arrow_zone
-
-Numbers = npt.NDArray[np.int64]
 
 GREGORIAN: Final = -141427
 """The first day of the Gregorian calendar, 1582-10-15, as days from 1970."""
@@ -46,7 +44,7 @@ _ZONES: Final = "julian-gregorian-rebase-micros.json"
 
 
 class Calendar(NamedTuple):
-    """How a file's days and instants become those of today's calendar.
+    """The calendar of a file's days and instants, to be converted to today's.
 
     Attributes:
         mode: Spark's words: CORRECTED (they are), LEGACY, or EXCEPTION: refused where the two differ.
@@ -58,7 +56,7 @@ class Calendar(NamedTuple):
 
     @classmethod
     def of_file(cls, metadata: Mapping[bytes, bytes], *, int96: bool, mode: str, zone: str) -> Calendar:
-        """What a Parquet file was written with.
+        """Reads from a Parquet file's metadata the calendar that it was written with.
 
         Args:
             metadata: the file's.
@@ -114,7 +112,7 @@ def _first(values: pa.Array, kind: pa.DataType) -> Any:
     return pc.min(values).cast(kind).as_py() if len(values) else None
 
 
-def _moved(values: pa.Array, kind: pa.DataType, begins: Numbers, moves: Numbers) -> pa.Array:
+def _moved(values: pa.Array, kind: pa.DataType, begins: Ints, moves: Ints) -> pa.Array:
     numbers = values.cast(kind).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     numbers = numbers + moves[np.maximum(np.searchsorted(begins, numbers, side="right") - 1, 0)]
     mask = values.is_null().to_numpy(zero_copy_only=False)
@@ -122,7 +120,7 @@ def _moved(values: pa.Array, kind: pa.DataType, begins: Numbers, moves: Numbers)
 
 
 @functools.lru_cache(maxsize=64)
-def _moves_of(zone: str) -> tuple[Numbers, Numbers] | None:
+def _moves_of(zone: str) -> tuple[Ints, Ints] | None:
     """From which microsecond on instants of a zone move by how many; None for a zone that is not known."""
     if (of_spark := _spark_zones().get(zone)) is not None:
         return of_spark
@@ -139,7 +137,7 @@ def _moves_of(zone: str) -> tuple[Numbers, Numbers] | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _spark_zones() -> dict[str, tuple[Numbers, Numbers]]:
+def _spark_zones() -> dict[str, tuple[Ints, Ints]]:
     """The table, from the Spark that is installed; empty where there is none."""
     package = importlib.util.find_spec("pyspark")
     homes = [os.environ.get("SPARK_HOME"), package and package.origin and Path(package.origin).parent]

@@ -18,14 +18,14 @@ from gpu_ops.values import is_bytes
 
 
 class WrongError(ValueError):
-    """What is wrong with a file, with column and sample where they are known."""
+    """A fault of a file, with column and sample where they are known."""
 
     def __init__(self, problem: str, column: str | None = None, sample: str | None = None) -> None:
         super().__init__(problem)
         self.column, self.sample = column, sample
 
 
-class Part(NamedTuple):
+class ColumnPart(NamedTuple):
     """A column of a file, or what it is made of.
 
     Attributes:
@@ -38,13 +38,13 @@ class Part(NamedTuple):
 
     name: str
     type: pa.DataType
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ColumnPart, ...] = ()
     about: str = ""
     extension: bool = False
 
 
 class Conversion(NamedTuple):
-    """How values of a file's type become values of the declared one.
+    """A conversion of values of a file's type to the declared one.
 
     Attributes:
         apply: makes an array of another; raises ArrowException or WrongError at a value that has no place.
@@ -59,12 +59,12 @@ class Conversion(NamedTuple):
 
 SAME = Conversion(lambda values: values, total=True, same=True)
 
-Leaf = Callable[[Part, pa.DataType], Conversion | None]
+Leaf = Callable[[ColumnPart, pa.DataType], Conversion | None]
 """What a format makes of a part that has no others; None where its type is not of the declared kind."""
 
 
 class Names:
-    """Where names are among those of a file's columns, or a struct's fields.
+    """The names of a file's columns or of a struct's fields, to be found by declared names.
 
     Args:
         names: of the file.
@@ -80,7 +80,7 @@ class Names:
             self._places.setdefault(self._plain(name), []).append(place)
 
     def places(self, wanted: Iterable[str], path: str = "", *, required: bool) -> dict[str, int | None]:
-        """Where names are, None for nowhere.
+        """Finds the places of names among those of the file, None for nowhere.
 
         Args:
             wanted: of columns, or of a struct's fields.
@@ -114,7 +114,7 @@ _SHOWN = 100
 
 
 class Rules(NamedTuple):
-    """What holds for all columns of a file.
+    """The rules of a format, which hold for all columns of a file.
 
     Attributes:
         leaf: the format's.
@@ -127,7 +127,7 @@ class Rules(NamedTuple):
     missing_is_null: bool = False
 
 
-def part_of(field: pa.Field, about: Callable[[pa.Field], str] = lambda _: "") -> Part:
+def part_of(field: pa.Field, about: Callable[[pa.Field], str] = lambda _: "") -> ColumnPart:
     """The tree of a file's column.
 
     Args:
@@ -144,12 +144,14 @@ def part_of(field: pa.Field, about: Callable[[pa.Field], str] = lambda _: "") ->
     elif t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
         within = [kind.value_field]
     else:
-        return Part(field.name, kind, (), about(field), extension)
-    return Part(field.name, kind, tuple(part_of(inner, about) for inner in within), "", extension)
+        return ColumnPart(field.name, kind, (), about(field), extension)
+    return ColumnPart(field.name, kind, tuple(part_of(inner, about) for inner in within), "", extension)
 
 
-def conversions(parts: Sequence[Part], declared: pa.Schema, rules: Rules) -> dict[str, tuple[int, Conversion] | None]:
-    """Where each declared column is among a file's, and how it is converted; None for one that is to be null.
+def conversions(
+    parts: Sequence[ColumnPart], declared: pa.Schema, rules: Rules
+) -> dict[str, tuple[int, Conversion] | None]:
+    """Finds the place of each declared column in a file, and its conversion; None for one that is to be null.
 
     Args:
         parts: the file's columns.
@@ -198,8 +200,8 @@ def typed(
     return pa.RecordBatch.from_arrays(made, schema=pa.schema(fields))
 
 
-def conversion(part: Part, kind: pa.DataType, rules: Rules, path: str = "") -> Conversion:
-    """How the values of a file's column become those of a declared type.
+def conversion(part: ColumnPart, kind: pa.DataType, rules: Rules, path: str = "") -> Conversion:
+    """Finds the conversion of a file's column to a declared type.
 
     Args:
         part: the column, or what is within one.
@@ -232,7 +234,7 @@ def conversion(part: Part, kind: pa.DataType, rules: Rules, path: str = "") -> C
     return found
 
 
-def _struct(part: Part, kind: pa.StructType, rules: Rules, path: str) -> Conversion:
+def _struct(part: ColumnPart, kind: pa.StructType, rules: Rules, path: str) -> Conversion:
     names = Names((field.name for field in part.parts), case_sensitive=rules.case_sensitive)
     places = names.places((field.name for field in kind), f"{path}.", required=not rules.missing_is_null)
     fields: list[tuple[int, Conversion] | None] = []
@@ -256,7 +258,7 @@ def _struct(part: Part, kind: pa.StructType, rules: Rules, path: str) -> Convers
     return Conversion(apply, total=all(found is None or found[1].total for found in fields))
 
 
-def _map(part: Part, kind: pa.MapType, rules: Rules, path: str) -> Conversion:
+def _map(part: ColumnPart, kind: pa.MapType, rules: Rules, path: str) -> Conversion:
     keys = conversion(part.parts[0], kind.key_type, rules, f"{path}.key")
     items = conversion(part.parts[1], kind.item_type, rules, f"{path}.value")
     if keys.same and items.same and part.type == kind:
@@ -270,7 +272,7 @@ def _map(part: Part, kind: pa.MapType, rules: Rules, path: str) -> Conversion:
     return Conversion(apply, total=keys.total and items.total)
 
 
-def _list(part: Part, kind: pa.ListType, rules: Rules, path: str) -> Conversion:
+def _list(part: ColumnPart, kind: pa.ListType, rules: Rules, path: str) -> Conversion:
     items = conversion(part.parts[0], kind.value_type, rules, f"{path}.item")
     if items.same and part.type == kind:
         return SAME
@@ -285,7 +287,7 @@ def _list(part: Part, kind: pa.ListType, rules: Rules, path: str) -> Conversion:
 
 
 def _whole(values: pa.Array) -> pa.Array:
-    """The same values, with parts that begin where they do."""
+    """Copies values so that their parts begin where they do."""
     return values.take(pa.array(np.arange(len(values)))) if values.offset else values
 
 
@@ -311,7 +313,7 @@ def cast_to(
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """What values of a type are, in a word: ``integer``, ``text``, ``instant`` and so on; empty for anything else."""
+    """The kind of a type in a word: ``integer``, ``text``, ``instant`` and so on; empty for anything else."""
     t = pa.types
     if t.is_timestamp(kind):
         return "local" if kind.tz is None else "instant"

@@ -10,18 +10,16 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
+from gpu_ops.arrays import Array
 from gpu_ops.files.columns import Names, WrongError
 from gpu_ops.values import as_text
-
-Numbers = npt.NDArray[Any]
 
 _BLANK_LINES: Final = re.compile(rb"(?:\A|(?<=[\r\n]))[\0-\t\v\f\x0e-\x20]+(?=[\r\n]|\Z)")
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
@@ -122,7 +120,7 @@ class Quotes:
             self._doubled(data[:cut], begins, after, marks[marks < cut]) if len(marks) and len(begins) else None
         ), cut
 
-    def _states(self, block: bytes, data: Numbers, *, last: bool) -> tuple[Numbers, Numbers, Numbers]:
+    def _states(self, block: bytes, data: Array, *, last: bool) -> tuple[Array, Array, Array]:
         """The quotes of a block.
 
         A run of quotes side by side begins or ends a value, or both, or is within one. Most show by what stands beside
@@ -170,8 +168,8 @@ class Quotes:
             raise self._wrong(problem if self._escape else f"{problem} ({_HINT})", block, int(begins[bad[0]]))
         return begins, after, marks
 
-    def _cut(self, block: bytes, begins: Numbers, after: Numbers) -> int:
-        """Where the last row ends that ends in a block."""
+    def _cut(self, block: bytes, begins: Array, after: Array) -> int:
+        """Finds the end of the last row that ends in a block."""
         if not self._multi_line:
             return max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1
         data = np.frombuffer(block, np.uint8)
@@ -183,7 +181,7 @@ class Quotes:
             ends = ends[(run < 0) | ~after[np.maximum(run, 0)]]
         return int(ends[-1]) + 1 if len(ends) else 0
 
-    def _doubled(self, data: Numbers, begins: Numbers, after: Numbers, marks: Numbers) -> bytes:
+    def _doubled(self, data: Array, begins: Array, after: Array, marks: Array) -> bytes:
         """A block whose escaped quotes are doubled ones, and whose other escapes within quotes stand for themselves."""
         run = np.searchsorted(begins, marks) - 1
         marks = marks[(run >= 0) & after[np.maximum(run, 0)]]
@@ -204,20 +202,20 @@ class Quotes:
         return WrongError(f"line {number}: {problem}", sample=shown(line))
 
 
-def _judged(outside: Numbers, within: Numbers) -> Numbers:
-    """Whether a value goes on behind each run of quotes, by what each makes of either state."""
+def _judged(outside: Array, within: Array) -> Array:
+    """Decides whether a value goes on behind each run of quotes, by what each run makes of either state."""
     swaps = (outside == 1) & (within == 0)
     keeps = (outside == 0) & (within == 1)
     fixed = np.where(outside == _WRONG, np.where(within == _WRONG, 0, within), outside)
     turns = np.cumsum(swaps)
     since = np.maximum.accumulate(np.where(swaps | keeps, -1, np.arange(len(turns))))
     base = np.where(since < 0, 0, fixed[np.maximum(since, 0)])
-    after: Numbers = (base + turns - np.where(since < 0, 0, turns[np.maximum(since, 0)])) % 2 == 1
+    after: Array = (base + turns - np.where(since < 0, 0, turns[np.maximum(since, 0)])) % 2 == 1
     return after
 
 
-def _nth(places: Numbers) -> Numbers:
-    """Of places in order, how many come directly before each."""
+def _nth(places: Array) -> Array:
+    """Counts how many places come directly before each of some places in order."""
     count = np.arange(len(places))
     return count - np.maximum.accumulate(np.where(np.diff(places, prepend=-2) != 1, count, 0)) if len(places) else count
 
@@ -231,7 +229,7 @@ _HEAD: Final = rb"[\r\n]*((?:[^%(quote)s\r\n]|%(quote)s[^%(quote)s]*%(quote)s?)*
 
 
 class CsvFile:
-    """A file.
+    """A CSV file, to be read block by block.
 
     Args:
         again: opens it.

@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from gpu_ops.arrays import Ints
 from gpu_ops.errors import NotBuiltError
-
-Positions = npt.NDArray[np.int64]
 
 _MAGIC: Final = 1681511377
 _FILE_VERSION: Final = 1
@@ -30,7 +28,7 @@ _DIGITS[np.frombuffer(_Z85, np.uint8)] = np.arange(len(_Z85))
 _PLACES: Final = 85 ** np.arange(4, -1, -1, dtype=np.int64)
 
 
-def deleted_rows(vector: Mapping[str, Any] | None, table: str, read: Callable[[str, int, int], bytes]) -> Positions:
+def deleted_rows(vector: Mapping[str, Any] | None, table: str, read: Callable[[str, int, int], bytes]) -> Ints:
     """The deleted rows of a data file, ascending, counted from 0.
 
     Args:
@@ -94,7 +92,7 @@ def _of_file(uri: str, offset: int, size: int, read: Callable[[str, int, int], b
     return data
 
 
-def _rows(data: bytes) -> Positions:
+def _rows(data: bytes) -> Ints:
     try:
         import pyroaring  # noqa: PLC0415 - not installed by default
     except ImportError as error:

@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpu_ops.arrays import Ints
 from gpu_ops.errors import BadInputError
 from gpu_ops.files.columns import WrongError
-from gpu_ops.files.deletion_vectors import Positions, deleted_rows
+from gpu_ops.files.deletion_vectors import deleted_rows
 from gpu_ops.files.delta_log import LOG, Action, Log
 from gpu_ops.files.delta_schema import PARTITION, FileNames, declared_columns, partition_value, physical_name
 from gpu_ops.files.file_systems import file_system_of
@@ -44,7 +45,7 @@ _NO_FEED: Final = (
 )
 
 
-class Changes:
+class CommitChanges:
     """The changes of a commit.
 
     Args:
@@ -114,7 +115,7 @@ class Changes:
         return pa.schema([feed[x.name] if x.name in feed else table.field(x.name) for x in declared])
 
     def _merged_nothing(self) -> bool:
-        """Whether it is a MERGE that says that no row changed; it may have rewritten files all the same."""
+        """Tells whether the commit is a MERGE that changed no row; it may have rewritten files all the same."""
         info: Action = next((action["commitInfo"] for action in self._actions if action.get("commitInfo")), {})
         metrics = info.get("operationMetrics") or {}
         return info.get("operation") == "MERGE" and all(metrics.get(name) == "0" for name in _NOTHING_MERGED)
@@ -131,11 +132,11 @@ class Changes:
                 brought.append(rows.filter(pc.invert(taken)))
         yield from brought
 
-    def _deleted(self, file: Action) -> Positions:
+    def _deleted(self, file: Action) -> Ints:
         return deleted_rows(file.get("deletionVector"), self._table, self._bytes)
 
     def _rows(
-        self, file: Action, columns: Sequence[pa.Field], change: str | None, at: Positions, *, inverted: bool
+        self, file: Action, columns: Sequence[pa.Field], change: str | None, at: Ints, *, inverted: bool
     ) -> Iterator[pa.RecordBatch]:
         """Rows of a data file.
 

@@ -41,7 +41,7 @@ _MOST_REMEMBERED: Final = 64
 
 @dataclasses.dataclass(frozen=True)
 class TableState:
-    """What holds for a table at a version, apart from its files.
+    """The schema, options and protocol of a table at a version.
 
     Attributes:
         metadata: the action ``metaData``.
@@ -69,13 +69,13 @@ class TableState:
 
     @property
     def mapping(self) -> str:
-        """How columns are found in data files: ``none``, by their own name, or ``name`` or ``id``."""
+        """The way columns are found in data files: ``none``, by their own name, or ``name`` or ``id``."""
         supported = self._reader_version == _MAPPING_VERSION or "columnMapping" in self._features
         return str(self._configuration.get("delta.columnMapping.mode", "none")) if supported else "none"
 
     @property
     def has_feed(self) -> bool:
-        """Whether changes are recorded."""
+        """Tells whether the table records its changes."""
         return str(self._configuration.get("delta.enableChangeDataFeed", "false")).lower() == "true"
 
     def check(self) -> None:
@@ -115,7 +115,7 @@ _remembered: dict[tuple[str, int, int], TableState] = {}
 
 
 class Log:
-    """A table's log.
+    """The log of a table: a folder of commits and checkpoints.
 
     Args:
         table: the folder, as Hadoop writes it.
@@ -139,7 +139,7 @@ class Log:
         return commits, max([*commits, *checkpoints], default=-1)
 
     def actions(self, version: int) -> list[Action]:
-        """What a commit did, in its order.
+        """Reads the actions of a commit, in their order.
 
         Raises:
             OSError: there is no such commit.
@@ -150,7 +150,7 @@ class Log:
         return self._last[1]
 
     def state(self, version: int) -> TableState:
-        """What holds at a version.
+        """Finds the schema, options and protocol at a version.
 
         Raises:
             ValueError: the log does not say.
@@ -183,7 +183,7 @@ class Log:
         return found
 
     def _unchanged_until_checkpoint(self, version: int, found: Mapping[str, Action]) -> dict[str, Action]:
-        """What a later checkpoint has, where all commits until then are there and changed nothing of it."""
+        """Reads them from a later checkpoint, if all commits until then are there and changed nothing of them."""
         checkpoints = _checkpoints(self._names())
         for number in range(version, max(checkpoints, default=-1) + 1):
             if number > version and (
@@ -195,7 +195,7 @@ class Log:
         return {}
 
     def latest_state(self) -> TableState:
-        """What holds at the latest version; errors as those of `state` and `versions`."""
+        """Finds the schema and protocol at the latest version; errors as those of `state` and `versions`."""
         return self.state(self.versions()[1])
 
     def committed_at(self, version: int, actions: Iterable[Action]) -> int:

@@ -16,10 +16,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.files.binary_files import arrow_leaf
-from gpu_ops.files.columns import Conversion, Part, WrongError, kind_of
+from gpu_ops.files.columns import ColumnPart, Conversion, WrongError, kind_of
 from gpu_ops.values import cast_plain, of_elements
 
-Field = Mapping[str, Any]
+DeltaField = Mapping[str, Any]
 
 _TYPES: Final = {
     "string": pa.string(), "long": pa.int64(), "integer": pa.int32(), "short": pa.int16(), "byte": pa.int8(),
@@ -38,9 +38,9 @@ _ESCAPES: Final = r"(?:\\u00[0-9A-Fa-f]{2})+"
 
 
 def declared_columns(
-    declared: pa.Schema, fields: Sequence[Field], partitioned_by: frozenset[str], later: Sequence[Field]
+    declared: pa.Schema, fields: Sequence[DeltaField], partitioned_by: frozenset[str], later: Sequence[DeltaField]
 ) -> pa.Schema:
-    """What is declared of a table's columns, in the table's types.
+    """Gives the declared columns of a table in the table's types.
 
     Args:
         declared: the columns; names may differ from the table's in upper case, as in Spark.
@@ -64,7 +64,7 @@ def declared_columns(
     return pa.schema(found)
 
 
-def _found(declared: pa.Field, fields: Sequence[Field], later: Sequence[Field], within: str) -> pa.Field:
+def _found(declared: pa.Field, fields: Sequence[DeltaField], later: Sequence[DeltaField], within: str) -> pa.Field:
     field, newer = (_named(declared.name, some) for some in (fields, later))
     path = f"{within}{declared.name}"
     if field is not None:
@@ -88,16 +88,16 @@ def _found(declared: pa.Field, fields: Sequence[Field], later: Sequence[Field], 
     return pa.field(declared.name, pa.null())
 
 
-def _named(name: str, fields: Sequence[Field]) -> Field | None:
+def _named(name: str, fields: Sequence[DeltaField]) -> DeltaField | None:
     return next((field for field in fields if field["name"].lower() == name.lower()), None)
 
 
-def _physical(field: Field) -> str:
+def _physical(field: DeltaField) -> str:
     return str(field.get("metadata", {}).get(_PHYSICAL, field["name"]))
 
 
 def _part(declared: pa.DataType, kind: Any, later: Any, within: str) -> pa.DataType:
-    """As much of a table's type as is declared; all of it where it is of another kind."""
+    """Gives as much of a table's type as is declared; all of it where it is of another kind."""
     t, nested = pa.types, None if isinstance(kind, str) else kind["type"]
     latest = later if isinstance(later, Mapping) and later["type"] == nested else {}
 
@@ -140,19 +140,19 @@ def arrow_type(kind: Any) -> pa.DataType:
     raise ValueError(f"the table has a column of type {kind!r}, which is not read here")
 
 
-def delta_leaf(part: Part, kind: pa.DataType) -> Conversion | None:
-    """What a table's values become: what an Arrow file's do, but no time without a zone is taken for an instant."""
+def delta_leaf(part: ColumnPart, kind: pa.DataType) -> Conversion | None:
+    """Converts a table's values like an Arrow file's, but takes no time without a zone for an instant."""
     guessed = kind_of(part.type) == "local" and kind_of(kind) == "instant"
     return None if guessed else arrow_leaf(part, kind)
 
 
 def physical_name(field: pa.Field) -> str:
-    """What the log and data files call a column."""
+    """The name of a column in the log and in data files."""
     return str(field.metadata[_PHYSICAL.encode()].decode())
 
 
 class FileNames:
-    """How the fields of a data file are found: by physical names, or by ids.
+    """The names of a data file's fields, found by physical names or by ids.
 
     Args:
         there: the file's columns, where fields are found by ids; None for physical names.

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.arrays import Ints
 from gpu_ops.errors import StateError
 
 try:
@@ -42,7 +43,6 @@ except ImportError:  # no Unix
 _log = logging.getLogger("gpu_ops")
 
 Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 LEAST: Final = 1 << 20
 """Bytes that are worth being moved to disk; what is smaller stays."""
@@ -91,7 +91,7 @@ class NoRoomError(StateError):
 
 
 def local_folders(named: str | None = None) -> tuple[Path, ...]:
-    """Where state may lie on this machine: where Spark has its own local files, else the temporary folder.
+    """The folders for state on this machine: where Spark has its own local files, else the temporary folder.
 
     Args:
         named: folders, separated by commas; None for those of Spark.
@@ -104,7 +104,7 @@ def local_folders(named: str | None = None) -> tuple[Path, ...]:
 
 
 class Disk:
-    """What one engine has on disk.
+    """The local disk space of one engine.
 
     Args:
         folders: a new file goes to the one with the most room.
@@ -153,7 +153,7 @@ class Disk:
         )
 
     def file(self) -> File:
-        """A new file.
+        """Makes a new file.
 
         Raises:
             NoRoomError: none can be made.
@@ -277,7 +277,7 @@ class File:
             yield part
 
     def has(self, first: Ints) -> bool:
-        """Whether the system seems to have the pages of some positions of what is mapped in memory: all of a sample."""
+        """Tells whether the system seems to have some positions of a mapped file in memory: all of a sample."""
         pages = np.minimum(first[:: 1 + first.size // PAGES], self._data.size - 1) // _PAGE * _PAGE
         return _in_memory(self._data.ctypes.data + pages)
 
@@ -343,7 +343,7 @@ class File:
         return side_by_side(parts)
 
     def _in_cache(self, queue: _Queue, first: Ints) -> bool:
-        """Whether the system seems to have the pages of some positions in memory: all of a sample."""
+        """Tells whether the system seems to have the pages of some positions in memory: all of a sample."""
         some, page = first[:: 1 + first.size // _SAMPLE] // _PAGE * _PAGE, np.empty(_PAGE, np.uint8)
         try:
             found = queue.read(self._number, some, np.full_like(some, _PAGE), page.ctypes.data, _NOWAIT)
@@ -382,7 +382,7 @@ class File:
 
 
 def _in_memory(addresses: Ints) -> bool:
-    """Whether all of some pages of mapped files are in memory; see ``mincore(2)``. No where the system does not say."""
+    """Asks ``mincore(2)`` whether all of some pages of mapped files are in memory. False where it does not say."""
     found, ask = ctypes.c_ubyte(), getattr(ctypes.CDLL(None), "mincore", None)
     if ask is None:
         return False

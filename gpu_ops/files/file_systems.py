@@ -18,7 +18,7 @@ def _file_system(root: str) -> tuple[pafs.FileSystem, str]:
 
 
 def file_system_of(uri: str, input_name: str) -> tuple[pafs.FileSystem, str]:
-    """Where a file lies, and its path there.
+    """Finds the file system of a file by Hadoop's name for it, and its path there.
 
     Args:
         uri: as Hadoop writes it, that is without escapes: ``file:/a b``, ``s3a://bucket/a``, ``hdfs://host/a``.

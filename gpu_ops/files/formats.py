@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.files.binary_files import Reading, read_binary
+from gpu_ops.files.binary_files import ReadOptions, read_binary
 from gpu_ops.files.columns import (
     SAME,
+    ColumnPart,
     Conversion,
     Leaf,
-    Part,
     Rules,
     WrongError,
     conversion,
@@ -34,7 +34,7 @@ from gpu_ops.files.columns import (
     typed,
 )
 from gpu_ops.files.csv_files import CsvFile
-from gpu_ops.files.delta_feed import Changes
+from gpu_ops.files.delta_feed import CommitChanges
 from gpu_ops.files.delta_schema import delta_leaf
 from gpu_ops.files.file_systems import file_system_of
 from gpu_ops.files.json_files import json_batches
@@ -79,7 +79,7 @@ _SAMPLE: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class FileFormat:
-    """How the files of a stream are read.
+    """The format, schema and options by which the files of a stream are read.
 
     Attributes:
         name: one of `FORMATS`.
@@ -172,15 +172,15 @@ class FileFormat:
             return FileFormat("parquet", wanted, of_files).read(uri, wanted.names, input_name)
 
         zone = arrow_zone(self._option("timeZone", "UTC"))
-        changes = Changes(commit, self.schema, zone, read_parquet, input_name)
+        changes = CommitChanges(commit, self.schema, zone, read_parquet, input_name)
         found = conversions([part_of(field) for field in changes.schema], self.schema, Rules(delta_leaf))
         wanted = set(columns or self.schema.names)  # where none is, the number of rows is
         chosen = {x: taken[1] for x, taken in found.items() if taken and (x in wanted or not taken[1].total)}
         for batch in changes.batches(list(chosen)):
             yield typed(batch, chosen, columns, self.schema)
 
-    def _reading(self) -> Reading:
-        return Reading(
+    def _reading(self) -> ReadOptions:
+        return ReadOptions(
             self._option("caseSensitive", "false") == "true",
             self._option("missingColumns", "fail") == "null",
             arrow_zone(self._option("timeZone", "UTC")) if self.name == "orc" else self._option("timeZone", "UTC"),
@@ -203,9 +203,9 @@ class FileFormat:
 
 
 def _text_leaf(zone: str) -> Leaf:
-    """What values of text become, which are of the declared types, but for times: they are text yet."""
+    """Makes the conversion of values of text files: all are of the declared types but times, which are text yet."""
 
-    def leaf(part: Part, kind: pa.DataType) -> Conversion | None:
+    def leaf(part: ColumnPart, kind: pa.DataType) -> Conversion | None:
         if pa.types.is_decimal(kind):
             return Conversion(_checked, total=False)
         return SAME if part.type == kind else Conversion(lambda values: cast_plain(values, kind, zone), total=False)
@@ -219,7 +219,7 @@ def _checked(values: pa.Array) -> pa.Array:
 
 
 def _holds(name: str, kind: pa.DataType) -> bool:
-    """Whether a format has such values, as far as Arrow reads them."""
+    """Tells whether a format has values of a type, as far as Arrow reads them."""
     t = pa.types
     if name not in ("csv", "json"):
         return True

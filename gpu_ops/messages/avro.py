@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import BackendError, DescriptionError, NotBuiltError
-from gpu_ops.messages.encodings import CONNECT_DECIMAL, Written, scale_of
+from gpu_ops.messages.encodings import CONNECT_DECIMAL, ValueSchema, scale_of
 
 _HEADER: Final = 5
 _SECONDS: Final = 30
@@ -69,7 +69,7 @@ _SAFE: Final = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Registry:
+class SchemaRegistry:
     """A schema registry with Confluent's interface, and what it asks of its readers, which nothing shows.
 
     Attributes:
@@ -83,7 +83,7 @@ class Registry:
     properties: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
 
     @classmethod
-    def of(cls, given: str | Mapping[str, str]) -> Registry:
+    def of(cls, given: str | Mapping[str, str]) -> SchemaRegistry:
         """A registry by its address, or by properties with its ``url``; either may have ``user:password@``.
 
         Raises:
@@ -109,7 +109,7 @@ class Registry:
         return cls(url.rstrip("/"), tuple(sorted(properties.items())))
 
     def get(self, path: str) -> Any:
-        """What it says; asked again where it is busy or cannot be reached.
+        """Asks the registry; asked again where it is busy or cannot be reached.
 
         Raises:
             NoSchemaError: it does not know that.
@@ -171,15 +171,15 @@ class Schema(NamedTuple):
 
     @property
     def message(self) -> Any:
-        """What a message is of."""
+        """The part of the schema that a message has."""
         return self.parsed if self.field is None else self.parsed["fields"][0]["type"]
 
-    def look(self, schema: Any) -> list[Written]:
-        """What a part of it says; see `gpu_ops.messages.encodings.Look`."""
+    def look(self, schema: Any) -> list[ValueSchema]:
+        """Reads a part of the schema; see `gpu_ops.messages.encodings.Look`."""
         if isinstance(schema, list):
             return [one for part in schema for one in self.look(part)]
         if isinstance(schema, str):
-            return self.look(self.named[schema]) if schema in self.named else [Written(schema)] * (schema != "null")
+            return self.look(self.named[schema]) if schema in self.named else [ValueSchema(schema)] * (schema != "null")
         kind, name = schema["type"], str(schema.get(_MEANING, ""))
         if kind == "null":
             return []
@@ -189,8 +189,8 @@ class Schema(NamedTuple):
         fits = fits and (name != "decimal" or _scale(schema) is not None)
         name = name if fits else str(schema.get("connect.name", schema.get("name", "")))
         if kind in ("record", "error"):
-            return [Written("struct", name, fields={field["name"]: field["type"] for field in schema["fields"]})]
-        return [Written(kind, name, _scale(schema), item=schema.get("items", schema.get("values")))]
+            return [ValueSchema("struct", name, fields={field["name"]: field["type"] for field in schema["fields"]})]
+        return [ValueSchema(kind, name, _scale(schema), item=schema.get("items", schema.get("values")))]
 
 
 def _scale(schema: Mapping[str, Any]) -> int | None:
@@ -209,7 +209,7 @@ class NoSchemaError(ValueError):
 
 
 def groups(
-    values: pa.BinaryArray, at: npt.NDArray[np.int64], registry: Registry | None, local: str | None
+    values: pa.BinaryArray, at: npt.NDArray[np.int64], registry: SchemaRegistry | None, local: str | None
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.BinaryArray, Schema | str]]:
     """Messages of each schema, without their headers: positions, messages, and the schema or why there is none.
 
@@ -275,7 +275,7 @@ def read(values: pa.BinaryArray, schema: Schema, wanted: pa.StructType) -> pa.St
 
 
 @functools.lru_cache(maxsize=1024)
-def _registered(registry: Registry, number: int) -> Schema:
+def _registered(registry: SchemaRegistry, number: int) -> Schema:
     """A schema of the registry's; it never changes.
 
     Raises:
@@ -297,7 +297,7 @@ def _registered(registry: Registry, number: int) -> Schema:
     raise NoSchemaError(f"has schema {number} of the registry, which is of type {kind}: {registry.url}")
 
 
-def _referred(registry: Registry, found: Mapping[str, Any], others: dict[tuple[str, int], str]) -> None:
+def _referred(registry: SchemaRegistry, found: Mapping[str, Any], others: dict[tuple[str, int], str]) -> None:
     """Adds the schemas that one refers to, those that they refer to before them; each once."""
     for one in found.get("references") or ():
         place = str(one["subject"]), int(one["version"])
@@ -310,7 +310,7 @@ def _referred(registry: Registry, found: Mapping[str, Any], others: dict[tuple[s
 
 @functools.lru_cache(maxsize=1024)
 def parsed(schema: str, others: tuple[str, ...] = ()) -> Schema:
-    """A schema.
+    """Parses the JSON text of a schema.
 
     Args:
         schema: as JSON text.
@@ -377,7 +377,7 @@ def _counted(schema: Any) -> Any:
 
 
 def _takes_bytes(schema: Any) -> bool:
-    """Whether a value of a part of a schema surely takes a byte; one of a type by its name may take none."""
+    """Tells whether a value of a part of a schema surely takes a byte; one of a type by its name may take none."""
     name = schema.get("type") if isinstance(schema, dict) else schema
     if name == "fixed":
         return bool(schema.get("size"))
@@ -401,7 +401,7 @@ def _one_more(value: Any, _: Any, __: Any) -> Any:
 def _nests(
     schema: Any, named: Mapping[str, Any], above: frozenset[str], seen: set[str], *, always: bool = False
 ) -> bool:
-    """Whether a type that a schema names holds itself.
+    """Tells whether a type that a schema names holds itself.
 
     Args:
         schema: it, or a part of it.
@@ -423,7 +423,7 @@ def _nests(
     return any(_nests(part, named, above, seen, always=always) for part in parts if part is not None)
 
 
-def checked(registry: Registry | None, local: str | None) -> None:
+def checked(registry: SchemaRegistry | None, local: str | None) -> None:
     """Refuses what no messages could be read with.
 
     Raises:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.messages.encodings import Encodings, Written, scale_of
+from gpu_ops.arrays import Ints
+from gpu_ops.messages.encodings import Encodings, ValueSchema, scale_of
 
 _BLANK: Final = " \t\r\n"
 _AROUND: Final = r'^\{[ \t\r\n]*"(schema|payload)"[ \t\r\n]*:'
@@ -32,8 +33,7 @@ _KINDS: Final = {
 }  # fmt: skip
 """By Kafka Connect's types, Avro's."""
 
-Positions = npt.NDArray[np.int64]
-Reading = Callable[[Any], Encodings | str | None]
+SchemaReading = Callable[[Any], Encodings | str | None]
 """How values of a schema are written, or why none are read; None where such a message is no wrapper."""
 
 
@@ -50,7 +50,7 @@ class Group(NamedTuple):
         bare: whether it is one message, to be read with `gpu_ops.messages.json_texts.bare_floats`.
     """
 
-    at: Positions
+    at: Ints
     values: pa.BinaryArray
     encodings: Encodings
     whole: pa.BinaryArray | None = None
@@ -58,13 +58,13 @@ class Group(NamedTuple):
     bare: bool = False
 
     def part(self, start: int, end: int) -> Group:
-        """Some of them."""
+        """Takes the messages from one position to another."""
         size = end - start
         whole = None if self.whole is None else self.whole.slice(start, size)
         return self._replace(at=self.at[start:end], values=self.values.slice(start, size), whole=whole)
 
 
-def groups(values: pa.BinaryArray, at: Positions, reading: Reading) -> Iterator[Group | tuple[Positions, str]]:
+def groups(values: pa.BinaryArray, at: Ints, reading: SchemaReading) -> Iterator[Group | tuple[Ints, str]]:
     """Messages with and without a schema, those with different schemas apart; and positions of others, and why.
 
     Args:
@@ -131,7 +131,7 @@ def _parted(values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, npt
 
 
 def balanced(values: pa.BinaryArray) -> bool:
-    """Whether no payload closes the list that `Group` puts it in, so that what follows would be JSON there.
+    """Tells that no payload closes the list that `Group` puts it in, so that what follows would be JSON there.
 
     It would take a ``]`` behind it; where there may be one the whole message has to be looked at, too.
     """
@@ -139,7 +139,7 @@ def balanced(values: pa.BinaryArray) -> bool:
 
 
 def is_wrapper(message: bytes) -> bool:
-    """Whether a JSON object has a schema and a payload, and nothing else."""
+    """Tells whether a JSON object has a schema and a payload, and nothing else."""
     return _members(message) is not None
 
 
@@ -184,18 +184,18 @@ def rows_of(schema: Any, *, envelopes: bool) -> list[Any]:
     return [field for field in _fields(schema) if field["field"] in ("before", "after")]
 
 
-def look(schema: Any) -> list[Written]:
-    """What a part of Kafka Connect's schemas says; nothing if it is none. See `gpu_ops.messages.encodings.Look`."""
+def look(schema: Any) -> list[ValueSchema]:
+    """Reads a part of Kafka Connect's schemas, which may be none. See `gpu_ops.messages.encodings.Look`."""
     kind = _KINDS.get(str(schema.get("type", "struct"))) if isinstance(schema, dict) else None
     if kind is None:
         return []
-    if kind == "map" and look(schema.get("keys"))[:1] != [Written("string")]:
+    if kind == "map" and look(schema.get("keys"))[:1] != [ValueSchema("string")]:
         kind = "list of pairs"
     parameters = schema.get("parameters")
     scale = scale_of(parameters.get("scale")) if isinstance(parameters, dict) else None
     fields = {field["field"]: field for field in _fields(schema)}
     item = schema.get("items", schema.get("values"))
-    return [Written(kind, str(schema.get("name") or ""), scale, fields, item)]
+    return [ValueSchema(kind, str(schema.get("name") or ""), scale, fields, item)]
 
 
 def _fields(schema: Any) -> list[Any]:

@@ -92,7 +92,7 @@ with that scale where it is not the declared one; and what is the default, ISO 8
 NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 """How the floating-point numbers are written that JSON has none for: as texts."""
 
-Ways = Callable[[Place], str]
+EncodingOf = Callable[[Place], str]
 """How a value in some place is written."""
 
 PLACEHOLDER: Final = "__debezium_unavailable_value"
@@ -111,8 +111,8 @@ _HEX: Final = "hex:"
 Lost = npt.NDArray[np.bool_]
 
 
-class Written(NamedTuple):
-    """What a schema says of a value.
+class ValueSchema(NamedTuple):
+    """The description that a schema gives of a value.
 
     Attributes:
         kind: Avro's name of its type, or ``struct``.
@@ -129,7 +129,7 @@ class Written(NamedTuple):
     item: Any = None
 
 
-Look = Callable[[Any], Sequence[Written]]
+Look = Callable[[Any], Sequence[ValueSchema]]
 """What a schema says; several things where it is a union, of which null is left out."""
 
 
@@ -147,7 +147,7 @@ class MisfitError(ValueError):
 def encodings_of(
     rows: Iterable[Any], look: Look, wanted: pa.StructType, declared: Mapping[str, str], *, json: bool
 ) -> Encodings:
-    """How the values of rows are written.
+    """Finds how the values of rows are written.
 
     Args:
         rows: their schemas; several where they may be of several.
@@ -199,8 +199,8 @@ def _ways(
             yield place, way
 
 
-def _way(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
-    """How a value is written that is to be of a type; None where it cannot be."""
+def _way(one: ValueSchema, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
+    """Finds how a value is written that is to be of a type; None where it cannot be."""
     t, kind, name = pa.types, one.kind, one.name
     if name in _INSTANTS:
         zoned = t.is_timestamp(wanted) and (wanted.tz is None or not name.startswith("local-"))
@@ -224,12 +224,12 @@ def _way(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) ->
     return _as_it_is(one, wanted, given, json=json)
 
 
-def _plain(one: Written, wanted: pa.DataType) -> str | None:
+def _plain(one: ValueSchema, wanted: pa.DataType) -> str | None:
     """Debezium's times as the numbers they are; those of Avro are times to everyone."""
     return "text" if pa.types.is_integer(wanted) and "." in one.name else None
 
 
-def _as_it_is(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
+def _as_it_is(one: ValueSchema, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
     t, kind = pa.types, one.kind
     numbers = t.is_integer(wanted) or t.is_floating(wanted) or t.is_decimal(wanted)
     if kind in ("int", "long"):
@@ -256,7 +256,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def holds(kind: pa.DataType) -> bool:
-    """Whether messages have values of a type."""
+    """Tells whether messages have values of a type."""
     t = pa.types
     if t.is_list(kind) or t.is_struct(kind):
         return all(holds(kind.field(part).type) for part in range(kind.num_fields))
@@ -264,7 +264,7 @@ def holds(kind: pa.DataType) -> bool:
 
 
 def fits(encoding: str, kind: pa.DataType) -> bool:
-    """Whether values of a type, or of one within it, may be written so."""
+    """Tells whether values of a type, or of one within it, may be written in an encoding."""
     t = pa.types
     if t.is_list(kind) or t.is_struct(kind):
         return any(fits(encoding, kind.field(part).type) for part in range(kind.num_fields))
@@ -277,7 +277,9 @@ def fits(encoding: str, kind: pa.DataType) -> bool:
     return _is_bytes(kind) or (encoding == "base64" and bool(t.is_decimal(kind)))
 
 
-def written(kind: pa.DataType, place: Place, ways: Ways, path: str, texts: Set[str], *, json: bool) -> pa.DataType:
+def written(
+    kind: pa.DataType, place: Place, ways: EncodingOf, path: str, texts: Set[str], *, json: bool
+) -> pa.DataType:
     """The type in which Arrow has values before they are decoded.
 
     Args:
@@ -314,8 +316,8 @@ def written(kind: pa.DataType, place: Place, ways: Ways, path: str, texts: Set[s
     return pa.string() if t.is_floating(kind) and path in texts else kind
 
 
-class How(NamedTuple):
-    """How values are decoded.
+class Decoding(NamedTuple):
+    """The options by which values are decoded.
 
     Attributes:
         ways: how they are written.
@@ -323,12 +325,12 @@ class How(NamedTuple):
         unavailable: the text that stands for bytes which a message does not carry, whatever bytes are written as.
     """
 
-    ways: Ways
+    ways: EncodingOf
     zone: str
     unavailable: str
 
 
-def decoded(values: pa.Array, kind: pa.DataType, place: Place, how: How) -> pa.Array:
+def decoded(values: pa.Array, kind: pa.DataType, place: Place, how: Decoding) -> pa.Array:
     """Values as they were declared.
 
     Args:
@@ -445,7 +447,7 @@ def text_of(placeholder: str) -> str:
 
 
 def unavailable(before: pa.Array, values: pa.Array, placeholder: str) -> Lost | None:
-    """Which values are not there; None if all are.
+    """Flags the values that a message does not carry; None if all are there.
 
     Args:
         before: n values before they were decoded: of a struct with a member more, which a map of the placeholder has.
@@ -484,7 +486,7 @@ def _lost(values: pa.Array, placeholder: str) -> Lost:
 
 
 def _are_bytes(numbers: pa.Array, own: bytes) -> Lost:
-    """Of lists of as many numbers as there are bytes, those that are the bytes; of decimals, in their units."""
+    """Flags lists of as many numbers as there are bytes that are these bytes; of decimals, in their units."""
     wanted = np.frombuffer(own, np.int8)
     if pa.types.is_boolean(numbers.type):
         return np.asarray(_floats(numbers).reshape(-1, wanted.size).all(axis=1))

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Mask
 from gpu_ops.files.json_files import read_objects
 from gpu_ops.messages.encodings import NOT_FINITE, to_base64
 from gpu_ops.messages.times import date_texts, time_texts
-from gpu_ops.values import Mask, wrong_text
+from gpu_ops.values import wrong_text
 
 _SUSPECTS: Final = (r"\}[ \t\r\n]*null", r"\x00")
 """What Arrow would end the process at, or take for the end of its text, where it stands between objects."""
@@ -94,7 +95,7 @@ def _refuse_beyond(values: pa.BinaryArray, rows: pa.RecordBatch) -> None:
 
 
 def _infinite(values: pa.Array) -> Mask:
-    """Which of n values are an infinity, or hold one."""
+    """Flags the values that are an infinity, or hold one."""
     t, kind = pa.types, values.type
     found = np.zeros(len(values), bool)
     if t.is_floating(kind):
@@ -151,7 +152,7 @@ def _bare(value: Any, kind: pa.DataType) -> str:
 
 
 def is_object(message: bytes) -> bool:
-    """Whether it is one JSON object in UTF-8, by Python's own reader."""
+    """Tells whether a message is one JSON object in UTF-8, by Python's own reader."""
     try:
         return isinstance(json.loads(message.decode()), dict)
     except (ValueError, RecursionError):
@@ -164,7 +165,7 @@ def _shaped(values: pa.BinaryArray) -> npt.NDArray[np.bool_]:
 
 
 def writes(kind: pa.DataType) -> bool:
-    """Whether there is a JSON text of a type's values."""
+    """Tells whether values of a type can be written as JSON."""
     t = pa.types
     if t.is_nested(kind):
         known = t.is_struct(kind) or t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind)
@@ -193,7 +194,7 @@ def json_values(values: pa.Array) -> pa.StringArray:
 
 
 def bare_texts(values: pa.Array) -> pa.StringArray:
-    """The same without the quotes of texts, times and bytes; null for null."""
+    """Writes values as JSON without the quotes of texts, times and bytes; null for null."""
     if _is_text(values.type):
         return values.cast(pa.string())
     made = pc.utf8_trim(_written(values), '"')

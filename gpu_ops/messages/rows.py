@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Ints, Mask
 from gpu_ops.errors import DescriptionError
 from gpu_ops.messages import avro
 from gpu_ops.messages.connect import Group, balanced, groups, is_wrapper, look, rows_of
 from gpu_ops.messages.encodings import (
     ENCODINGS,
     PLACEHOLDER,
+    Decoding,
     Encodings,
-    How,
     Look,
     Lost,
     MisfitError,
@@ -35,12 +35,10 @@ from gpu_ops.messages.encodings import (
     written,
 )  # fmt: skip
 from gpu_ops.messages.json_texts import bare_floats, objects, read_texts
-from gpu_ops.values import Mask
 
 MessageFormatName = Literal["json", "debezium-json", "avro", "debezium-avro"]
 MESSAGE_FORMATS: Final[tuple[str, ...]] = get_args(MessageFormatName)
 
-Positions = npt.NDArray[np.int64]
 
 _BLOCK_BYTES: Final = 8 << 20
 """About as much is read at once."""
@@ -68,8 +66,8 @@ class Bad(NamedTuple):
     problem: str
 
 
-class Rows(NamedTuple):
-    """What n messages say.
+class MessageRows(NamedTuple):
+    """The rows that n messages say, and the messages that cannot be read.
 
     Attributes:
         rows: in the order of the messages, their row kinds first if there are any.
@@ -78,14 +76,14 @@ class Rows(NamedTuple):
     """
 
     rows: pa.RecordBatch
-    at: Positions
+    at: Ints
     bad: list[Bad]
 
 
 class _Parsed(NamedTuple):
     """Rows of some messages; ``order`` is twice the position of the message, and one more for what comes second."""
 
-    order: Positions
+    order: Ints
     columns: list[pa.Array]
 
 
@@ -95,7 +93,7 @@ _Parse: TypeAlias = Callable[[Group, Set[str]], tuple[list[_Parsed], list[Bad]]]
 
 @dataclasses.dataclass(frozen=True)
 class MessageFormat:
-    """How messages are read.
+    """The format, schema and options by which messages are read.
 
     Attributes:
         name: one of `MESSAGE_FORMATS`.
@@ -125,7 +123,7 @@ class MessageFormat:
     key: tuple[str, ...] = ()
     encoded: tuple[tuple[str, str], ...] = ()
     zone: str = "UTC"
-    registry: avro.Registry | None = None
+    registry: avro.SchemaRegistry | None = None
     avro_schema: str | None = None
     unavailable_value: str = PLACEHOLDER
     unavailable: str | None = None
@@ -173,7 +171,7 @@ class MessageFormat:
 
     @property
     def with_kinds(self) -> bool:
-        """Whether rows have row kinds."""
+        """Tells whether rows have row kinds."""
         return self.is_debezium or bool(self.key)
 
     @property
@@ -182,23 +180,23 @@ class MessageFormat:
 
     @property
     def is_debezium(self) -> bool:
-        """Whether messages are Debezium's envelopes."""
+        """Tells whether messages are Debezium's envelopes."""
         return self.name.startswith("debezium")
 
     @property
     def is_avro(self) -> bool:
-        """Whether messages are in Avro; else they are JSON."""
+        """Tells whether messages are in Avro; else they are JSON."""
         return self.name.endswith("avro")
 
     @property
     def output(self) -> pa.Schema:
-        """Of the rows, their row kinds first if there are any."""
+        """The schema of the rows, their row kinds first if there are any."""
         kinds = [pa.field(self.row_kind, pa.string())] if self.with_kinds else []
         told = [] if self.unavailable is None else [pa.field(self.unavailable, pa.list_(pa.string()))]
         return pa.schema([*kinds, *self.schema, *told])
 
-    def read(self, values: pa.Array, keys: pa.Array | None = None) -> Rows:
-        """What n messages say.
+    def read(self, values: pa.Array, keys: pa.Array | None = None) -> MessageRows:
+        """Reads the rows of n messages.
 
         Args:
             values: n texts, as bytes.
@@ -219,7 +217,7 @@ class MessageFormat:
         return self._in_order(parsed, sorted(bad))
 
     def _groups(
-        self, at: Positions, values: pa.BinaryArray, bad: list[Bad], names: Sequence[str], what: str = ""
+        self, at: Ints, values: pa.BinaryArray, bad: list[Bad], names: Sequence[str], what: str = ""
     ) -> Iterator[Group]:
         """Messages that are read at once; adds to ``bad`` those that are no messages of the format at all."""
         if not at.size:
@@ -241,14 +239,14 @@ class MessageFormat:
                     bad += [Bad(int(place), f"{what}{group[1]}") for place in group[0]]
 
     def _of_avro(self, schema: avro.Schema, wanted: pa.StructType) -> Encodings | str:
-        """How values of a schema are written, or why none are read."""
+        """Finds how values of an Avro schema are written, or why none are read."""
         rows = [schema.message]
         if self.is_debezium:
             rows = [one.fields[name] for one in schema.look(schema.message) for name in _SIDES if name in one.fields]
         return self._encodings(rows, schema.look, wanted)
 
     def _of_connect(self, schema: Any, wanted: pa.StructType) -> Encodings | str | None:
-        """The same of Kafka Connect's; None where a message with such a member is no wrapper."""
+        """Finds the same of a schema of Kafka Connect's; None where a message with such a member is no wrapper."""
         rows = rows_of(schema, envelopes=self.is_debezium)
         if not (self.is_debezium or _WRAPPED.isdisjoint(wanted.names)):
             # these may be columns: then a wrapper is what brings a schema of the columns
@@ -292,15 +290,15 @@ class MessageFormat:
         else:
             bad.append(Bad(int(group.at[0]), problem))
 
-    def _how(self, group: Group) -> How:
-        """How values of messages are written: as their schema says it, else as it was declared."""
+    def _how(self, group: Group) -> Decoding:
+        """Decides how values of messages are decoded: as their schema says it, else as it was declared."""
         declared = dict(self.encoded)
-        return How(
+        return Decoding(
             lambda place: group.encodings.get(place) or declared.get(place[0], "text"), self.zone, self._placeholder
         )
 
     def _rows(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
-        """What messages say that are rows."""
+        """Reads messages that are rows."""
         how = self._how(group)
         (row,), at = _members(group, {"": self._written(self.schema.names, how, _path(group), numbers)})
         columns, lost = self._columns(row, how)
@@ -313,7 +311,7 @@ class MessageFormat:
         return [self._parsed(2 * at, kinds, columns, lost, _without(at.size, lacking))], bad
 
     def _changes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
-        """What messages say that are Debezium's envelopes."""
+        """Reads messages that are Debezium's envelopes."""
         how = self._how(group)
         wanted = {name: self._written(self.schema.names, how, f"{_path(group)}/{name}", numbers) for name in _SIDES}
         (before, after, op), at = _members(group, {**wanted, "op": pa.string()})
@@ -343,7 +341,7 @@ class MessageFormat:
         return parsed, [Bad(int(at[place]), problem) for place, problem in found.items()]
 
     def _deletes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
-        """What messages without a value say, by their keys."""
+        """Reads messages without a value, by their keys."""
         how = self._how(group)
         (row,), at = _members(group, {"": self._written(self.key, how, _path(group), numbers)})
         columns, lost = self._columns(row, how)
@@ -358,7 +356,7 @@ class MessageFormat:
         kinds = np.full(at.size, _DELETED)
         return [self._parsed(2 * at, kinds, columns, {}, _without(at.size, problems))], bad
 
-    def _written(self, names: Sequence[str], how: How, path: str, numbers: Set[str]) -> pa.DataType:
+    def _written(self, names: Sequence[str], how: Decoding, path: str, numbers: Set[str]) -> pa.DataType:
         """A row as Arrow reads it from JSON, or as it makes it of what is read from Avro."""
         fields = []
         for name in names:
@@ -369,7 +367,7 @@ class MessageFormat:
             fields.append(pa.field(name, there))
         return pa.struct(fields)
 
-    def _columns(self, rows: pa.StructArray, how: How) -> tuple[list[pa.Array], dict[str, Lost]]:
+    def _columns(self, rows: pa.StructArray, how: Decoding) -> tuple[list[pa.Array], dict[str, Lost]]:
         """The columns of rows, none of which is null, in their types; and in which rows some are not there.
 
         Of such a value null is given.
@@ -400,7 +398,7 @@ class MessageFormat:
         return found
 
     def _parsed(
-        self, order: Positions, kinds: Positions | None, columns: list[pa.Array], lost: Mapping[str, Lost], good: Mask
+        self, order: Ints, kinds: Ints | None, columns: list[pa.Array], lost: Mapping[str, Lost], good: Mask
     ) -> _Parsed:
         """Rows with their row kinds if there are any, and the names of columns that are not there if these are wanted.
 
@@ -434,9 +432,9 @@ class MessageFormat:
             found |= _at(nulls, f"column {name!r} is null or missing")
         return found | (self._unsaid(lost) if self.unavailable is None else {})
 
-    def _in_order(self, parsed: Sequence[_Parsed], bad: list[Bad]) -> Rows:
+    def _in_order(self, parsed: Sequence[_Parsed], bad: list[Bad]) -> MessageRows:
         if not parsed:
-            return Rows(pa.RecordBatch.from_pylist([], schema=self.output), np.zeros(0, np.int64), bad)
+            return MessageRows(pa.RecordBatch.from_pylist([], schema=self.output), np.zeros(0, np.int64), bad)
         order = np.concatenate([part.order for part in parsed])
         pieces = zip(*(part.columns for part in parsed), strict=True)
         columns = [piece[0] if len(piece) == 1 else pa.concat_arrays(piece) for piece in pieces]
@@ -444,7 +442,7 @@ class MessageFormat:
         if order.size and bool((np.diff(order) < 0).any()):
             sequence = np.argsort(order, kind="stable")
             order, rows = order[sequence], rows.take(pa.array(sequence))
-        return Rows(rows, order // 2, bad)
+        return MessageRows(rows, order // 2, bad)
 
 
 def _add(group: Group, parse: _Parse, parsed: list[_Parsed], bad: list[Bad], numbers: Set[str]) -> str | None:
@@ -458,9 +456,7 @@ def _add(group: Group, parse: _Parse, parsed: list[_Parsed], bad: list[Bad], num
     return None
 
 
-def _blocks(
-    at: Positions, values: pa.BinaryArray, bad: list[Bad], what: str = ""
-) -> Iterator[tuple[Positions, pa.BinaryArray]]:
+def _blocks(at: Ints, values: pa.BinaryArray, bad: list[Bad], what: str = "") -> Iterator[tuple[Ints, pa.BinaryArray]]:
     """Messages that may be JSON objects, in parts that are read at once; adds the others to ``bad``."""
     if not at.size:
         return
@@ -473,7 +469,7 @@ def _blocks(
         yield at[start : start + step], values.slice(start, step)
 
 
-def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.Array], Positions]:
+def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.Array], Ints]:
     """Members of messages, or themselves where the name is empty, and their positions; null payloads are left out."""
     fields = list(wanted[""]) if "" in wanted else [pa.field(name, kind) for name, kind in wanted.items()]
     if group.bare:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,8 +29,6 @@ _NEAR: Final = r"^\d{4}-"
 _AFTER: Final = 2800
 _BEFORE: Final = 1200
 """Years that stand for far ones when a zone is asked for its offset: the last rule's, and local mean time."""
-
-Numbers = npt.NDArray[np.int64]
 
 
 def time_texts(values: pa.Array) -> pa.Array:

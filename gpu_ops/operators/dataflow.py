@@ -55,7 +55,7 @@ class DataflowOperator(Operator):
 
     @property
     def room(self) -> Room:
-        """What memory has room for; once it is known the operators are made."""
+        """The guard of memory; once it is known the operators are made."""
         return self._operators[0].room
 
     @room.setter
@@ -128,7 +128,7 @@ class DataflowOperator(Operator):
         return int(operator.clock.watermark) // operator.per_ms - behind
 
     def finish(self) -> Iterator[Changelog]:
-        """What the end of one operator's input after the other brings; then the last one's result at the end."""
+        """Ends one operator's input after the other, and yields what comes out; then the last one's result."""
         nothing = np.empty(0, np.int64)
         for operator in self._operators:
             if operator.last_watermark_ms is None:

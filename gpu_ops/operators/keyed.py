@@ -23,7 +23,8 @@ from gpu_ops.kernels import Frame, Kernels, TooMany
 from gpu_ops.operators.core import emission
 from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
 from gpu_ops.operators.core.emission import OutputRows, Pairs
-from gpu_ops.operators.core.visibility import KeyCounts, When, visible_per_batch, visible_per_event
+from gpu_ops.operators.core.key_counts import KeyCounts
+from gpu_ops.operators.core.visibility import When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Output, gathered
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
@@ -43,15 +44,15 @@ class KeyedOperator(Operator):
     """A join by key over one partition.
 
     Attributes:
-        padded: of each input, whether nulls may stand for its row in the output; None for all.
+        null_sides: of each input, whether nulls may stand for its row in the output; None for all.
     """
 
     tables: Sequence[KeyedTable]
-    padded: Sequence[bool] | None = None
+    null_sides: Sequence[bool] | None = None
 
     @abc.abstractmethod
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Any:
-        """What the micro-batch makes and unmakes.
+        """Finds what the micro-batch adds to the operator's result and takes from it.
 
         Args:
             sides: the lifetimes of each input's rows.
@@ -70,7 +71,7 @@ class KeyedOperator(Operator):
 
     def values(self, rows: OutputRows) -> Frame:
         """The values of the changelog's rows."""
-        return gathered(self.join, self.kernels, self.tables, rows.slots, self.padded)
+        return gathered(self.join, self.kernels, self.tables, rows.slots, self.null_sides)
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Positions of rows of a net change among which one that leaves may equal one that comes.
@@ -93,7 +94,7 @@ class KeyedOperator(Operator):
             self.room.check_output(rows, _NUMBERS.get(self.join.emit, _NUMBERS["per_batch"]) + sum(widths))
 
     def count_expired(self) -> None:
-        """What is counted of rows follows those that have just expired."""
+        """Takes rows that have just expired off the counts of the other rows."""
 
     def __init__(self, join: Any, kernels: Kernels) -> None:
         self.join, self.kernels = join, kernels
@@ -105,7 +106,7 @@ class KeyedOperator(Operator):
         return self._prepare(changes, clock_ms, net=self.join.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
-        """As `prepare`, but only the net change comes out, whatever the join's ``emit``."""
+        """Computes one micro-batch like `prepare`, but only its net change, whatever ``emit`` is."""
         return self._prepare(changes, clock_ms, net=True)
 
     def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
@@ -224,7 +225,7 @@ class TwoWayJoin(KeyedOperator):
 
     @property
     def by_key(self) -> bool:
-        """Whether counts are kept by key."""
+        """Tells whether association counts are kept by key."""
         return any(self.counts)
 
     def pairs(self, sides: Sequence[Lifetimes], *, net: bool, needed: bool) -> Pairs | None:
@@ -247,7 +248,7 @@ class TwoWayJoin(KeyedOperator):
         return find(self.tables, both, wanted) if needed or not self.by_key else None
 
     def visible(self, side: int, sides: Sequence[Lifetimes], pairs: Any, when: When, *, net: bool) -> Any:
-        """How the visibility of one input's rows changes; moves their association counts.
+        """Computes how the visibility of one input's rows changes; moves their association counts.
 
         Args:
             side: the input.

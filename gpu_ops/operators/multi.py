@@ -1,18 +1,18 @@
 """The multi-way join: inner and left steps over many inputs, after Flink's ``StreamingMultiJoinOperator``.
 
 Law: each change is completed to tuples with the rows alive at its instant, input by input, and where a
-change of a left step's input makes or ends the last match of what is to its left, a pad comes or goes and is completed
-likewise. There is no intermediate state: only the inputs' rows, and counts.
+change of a left step's input makes or ends the last match of what is to its left, an unmatched row comes or goes and is
+completed likewise. There is no intermediate state: only the inputs' rows, and counts.
 
 ``per_batch`` is the same with other instants: what dies goes first, input by input, then what is born comes, the last
 input's first. So a row of the result is hardly ever made and unmade, and what is left of that is folded.
 
 Row kinds (``per_event``), as Flink 2.3.0 has them: a joined row carries the kind of the change that caused it,
-after a left step, too; pads are ``-D`` before and ``+I`` after it.
+after a left step, too; unmatched rows are ``-D`` before and ``+I`` after it.
 
-**Pads.** A pad stands for the rows that match nothing in a step's input. Their count is how many match; the pad comes
-where it falls to zero and goes where it leaves zero, by a change of the step's input (what a change of the row itself
-does comes out when that change is completed).
+**Unmatched rows.** An unmatched row stands for the rows that match nothing in a step's input. Their count is how many
+match; the unmatched row comes where it falls to zero and goes where it leaves zero, by a change of the step's input
+(what a change of the row itself does comes out when that change is completed).
 
 A step that looks at one input only keeps a count beside each row of it, moved by one scatter-add per micro-batch: a
 change costs its own matches. A step that looks at several has no single row to keep a count at; it counts afresh, for
@@ -46,14 +46,14 @@ from gpu_ops.descriptions.keys import InputColumn, equal_classes
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
-from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, OutputRows
-from gpu_ops.operators.core.match import Pairs, fulfilling, in_one, in_pieces, match
+from gpu_ops.operators.core.emission import JOINED, UNMATCHED_COMES, UNMATCHED_GOES, OutputRows
+from gpu_ops.operators.core.match import MatchedSlots, fulfilling, in_one, in_pieces, match
 from gpu_ops.operators.core.visibility import crossings
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
 from gpu_ops.state.table import DEAD, DYING, LIVE, KeySet
 
-Pair = tuple[str, tuple[int, str]]
+EqualColumns = tuple[str, tuple[int, str]]
 """A column of the input that is looked up, and the (input, column) it equals."""
 
 NO_ROW = -1
@@ -65,7 +65,7 @@ def step_count(step: int) -> str:
 
 
 def _turns(xp: Any, begin: Instants, end: Instants) -> tuple[Positions, Instants, Array]:
-    """Where pairs come and go within the micro-batch: which pair, when, and 1 or -1."""
+    """Lists when pairs come and go within the micro-batch: the pair, the logical time, and 1 or -1."""
     lives = begin < end
     comes, goes = xp.flatnonzero(lives & (begin != ALWAYS)), xp.flatnonzero(lives & (end != NEVER))
     signs = xp.full(comes.size + goes.size, -1, np.int8)
@@ -74,9 +74,9 @@ def _turns(xp: Any, begin: Instants, end: Instants) -> tuple[Positions, Instants
 
 
 def counted_changes(
-    finder: Finder, input_index: int, owner: int, own_lookup: Lookup, back: Lookup, *, net: bool
+    finder: Finder, input_index: int, owner: int, own_lookup: InputLookup, back: InputLookup, *, net: bool
 ) -> tuple[Tuples, Slots]:
-    """The changes of a left step's input with the rows they match, and what they do to those rows' pads.
+    """The changes of a left step's input with the rows they match, and what they do to those rows' unmatched rows.
 
     Moves the counts.
 
@@ -112,18 +112,18 @@ def counted_changes(
     )
     table.add(step_count(input_index), owners, signs)
     changes = fresh(kernels, {p: s[both] for p, s in pairs.items()}, instants, signs)
-    changes.pads[found.first] = found.appears
+    changes.unmatched[found.first] = found.appears
     return changes.pick(xp.flatnonzero(~own)), found.hidden
 
 
-def mark_afresh(finder: Finder, input_index: int, lookup: Lookup, tuples: Tuples, seen: frozenset[int]) -> None:
-    """Set what the changes of a left step's input do to pads, for a step that looks at several inputs.
+def mark_afresh(finder: Finder, input_index: int, lookup: InputLookup, tuples: Tuples, seen: frozenset[int]) -> None:
+    """Set what the changes of a left step's input do to unmatched rows, for a step that looks at several inputs.
 
     Args:
         finder: the micro-batch's.
         input_index: the step's input.
         lookup: the step's.
-        tuples: its changes, completed to the left; their ``pads`` are set.
+        tuples: its changes, completed to the left; their ``unmatched`` are set.
         seen: the inputs the step looks at.
     """
     kernels, xp = finder.kernels, finder.kernels.xp
@@ -141,7 +141,8 @@ def mark_afresh(finder: Finder, input_index: int, lookup: Lookup, tuples: Tuples
     before = xp.bincount(which[births == ALWAYS], minlength=int(one.size))
     both, instants, signs = _turns(xp, births, deaths)
     owners = which[both]
-    # Nothing hides a pad here, so what comes and goes between two inputs' changes comes out, and is folded later.
+    # Nothing hides an unmatched row here, so what comes and goes between two inputs' changes comes out, and is folded
+    # later.
     found = crossings(kernels, (owners, instants, signs), before[owners], None, net=False)
     if not found.first.size:
         return
@@ -152,7 +153,7 @@ def mark_afresh(finder: Finder, input_index: int, lookup: Lookup, tuples: Tuples
     keys = layouts.owned(number, tuples.instants)
     at = xp.minimum(xp.searchsorted(wanted, keys), wanted.size - 1)
     chosen = (wanted[at] == keys) & (slots[chosen_event[order[at]]] == tuples.slots[input_index])
-    tuples.pads[:] = xp.where(chosen, found.appears[order[at]], 0)
+    tuples.unmatched[:] = xp.where(chosen, found.appears[order[at]], 0)
 
 
 class MultiWayJoin(KeyedOperator):
@@ -189,7 +190,7 @@ class MultiWayJoin(KeyedOperator):
         return found
 
     def rows(self, found: Tuples, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
-        """The tuples by the change that caused them, a pad's going before and its coming after the others."""
+        """The tuples by the change that caused them; unmatched rows go before, and come after, the others."""
         xp = self.kernels.xp
         kinds = xp.where(found.signs > 0, np.int8(INSERT), np.int8(DELETE))
         if event_kinds is None:
@@ -197,7 +198,7 @@ class MultiWayJoin(KeyedOperator):
         else:
             kinds = xp.where(found.ranks == JOINED, event_kinds[found.instants], kinds)
             order = layouts.sorted_positions(xp, (found.instants << layouts.RANK_BITS) | found.ranks)
-        self._pads = bool((found.ranks != JOINED).any())
+        self._unmatched = bool((found.ranks != JOINED).any())
         slots = tuple(found.slots[number] for number in range(len(sides)))
         return OutputRows(kinds, slots, found.instants).pick(order)
 
@@ -253,37 +254,37 @@ class MultiWayJoin(KeyedOperator):
         return tuples
 
     def _with_pads(self, tuples: Tuples, input_index: int) -> Tuples:
-        """The tuples, and the pads that come and go with them."""
+        """The tuples, and the unmatched rows that come and go with them."""
         xp = self.kernels.xp
-        marked = xp.flatnonzero(tuples.pads)
+        marked = xp.flatnonzero(tuples.unmatched)
         if not marked.size:
             return tuples
-        pads = tuples.pick(marked)
-        pads.slots[input_index] = xp.full(marked.size, NO_ROW, np.int64)
-        pads.signs = pads.pads
-        pads.ranks = xp.where(pads.signs > 0, PAD_COMES, PAD_GOES).astype(np.int8)
-        return join_tuples(self.kernels, [tuples, pads])
+        unmatched = tuples.pick(marked)
+        unmatched.slots[input_index] = xp.full(marked.size, NO_ROW, np.int64)
+        unmatched.signs = unmatched.unmatched
+        unmatched.ranks = xp.where(unmatched.signs > 0, UNMATCHED_COMES, UNMATCHED_GOES).astype(np.int8)
+        return join_tuples(self.kernels, [tuples, unmatched])
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Positions of rows among which one that goes may equal one that comes.
 
         With equal rows in a multiset one instance's tuple may go while another's comes, anywhere. All else has to do
-        with pads: what one input's change makes of a pad another's undoes, and a pad may equal a row whose
-        columns are all null.
+        with unmatched rows: what one input's change makes of an unmatched row another's undoes, and an unmatched row
+        may equal a row whose columns are all null.
         """
         xp = self.kernels.xp
         if any(t.source.unique_key is None and s.any_death for t, s in zip(self.tables, sides, strict=True)):
             return xp.arange(rows.size, dtype=np.int64)
-        if not self._pads:
+        if not self._unmatched:
             return self._nothing
-        padded = xp.zeros(rows.size, bool)
+        is_unmatched = xp.zeros(rows.size, bool)
         for input_index, step in enumerate(self.join.steps, start=1):
             if step.how == "left":
-                padded |= rows.slots[input_index] == NO_ROW
-                padded |= self._looks_padded(input_index, frame, rows.size)
-        return xp.flatnonzero(padded)
+                is_unmatched |= rows.slots[input_index] == NO_ROW
+                is_unmatched |= self._looks_unmatched(input_index, frame, rows.size)
+        return xp.flatnonzero(is_unmatched)
 
-    def _looks_padded(self, input_index: int, frame: Frame, size: int) -> Array | bool:
+    def _looks_unmatched(self, input_index: int, frame: Frame, size: int) -> Array | bool:
         """Mask of rows all of whose columns of one input are null; False where none can be."""
         never = {k.own for k in self.join.steps[input_index - 1].on if not k.null_safe}
         never |= set(self.join.inputs[input_index].unique_key or ())
@@ -302,7 +303,7 @@ class MultiWayJoin(KeyedOperator):
 make = MultiWayJoin
 
 
-def _back(path: tuple[Operation, ...]) -> Lookup:
+def _back(path: tuple[Operation, ...]) -> InputLookup:
     """From a counted step's input to the rows that count it: its path's first lookup."""
     assert path[0].lookup is not None
     return path[0].lookup
@@ -314,7 +315,7 @@ def _untouched(kernels: Kernels, table: KeyedTable) -> Lifetimes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookup:
+class InputLookup:
     """Rows of one input by columns of others.
 
     Attributes:
@@ -325,11 +326,11 @@ class Lookup:
 
     input_index: int
     key_set: int
-    pairs: tuple[Pair, ...]
+    pairs: tuple[EqualColumns, ...]
 
 
 class Operation(NamedTuple):
-    """What brings a tuple on.
+    """One step on a tuple's path: it binds an input, extends the tuple, or checks a condition.
 
     Attributes:
         kind: *bind*: find rows of an input that must be there; *extend*: find an input's rows by its own step, or none;
@@ -340,12 +341,12 @@ class Operation(NamedTuple):
 
     kind: Literal["bind", "extend", "check"]
     input_index: int
-    lookup: Lookup | None = None
+    lookup: InputLookup | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class LookupPlan:
-    """How tuples are found.
+    """The lookups by which tuples are found.
 
     Attributes:
         key_sets: per input, by what its rows are looked up.
@@ -356,7 +357,7 @@ class LookupPlan:
     """
 
     key_sets: tuple[tuple[KeySet, ...], ...]
-    steps: tuple[Lookup, ...]
+    steps: tuple[InputLookup, ...]
     paths: tuple[tuple[Operation, ...], ...]
     counted: tuple[int | None, ...]
 
@@ -365,16 +366,16 @@ def make_plan(join: MultiJoin) -> LookupPlan:
     """The plan of a join."""
     key_sets: list[list[KeySet]] = [[] for _ in join.inputs]
 
-    def lookup(input_index: int, pairs: list[Pair]) -> Lookup:
+    def lookup(input_index: int, pairs: list[EqualColumns]) -> InputLookup:
         names = join.inputs[input_index].schema.names
         columns = tuple(sorted({column for column, _ in pairs}, key=names.index))
         keys = KeySet(columns, tuple(join.key_types[input_index, c] for c in columns), columns)
         if keys not in key_sets[input_index]:
             key_sets[input_index].append(keys)
         ordered = sorted(pairs, key=lambda p: names.index(p[0]))
-        return Lookup(input_index, key_sets[input_index].index(keys), tuple(ordered))
+        return InputLookup(input_index, key_sets[input_index].index(keys), tuple(ordered))
 
-    steps = [Lookup(0, 0, ())]
+    steps = [InputLookup(0, 0, ())]
     for input_index, step in enumerate(join.steps, start=1):
         steps.append(lookup(input_index, [(k.own, (k.input, k.column)) for k in step.on if not k.null_safe]))
     counted: list[int | None] = [None]
@@ -386,7 +387,7 @@ def make_plan(join: MultiJoin) -> LookupPlan:
 
 
 def _path(
-    join: MultiJoin, input_index: int, counted: int | None, lookup: Callable[[int, list[Pair]], Lookup]
+    join: MultiJoin, input_index: int, counted: int | None, lookup: Callable[[int, list[EqualColumns]], InputLookup]
 ) -> tuple[Operation, ...]:
     """From an input's row to the tuple of everything to its left: first what must be there, then the rest."""
     path: list[Operation] = []
@@ -435,7 +436,7 @@ def _closure(join: MultiJoin, input_index: int) -> set[int]:
     return found
 
 
-def _pairs(group: dict[InputColumn, int], compared: set[int], bound: set[int], input_index: int) -> list[Pair]:
+def _pairs(group: dict[InputColumn, int], compared: set[int], bound: set[int], input_index: int) -> list[EqualColumns]:
     """The columns of an input that equal columns of bound ones.
 
     Args:
@@ -452,8 +453,8 @@ def _pairs(group: dict[InputColumn, int], compared: set[int], bound: set[int], i
     return pairs
 
 
-def _rank(join: MultiJoin, pairs: list[Pair], input_index: int) -> tuple[bool, int, int]:
-    """What is best looked up next: by a unique key, else by most columns."""
+def _rank(join: MultiJoin, pairs: list[EqualColumns], input_index: int) -> tuple[bool, int, int]:
+    """Ranks an input to be looked up next: by a unique key first, else by as many columns as possible."""
     columns = {column for column, _ in pairs}
     unique = join.inputs[input_index].unique_key
     return bool(columns) and unique is not None and set(unique) <= columns, len(columns), -input_index
@@ -468,23 +469,23 @@ class Tuples:
         instants: when the change happens.
         signs: 1 for what comes, -1 for what goes.
         ranks: order within an instant, see `gpu_ops.operators.core.emission`.
-        pads: what the change does to the pad beside it: 1 it comes, -1 it goes, 0 neither.
+        unmatched: what the change does to the unmatched row beside it: 1 it comes, -1 it goes, 0 neither.
     """
 
     slots: dict[int, Slots]
     instants: Instants
     signs: Array
     ranks: Array
-    pads: Array
+    unmatched: Array
 
     @property
     def size(self) -> int:
-        """How many."""
+        """The number of tuples."""
         return int(self.instants.size)
 
     def pick(self, positions: Positions) -> Tuples:
-        """Some of them, repeated where a position is."""
-        rest = (a[positions] for a in (self.instants, self.signs, self.ranks, self.pads))
+        """Gathers the tuples at some positions; a position may repeat."""
+        rest = (a[positions] for a in (self.instants, self.signs, self.ranks, self.unmatched))
         return Tuples({p: s[positions] for p, s in self.slots.items()}, *rest)
 
 
@@ -492,7 +493,7 @@ def join_tuples(kernels: Kernels, parts: Sequence[Tuples]) -> Tuples:
     """Several groups of tuples with the same inputs, one after the other."""
     cat = kernels.xp.concatenate
     slots = {input_index: cat([p.slots[input_index] for p in parts]) for input_index in parts[0].slots}
-    fields = ("instants", "signs", "ranks", "pads")
+    fields = ("instants", "signs", "ranks", "unmatched")
     return Tuples(slots, *(cat([getattr(p, f) for p in parts]) for f in fields))
 
 
@@ -519,7 +520,7 @@ class Finder:
     def matches(
         self,
         slots: Mapping[int, Slots],
-        lookup: Lookup,
+        lookup: InputLookup,
         *,
         step: int | None = None,
         instants: Instants | None = None,
@@ -548,10 +549,10 @@ class Finder:
         hashes = kernels.hash_rows(sources, hashed, hashed_types)
         valid = kernels.valid(sources, names)
         rows = None if valid is None else xp.flatnonzero(valid)
-        index, needles = table.index(lookup.key_set), kernels.entries(hashes, 0, rows)
-        needles.sort()
+        index, probe_rows = table.index(lookup.key_set), kernels.entries(hashes, 0, rows)
+        probe_rows.sort()
 
-        def matched(piece: Array) -> Pairs:
+        def matched(piece: Array) -> MatchedSlots:
             found, slot = layouts.unpaired(xp.sort(piece))
             self.candidates += int(slot.size)
             return match(
@@ -569,7 +570,7 @@ class Finder:
                 ),
             )
 
-        pieces = in_pieces(kernels, needles, lambda some, most: index.meet(some, staged=not committed, at_most=most))
+        pieces = in_pieces(kernels, probe_rows, lambda some, most: index.meet(some, staged=not committed, at_most=most))
         return in_one(xp, map(matched, pieces), self.refuse)
 
     def _alive(
@@ -607,7 +608,7 @@ class Finder:
         }
         return fulfilling(self.kernels, condition, rows, length, present=False)
 
-    def bind(self, tuples: Tuples, lookup: Lookup) -> Tuples:
+    def bind(self, tuples: Tuples, lookup: InputLookup) -> Tuples:
         """The tuples with the rows of one more input; without any, a tuple is dropped."""
         found, slots = self.matches(tuples.slots, lookup, instants=tuples.instants)
         made = tuples.pick(found)
@@ -619,14 +620,14 @@ class Finder:
         kept = self._fulfilling(input_index, tuples.slots.__getitem__, tuples.size)
         return tuples if kept is None else tuples.pick(kept)
 
-    def extend(self, tuples: Tuples, lookup: Lookup, hidden: tuple[int, Slots] | None) -> Tuples:
+    def extend(self, tuples: Tuples, lookup: InputLookup, hidden: tuple[int, Slots] | None) -> Tuples:
         """The tuples with the rows of one more input by its own step.
 
         Args:
             tuples: of all inputs before it.
             lookup: the step's.
-            hidden: for a left step: an input, and ascending slots of rows of it that have no pad although they
-                have no match just now.
+            hidden: for a left step: an input, and ascending slots of rows of it that have no unmatched row although
+                they have no match just now.
         """
         xp, input_index = self.kernels.xp, lookup.input_index
         found, slots = self.matches(tuples.slots, lookup, step=input_index, instants=tuples.instants)

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
@@ -35,7 +36,7 @@ AT_WATERMARK = -1
 
 
 class Room(Protocol):
-    """What memory has room for."""
+    """A guard of memory: it refuses outputs that are too large."""
 
     def check_output(self, rows: int, row_bytes: float) -> None:
         """Refuse an output of so many rows, of about so many bytes each, before it is made.
@@ -64,7 +65,7 @@ class InputTable(Coolable, Protocol):
 
 
 class Operator(abc.ABC):
-    """What a description does over one partition.
+    """The work of a description over one partition.
 
     Attributes:
         join: the description.
@@ -89,7 +90,10 @@ class Operator(abc.ABC):
         """
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
-        """As `prepare`, but only the net change comes out, whatever ``emit`` is: of what can begin with a backlog."""
+        """Computes one micro-batch like `prepare`, but only its net change, whatever ``emit`` is.
+
+        Operators that can begin with a backlog have it.
+        """
         raise NotBuiltError(f"{type(self).__name__} takes in no backlog")
 
     def commit(self, clock_ms: int) -> None:
@@ -117,7 +121,7 @@ class Operator(abc.ABC):
     """Whether `finish` has made a part of its changes final, and not all."""
 
     def finish(self) -> Iterator[Changelog]:
-        """What comes out at the end of input beside that, part by part."""
+        """Yields what comes out at the end of input besides `prepare`'s changelogs, part by part."""
         yield from ()
 
     # --- state -------------------------------------------------------------------------------
@@ -130,7 +134,7 @@ class Operator(abc.ABC):
     def cut(
         self, parts: Parts, targets: Sequence[Sequence[Targets]], to: Callable[[pa.Table], Targets], count: int
     ) -> Cut:
-        """What snapshots of some partitions have beside the rows of inputs, as those of another number of partitions.
+        """Distributes what snapshots keep beside the rows of inputs over another number of partitions.
 
         Args:
             parts: of each partition, these tables.
@@ -172,7 +176,7 @@ Make = Callable[[Any, Kernels], Operator]
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """What an operator knows of time, in the unit of the join's ``time_type``.
+    """The watermark and the latest event times of an operator, in the unit of the description's ``time_type``.
 
     Attributes:
         watermark: the operator's.
@@ -313,7 +317,7 @@ class TimedOperator(Operator, Generic[C]):
     # --- the stored form ---------------------------------------------------------------------
 
     def _facts(self) -> dict[str, int | None]:
-        """What is stored of the clock, by name."""
+        """The clock as it is stored, by name."""
         seen = zip(SIDES, self.clock.seen, strict=False)
         return {"watermark": self.clock.watermark, **{f"{side}_seen": time for side, time in seen}}
 
@@ -323,7 +327,7 @@ class TimedOperator(Operator, Generic[C]):
         return {**super().kept(), self.stored_clock: times}
 
     def _stored_facts(self, state: Mapping[str, FromSnapshot]) -> dict[str, Any]:
-        """What a snapshot has of the clock.
+        """Reads the clock of a snapshot.
 
         Raises:
             StateError: nothing.
@@ -333,3 +337,9 @@ class TimedOperator(Operator, Generic[C]):
             raise StateError("the snapshot lacks the times of an operator by time")
         facts: dict[str, Any] = stored.to_pylist()[0]
         return facts
+
+
+def latest_times(parts: Parts, name: str) -> pa.Table:
+    """What is known of time in all partitions; ``name``: what a snapshot calls it."""
+    facts = pa.concat_tables([part[name] for part in parts])
+    return pa.table({column: [pc.max(facts[column])] for column in facts.column_names}, schema=facts.schema)

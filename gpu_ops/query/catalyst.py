@@ -378,6 +378,10 @@ class Catalyst:
             return self._expression("Add", value, self.as_type(zero, value.dataType()))
         return self._expression("Hex", value) if kind == "binary" else value
 
+    def never_shifts(self, zone: str) -> bool:
+        """Whether the clocks of a time zone are never set, so that each of its days has 24 hours."""
+        return bool(self._class("java.time.ZoneId").of(zone).getRules().isFixedOffset())
+
     def _type(self, kind: st.DataType) -> Any:
         """The type of Catalyst's for one of Python's."""
         return self._class("org.apache.spark.sql.types.DataType").fromJson(kind.json())

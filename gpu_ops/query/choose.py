@@ -19,9 +19,10 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import Condition, of_tree
 from gpu_ops.conditions import expressions as trees
 from gpu_ops.descriptions.arguments import two_sided
-from gpu_ops.descriptions.by_time import AsofJoin, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.by_time import AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.times import show_ms, time_type
@@ -31,9 +32,9 @@ from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, arrow_type_of
 from gpu_ops.query.errors import said_in_sql
 from gpu_ops.query.expressions import Expr, JoinReader, NotOursError, QueryColumn, Tree, quoted
-from gpu_ops.query.groups import Scope
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
+from gpu_ops.query.scope import Scope
 from gpu_ops.spark.datatypes import is_binary_collated
 
 Computed = dict[QueryColumn, Expr]

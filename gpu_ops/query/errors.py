@@ -135,10 +135,6 @@ NODES: Final[dict[str, str]] = {
 }
 """By the name of a node of Catalyst's plan."""
 
-SESSIONS: Final = (
-    "session_window is not understood: a session grows, and two become one, by a row that comes between them; windows "
-    "of a fixed length are window(at, '5 minutes')"
-)
 RELATION: Final = "this is not among the inputs: each is given to sql() by the name that the query calls it"
 JOINS_NOTHING: Final = (
     "the query joins and groups nothing: filter and project one stream in Spark, df.where(...).select(...)"

@@ -14,104 +14,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.descriptions.groups import Order
-from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items
-from gpu_ops.query.errors import LIMIT, NODES, SESSIONS, SqlError
-from gpu_ops.query.expressions import TURNED, Expr, QueryColumn, tree
-from gpu_ops.query.places import position_of, words_of
-from gpu_ops.query.relations import AggregateCall, AggregateOf, Compute, Expand, Relation, TopOf
-from gpu_ops.spark.datatypes import is_binary_collated, is_window
-
-
-class Scope:
-    """The columns that have been read so far, by the ids that Catalyst gives them.
-
-    Attributes:
-        sql: the query's text.
-        catalyst: the analyser.
-        columns: by id.
-    """
-
-    def __init__(self, sql: str, catalyst: Catalyst) -> None:
-        self.sql, self.catalyst = sql, catalyst
-        self.columns: dict[int, QueryColumn] = {}
-
-    def expr(self, java: Any) -> Expr:
-        """An expression of Catalyst's."""
-        return Expr(tree(json.loads(java.toJSON()), lambda: java), self.columns)
-
-    def made(self, java: Any, label: str, owner: str = "") -> QueryColumn:
-        """A column that an expression of Catalyst's makes, and that the query gives a name."""
-        return QueryColumn(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
-
-    def nameless(self, java: Any, label: str, said: Callable[[], str] | None = None, owner: str = "") -> QueryColumn:
-        """A column that an expression makes, and that has no name in the query.
-
-        Args:
-            java: the expression.
-            label: what the plan calls it.
-            said: gives the query's words for it; None for those of the expression.
-            owner: the alias of its table, or empty.
-        """
-        words = functools.partial(words_of, java) if said is None else said
-        kind = functools.partial(arrow_type_of, java)
-        return QueryColumn(label, owner, kind, words=words, nullable=bool(java.nullable()))
-
-    def attribute(self, java: Any, column: QueryColumn) -> Any:
-        """A new attribute of an expression's type for a column."""
-        attribute = self.catalyst.attribute(java, column.label)
-        self.columns[id_of(attribute)] = column
-        return attribute
-
-    def fail(self, message: str, node: Any) -> NoReturn:
-        """SqlError where one of Catalyst's nodes comes from."""
-        raise SqlError(message, self.sql, *position_of(node))
-
-
-class Below:
-    """Columns that an operator on groups needs of the relation below it; expressions become columns there.
-
-    Attributes:
-        made: those columns.
-    """
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-        self.made: dict[QueryColumn, Expr] = {}
-
-    def column(self, java: Any, label: str, said: Callable[[], str] | None = None) -> QueryColumn:
-        """The column of an expression, the same one for the same expression.
-
-        Args:
-            java: the expression.
-            label: what a new column is called.
-            said: gives what the query says for it, where that is not the expression's own text.
-        """
-        expr = self._scope.expr(java)
-        if expr.column is not None:
-            return expr.column
-        found = next((column for column, known in self.made.items() if known.java.semanticEquals(java)), None)
-        if found is None:
-            found = self._scope.nameless(java, label, said)
-            self.made[found] = expr
-        return found
-
-    def compared(self, java: Any, label: str) -> QueryColumn:
-        """The column that an expression is compared by: of text in a collation its key, of any other it itself."""
-        return self.column(self._scope.catalyst.collation_key(java) if _collated(java) else java, label)
-
-    def of(self, relation: Relation) -> Relation:
-        """A relation with these columns."""
-        return Compute(relation, self.made, relation.shown) if self.made else relation
-
+from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items
+from gpu_ops.query.errors import LIMIT, NODES
+from gpu_ops.query.expressions import TURNED, Expr, QueryColumn
+from gpu_ops.query.places import words_of
+from gpu_ops.query.relations import AggregateCall, AggregateOf, Compute, Expand, Relation, SessionsOf, TopOf
+from gpu_ops.query.scope import Below, Scope, collated
+from gpu_ops.query.sessions import SESSION, Session, session_of
+from gpu_ops.spark.datatypes import is_window
 
 # --- GROUP BY ---------------------------------------------------------------------------------------
 
@@ -150,27 +68,39 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
         below: what may have a row several times.
 
     Raises:
-        SqlError: a column of sessions, which Spark merges here, too.
+        SqlError: a column that is not compared.
     """
     inside, computed, calls = Below(scope), dict[QueryColumn, Expr](), list[AggregateCall]()
     by, shown = dict[QueryColumn, None](), dict(below.shown)
+    session: Session | None = None
     for attribute in items(node.output()):
         _check_group(scope, attribute, node)
         number = id_of(attribute)
         if _is_window(attribute):
-            ends = _ends(scope, inside, attribute)
-            by |= dict.fromkeys(ends)
+            if _says(attribute, SESSION):
+                session = session_of(scope, inside, attribute, below, node)
+            ends = _ends(scope, inside, attribute) if session is None else session.window
+            by |= {} if session is not None else dict.fromkeys(ends)
             shown[number] = column = scope.made(attribute, str(attribute.name()))
             computed[column] = scope.expr(_window(scope, attribute, ends))
             continue
         by[inside.compared(attribute, f"group_{len(by) + 1}")] = None
-        if _collated(attribute):
+        if collated(attribute):
             call, value = _text_of_group(scope, inside, attribute, f"text_{len(calls) + 1}")
             calls.append(call)
             shown[number] = column = scope.made(attribute, str(attribute.name()))
             computed[column] = scope.expr(value)
     scope.columns = {**scope.columns, **shown}  # what is below goes on meaning its own
-    return Compute(AggregateOf(inside.of(below), tuple(by), node, tuple(calls)), computed, shown)
+    groups = AggregateOf(inside.of(below), tuple(by), node, tuple(calls))
+    return Compute(_with_session(groups, session), computed, shown)
+
+
+def _with_session(groups: AggregateOf, session: Session | None) -> AggregateOf:
+    """Groups, or groups and sessions."""
+    if session is None:
+        return groups
+    own = {field.name: getattr(groups, field.name) for field in dataclasses.fields(groups) if field.name != "ends"}
+    return SessionsOf(**own, **session._asdict())
 
 
 def _ends(scope: Scope, inside: Below, window: Any) -> tuple[QueryColumn, QueryColumn]:
@@ -187,12 +117,6 @@ def _window(scope: Scope, window: Any, ends: Sequence[QueryColumn]) -> Any:
     parts = [scope.attribute(scope.catalyst.field(window, number), column) for number, column in enumerate(ends)]
     struct = scope.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
     return scope.catalyst.unless_null(parts[0], struct) if bool(window.nullable()) else struct
-
-
-def _collated(java: Any) -> bool:
-    """True for text in a collation in which other bytes may be equal (Spark 4)."""
-    kind = st._parse_datatype_json_string(java.dataType().json())
-    return isinstance(kind, st.StringType) and not is_binary_collated(kind)
 
 
 def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple[AggregateCall, Any]:
@@ -220,8 +144,6 @@ def _fails_never(function: Any) -> bool:
 
 _WINDOW: Final = "spark.timeWindow"
 """Key of the metadata that Catalyst gives a column of windows."""
-_SESSION: Final = "spark.sessionWindow"
-"""Likewise of sessions, which it merges wherever such a column is grouped by."""
 
 
 def _says(group: Any, key: str) -> bool:
@@ -231,8 +153,6 @@ def _says(group: Any, key: str) -> bool:
 
 def _check_group(scope: Scope, group: Any, node: Any) -> None:
     """Refuses a group column that is more than its values, or whose values are not compared."""
-    if _says(group, _SESSION):
-        scope.fail(SESSIONS, node)
     if not _is_window(group) and pa.types.is_nested(arrow_type_of(group)):
         named = class_of(group) in _NAMED
         what, kind = str(group.name()) if named else words_of(group), str(group.dataType().simpleString())
@@ -253,11 +173,15 @@ class _Aggregate:
         self.texts: list[tuple[Any, AggregateCall, Any]] = []
         self.windows: list[tuple[Any, QueryColumn, QueryColumn]] = []
         self.calls: list[tuple[Any, Any, AggregateCall]] = []
+        self.session: Session | None = None
 
     def relation(self) -> Relation:
         for group in items(self.node.groupingExpressions()):
             _check_group(self.scope, group, self.node)
-            if _is_window(group):
+            if _says(group, SESSION):
+                self.session = session_of(self.scope, self.inside, group, self.below, self.node)
+                self.windows.append((group, *self.session.window))
+            elif _is_window(group):
                 self.windows.append((group, *_ends(self.scope, self.inside, group)))
             elif not any(known.semanticEquals(group) for known, _ in self.groups):
                 self.groups.append((group, self.inside.compared(group, f"group_{len(self.groups) + 1}")))
@@ -265,11 +189,13 @@ class _Aggregate:
             (x, self._replaced(x.child() if class_of(x) == "Alias" else x))
             for x in items(self.node.aggregateExpressions())
         ]
-        of_windows = [column for _, *both in self.windows for column in both]
+        own = () if self.session is None else self.session.window
+        of_windows = [column for _, *both in self.windows for column in both if column not in own]
         by = tuple(dict.fromkeys([*of_windows, *(column for _, column in self.groups)]))
         calls = tuple(call for _, *_, call in self.calls) + tuple(call for _, call, _ in self.texts)
         ends = tuple(end for _, _, end in self.windows)
-        relation = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
+        groups = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
+        relation = _with_session(groups, self.session)
         computed: dict[QueryColumn, Expr] = {}
         ids: dict[int, QueryColumn] = {}
         for shown, value in results:
@@ -287,7 +213,7 @@ class _Aggregate:
         """A result with an attribute for each group and each call."""
         for group, column in self.groups:
             if java.semanticEquals(group):
-                if _collated(group):
+                if collated(group):
                     return self._text(group)
                 return java if class_of(java) == "AttributeReference" else self.scope.attribute(java, column)
         for group, *both in self.windows:
@@ -320,7 +246,7 @@ class _Aggregate:
         if unknown is not None:
             self.scope.fail(f"{words_of(call)}: values of type {unknown.simpleString()} are not told apart here", call)
         return self.catalyst.joined_text(
-            [self.catalyst.collation_key(value) if _collated(value) else value for value in values]
+            [self.catalyst.collation_key(value) if collated(value) else value for value in values]
         )
 
     def _call(self, java: Any) -> Any:
@@ -338,7 +264,7 @@ class _Aggregate:
         distinct = bool(java.isDistinct())
         if name == "Count" and len(arguments) > 1:
             arguments = [self._all_of(java, arguments, distinct=distinct)]
-        if name in ("Min", "Max") and _collated(arguments[0]):
+        if name in ("Min", "Max") and collated(arguments[0]):
             self.scope.fail(f"{words_of(java)}: min and max of text in a collation are not understood", java)
         if name in ("Sum", "Average") and _fails_never(function):
             self.scope.fail(

@@ -21,6 +21,7 @@ from gpu_ops.descriptions.groups import without_upserts
 from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.descriptions.times import show_ms
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import Origin
@@ -412,6 +413,9 @@ def _text(node: PlanNode) -> str:
     join: Any = node.description
     if node.kind == "aggregate":
         by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))
+        if isinstance(join, SessionAggregate):
+            window = f"session_window({quoted(str(join.source.event_time))}, {show_ms(join.gap_ms)})"
+            return f"SessionAggregate(groupBy=[{by}], window=[{window}]{f', select=[{calls}]' if calls else ''})"
         return f"GroupAggregate(groupBy=[{by}]{f', select=[{calls}]' if calls else ''})"
     if node.kind == "latest":
         return _normalize(join.by)

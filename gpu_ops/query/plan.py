@@ -27,7 +27,7 @@ from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, Plan, Pla
 from gpu_ops.query.places import position_of
 from gpu_ops.query.read import Outputs, PlanReader
 from gpu_ops.query.rewrite import Same, in_two_phases, repeated
-from gpu_ops.query.runs import JoinRun, run_of, segments
+from gpu_ops.query.runs import JoinSegment, run_of, segments
 from gpu_ops.spark.datatypes import spark_type
 
 MultiWay = Literal["auto", "never"]
@@ -314,7 +314,7 @@ class PlanBuilder:
             self.chooser.fail(f"with emit 'at_watermark' inputs only grow, and {why}", relation.java)
         if isinstance(relation, relations.TopOf) and not 1 <= (relation.n or 0) <= MAX_ROWS:
             self.chooser.fail(f"the first {relation.n} rows: they are between 1 and {MAX_ROWS} a group", relation.java)
-        times = self.times(relation) if self.chooser.final and isinstance(relation, relations.AggregateOf) else []
+        times = self.times(relation) if isinstance(relation, relations.AggregateOf) else []
         (name,) = input_names([relation])
         looked_at = (needed & relation.below.columns) | relation.used | frozenset(times)
         place = self.origin(relation.java, {name: relation.below})
@@ -335,6 +335,16 @@ class PlanBuilder:
 
     def times(self, relation: relations.AggregateOf) -> list[QueryColumn]:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
+        if isinstance(relation, relations.SessionsOf):
+            if self.chooser.final and relation.time not in self.chooser.event_times(relation.below):
+                self.chooser.fail(
+                    f"emit 'at_watermark' goes by an event time, and {relation.time} is none: withWatermark, or "
+                    "event_time of its stream",
+                    relation.java,
+                )
+            return [relation.time]
+        if not self.chooser.final:
+            return []
         known = sorted((c for c in relation.below.columns if c.event_time), key=str)
         below, wanted = relation.below, frozenset(relation.ends) or frozenset(relation.by)
         while isinstance(below, relations.RowByRow):
@@ -354,18 +364,18 @@ class PlanBuilder:
         _, steps = relations.spine(top)
         for step in steps:
             self._in_a_row.setdefault(step, len(steps))
-        runs: dict[tuple[int, int], JoinRun | str] = {}
+        runs: dict[tuple[int, int], JoinSegment | str] = {}
 
         def possible(i: int, j: int) -> bool:
             runs[i, j] = self.possible(steps[i:j])
-            return isinstance(runs[i, j], JoinRun)
+            return isinstance(runs[i, j], JoinSegment)
 
         cuts = segments(len(steps), possible) if self.multi_way else [(n, n + 1) for n in range(len(steps))]
         refused = next((run for run in runs.values() if isinstance(run, str)), "")
         if not self.multi_way and len(steps) > 1:
             refused = "multi_way='never'"
         run = runs.get(cuts[-1])
-        chosen = run if isinstance(run, JoinRun) else self.chooser.choice(top)
+        chosen = run if isinstance(run, JoinSegment) else self.chooser.choice(top)
         wanted = needed | chosen.used | columns_of(chosen.above)
         times = chosen.rule.times if isinstance(chosen, Choice) else None
         names = input_names(chosen.inputs)
@@ -391,7 +401,7 @@ class PlanBuilder:
         node = JoinNode(chosen.kind, description, tuple(node for node, _ in sides), why, tuple(remarks), place)
         return self.after(node, chosen.outputs, chosen.above, wanted)
 
-    def possible(self, steps: Sequence[relations.JoinOf]) -> JoinRun | str:
+    def possible(self, steps: Sequence[relations.JoinOf]) -> JoinSegment | str:
         """Joins as one multi-way join, or why they are none."""
         run = run_of(steps, self.chooser)
         if isinstance(run, str):

@@ -21,6 +21,7 @@ from gpu_ops.query.expressions import Expr, QueryColumn, Tree, number_of, tree
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
 from gpu_ops.query.rewrite import lifted
+from gpu_ops.query.scope import Scope
 
 _HOWS: Final[dict[str, JoinType]] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
@@ -48,7 +49,7 @@ def _is_today(cast: Any) -> bool:
     return re.match(errors.TODAY, str(text.eval(None)), re.IGNORECASE) is not None
 
 
-class PlanReader(groups.Scope):
+class PlanReader(Scope):
     """Reads the plan of one query."""
 
     def __init__(self, text: QueryText, tables: Mapping[str, Table], catalyst: Catalyst) -> None:

@@ -19,6 +19,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups import Latest, Order, Top
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import JoinType
+from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.expressions import Expr, QueryColumn, TimeWindow
 
@@ -466,6 +467,45 @@ class AggregateOf(OfGroups):
         always = not by and emit != "at_end" and source.ttl_ms is None
         why = "GROUP BY" if by else "no GROUP BY: one row, in one partition"
         return Aggregate(source, by, calls, emit, end, always=always), why
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SessionsOf(AggregateOf):
+    """One row per group and session.
+
+    Attributes:
+        time: the column below whose sessions they are.
+        gap_ms: how many milliseconds apart two rows of a session are at most that follow one another.
+        window: the columns of a session's start and end.
+    """
+
+    time: QueryColumn = dataclasses.field(kw_only=True)
+    gap_ms: int = dataclasses.field(kw_only=True)
+    window: tuple[QueryColumn, QueryColumn] = dataclasses.field(kw_only=True)
+
+    @functools.cached_property
+    def columns(self) -> frozenset[QueryColumn]:
+        """The group's, those of the session, and what the functions give."""
+        return super().columns | frozenset(self.window)
+
+    @property
+    def never_null(self) -> frozenset[QueryColumn]:
+        """Those of the session as well."""
+        return super().never_null | frozenset(self.window)
+
+    @property
+    def named(self) -> list[QueryColumn]:
+        """The time as well, and the columns of the session."""
+        return [self.time, *super().named, *self.window]
+
+    def describe(
+        self, source: Input, called: Called, emit: Emit, needed: frozenset[QueryColumn]
+    ) -> tuple[SessionAggregate, str]:
+        """One row per group and session."""
+        by, calls = tuple(map(called, self.by)), tuple(Measure(*call.named(called)) for call in self.calls)
+        start, end = map(called, self.window)
+        made = SessionAggregate(source, by, calls, emit, gap_ms=self.gap_ms, start=start, end=end)
+        return made, f"sessions of {self.time}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

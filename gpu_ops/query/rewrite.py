@@ -96,7 +96,8 @@ _MERGED: Final[dict[str, Function]] = {"count": "sum", "sum": "sum", "min": "min
 
 def in_two_phases(relation: relations.Relation) -> relations.Relation:
     """A query in which windows over rows that are never taken back are aggregated in two phases, where they can be."""
-    merged = _two_phases(relation) if isinstance(relation, relations.AggregateOf) else None
+    sessions = isinstance(relation, relations.SessionsOf)
+    merged = _two_phases(relation) if isinstance(relation, relations.AggregateOf) and not sessions else None
     return merged or relation.over(*map(in_two_phases, relation.inputs))
 
 
@@ -312,12 +313,17 @@ class _ValueNumbers:
             window = relation.window
             more = (self._column(relation.time), window.size, window.slide, window.offset)
             self._columns |= {c: self._of("end", *more, place) for c, place in relation.places.items()}
+        if isinstance(relation, relations.SessionsOf):
+            more = (self._column(relation.time), relation.gap_ms)
         by, calls = [self._column(c) for c in relation.by], list[int]()
         for call in relation.calls:
             of = None if call.of is None else self._column(call.of)
             calls.append(self._of("call", call.function, of, str(call.column.type)))
             self._columns[call.column] = calls[-1]
-        return self._of(type(relation).__name__, below, *by, "calls", *calls, *more)
+        number = self._of(type(relation).__name__, below, *by, "calls", *calls, *more)
+        if isinstance(relation, relations.SessionsOf):
+            self._columns |= {c: self._of("end", number, place) for place, c in enumerate(relation.window)}
+        return number
 
     def _join(self, relation: relations.JoinOf) -> int:
         sides = []

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Equality
-from gpu_ops.descriptions.multi_join import MultiJoin, Step
+from gpu_ops.descriptions.multi_join import JoinStep, MultiJoin
 from gpu_ops.query.choose import Chooser, Computed, KeyColumns, ResidualCondition, columns_of, where_of
 from gpu_ops.query.errors import one
 from gpu_ops.query.expressions import Expr, NotOursError, QueryColumn
@@ -24,7 +24,7 @@ Link = tuple[int, KeyColumns]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class JoinRun:
+class JoinSegment:
     """Joins as one multi-way join.
 
     Attributes:
@@ -72,7 +72,7 @@ class JoinRun:
         for index, (how, links, residual) in enumerate(zip(self.hows, self.links, self.residual, strict=True), start=1):
             on = tuple(Equality(n, called(key.left), called(key.right), key.null_safe) for n, key in links)
             sides = self.inputs[: index + 1], self.computed[: index + 1], inputs[: index + 1]
-            steps.append(Step(how, on, where_of(residual, *sides, called, ansi=ansi)))  # type: ignore[arg-type]
+            steps.append(JoinStep(how, on, where_of(residual, *sides, called, ansi=ansi)))  # type: ignore[arg-type]
         return MultiJoin(tuple(inputs), tuple(steps), emit=emit, ansi=ansi)
 
     def why(self, description: MultiJoin, called: Called, total: int) -> str:
@@ -89,7 +89,7 @@ class JoinRun:
         return f"multi-way: {which} {', and '.join(common)}"
 
 
-def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> JoinRun | str:
+def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> JoinSegment | str:
     """Makes one multi-way join of joins, or says why there is none; that they share a key is checked later."""
     first = steps[0]
     turned = first.how == "right" and not isinstance(first.left, JoinOf)
@@ -135,7 +135,7 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> JoinRun | str:
         except NotOursError as error:
             return f"the condition {error.expr.text()!r} is made of several inputs, or of one that may have no row"
         padded.append(how == "left")
-    return JoinRun(
+    return JoinSegment(
         tuple(inputs), tuple(hows), tuple(links), tuple(residual), tuple(computed),
         chooser.choice(steps[-1]).above, tuple(steps),
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Joins on Spark: DataFrames in, a DataFrame out; the names in ``__init__.pyi`` are imported when first used.
+"""Operators on Spark: DataFrames in, a DataFrame out; the names in ``__init__.pyi`` are imported when first used.
 
-State servers and Python workers import modules of this package; they need no more than those.
+State servers and Python workers import single modules of this package, and should not import the others.
 """
 
 from gpu_ops.lazy import attach

@@ -1,4 +1,4 @@
-"""A connection of the driver's to a database, by Spark's own connection factory, whose errors are ours."""
+"""A connection from the driver to a database, through Spark's JDBC connection factory, with errors of ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from gpu_ops.errors import DatabaseError
 
 POSTGRES: Final = "jdbc:postgresql:"
-"""How the addresses of Postgres begin."""
+"""The beginning of a JDBC address of Postgres."""
 
 
 class Connection:
@@ -23,11 +23,11 @@ class Connection:
     Args:
         spark: a session that has the driver.
         url: Spark's JDBC address.
-        options: of Spark's JDBC reader or writer.
-        what: what errors are about, such as ``view shop``.
+        options: options of Spark's JDBC reader or writer.
+        what: the subject of errors, such as ``view shop``.
 
     Raises:
-        DatabaseError: the database cannot be reached; as any method does where it refuses something.
+        DatabaseError: the database cannot be reached; raised by any method where it refuses something.
     """
 
     def __init__(self, spark: SparkSession, url: str, options: Mapping[str, str], what: str) -> None:
@@ -62,22 +62,22 @@ class Connection:
         return str(self.dialect.quoteIdentifier(column))
 
     def begin(self) -> None:
-        """Begins a transaction; until then each statement is one."""
+        """Begins a transaction; before that each statement is a transaction of its own."""
         with self._errors():
             self._java.setAutoCommit(False)
 
     def commit(self) -> None:
-        """Makes what the transaction did last. Where that fails it may have been done nevertheless."""
+        """Commits the transaction; where that fails it may have been committed nevertheless."""
         with self._errors():
             self._java.commit()
 
     def rollback(self) -> None:
-        """Undoes what the transaction did."""
+        """Rolls the transaction back."""
         with self._errors():
             self._java.rollback()
 
     def close(self) -> None:
-        """Ends the connection; what was not committed is undone. A connection that is lost has nothing to undo."""
+        """Closes the connection, and rolls back what was not committed."""
         with suppress(Py4JJavaError):
             if not self._java.getAutoCommit():
                 self._java.rollback()  # to close is to commit for some databases
@@ -85,16 +85,16 @@ class Connection:
             self._java.close()
 
     def execute(self, *statements: str) -> None:
-        """Runs statements."""
+        """Runs SQL statements, one after the other."""
         for sql in statements:
             self.changed(sql)
 
     def changed(self, sql: str, seconds: int = 0) -> int:
-        """Runs a statement, and says how many rows it changed.
+        """Runs a statement and returns the number of rows that it changed.
 
         Args:
             sql: the statement.
-            seconds: after which it is an error, where the driver can end it; 0 for the driver's own limit.
+            seconds: the time limit, if the driver can keep it; 0 for the driver's own limit.
         """
         with self._errors():
             statement = self._java.createStatement()
@@ -108,11 +108,11 @@ class Connection:
                     statement.close()
 
     def rows(self, sql: str, most: int = 0) -> list[tuple[str, ...]]:
-        """The rows of a query, as text; null is ``None`` in words.
+        """Returns the rows of a query, as text; null is the text ``None``.
 
         Args:
             sql: the query.
-            most: how many rows there may be; 0 for all.
+            most: the largest number of rows to return; 0 for all.
         """
         return self._query(sql, most)[2]
 
@@ -121,7 +121,7 @@ class Connection:
         return list(self.types(table))
 
     def types(self, table: str) -> dict[str, str]:
-        """The types of those columns, as the database calls them."""
+        """The types of the columns of a table or of a query in brackets, as the database calls them."""
         names, types, _ = self._query(f"SELECT * FROM {table} WHERE 1 = 0")  # noqa: S608 - the user's own
         return dict(zip(names, types, strict=True))
 
@@ -144,15 +144,15 @@ class Connection:
                     statement.close()
 
     def exists(self, table: str) -> bool:
-        """Whether there is such a table."""
+        """True if the table exists."""
         with self._errors():
             return bool(self._tools.tableExists(self._java, self._of(table, {})))
 
     def create(self, table: str, schema: Any, more: Mapping[str, str] | None = None) -> None:
-        """Makes a table of a Java schema, by Spark's types for the database.
+        """Creates a table with a Java schema, in Spark's types for the database.
 
         Args:
-            table: its name.
+            table: the table's name.
             schema: a ``StructType`` of the JVM's.
             more: options of Spark's writer, in place of those of the connection.
         """
@@ -164,7 +164,7 @@ class Connection:
         return str(self.dialect.getTruncateQuery(table))
 
     def has_type(self, kind: Any) -> bool:
-        """Whether Spark has a type of the database for a Java ``DataType``."""
+        """True if Spark knows a type of the database for a Java ``DataType``."""
         try:
             self._tools.getJdbcType(kind, self.dialect)
         except Exception:  # pyspark's and py4j's, by version
@@ -173,12 +173,12 @@ class Connection:
 
 
 def literal(text: str) -> str:
-    """A text as SQL spells it."""
+    """A text as a string literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def _told(error: Py4JJavaError) -> tuple[str, str]:
-    """What a database or its driver says of a failure, with the causes of a lost connection, and its SQLSTATE."""
+    """The message of a database's failure, with the causes of a lost connection, and its SQLSTATE."""
     gateway, java = SparkContext._gateway, error.java_exception
     told: list[str] = []
     state = ""

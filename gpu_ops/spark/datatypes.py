@@ -1,4 +1,4 @@
-"""Spark's types and Arrow's, and back; columns by name. Needs pyspark."""
+"""Translation between Spark's types and Arrow's, and columns by name; needs pyspark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named_column(name: str) -> Column:
 
 
 def nullable(kind: st.DataType) -> st.DataType:
-    """A type with every nested field nullable, as an outer join's pads need it."""
+    """A type with every nested field nullable, as the unmatched rows of an outer join need it."""
     if isinstance(kind, st.ArrayType):
         return st.ArrayType(nullable(kind.elementType), True)
     if isinstance(kind, st.MapType):
@@ -39,7 +39,7 @@ def arrow_type(kind: st.DataType) -> pa.DataType:
     """The Arrow type of a Spark type, every nested field nullable, timestamps in `ZONE`.
 
     Raises:
-        DescriptionError: a type that has none.
+        DescriptionError: the type has none.
     """
     for part in _parts(kind):
         if type(part).__name__ in _REFUSED or isinstance(part, st.UserDefinedType):
@@ -62,8 +62,8 @@ def arrow_schema(schema: st.StructType, input_name: str, *, without: str | None 
     """The Arrow schema of a DataFrame's columns, all nullable.
 
     Args:
-        schema: the DataFrame's.
-        input_name: for the error.
+        schema: the DataFrame's schema.
+        input_name: the input's name, for errors.
         without: a column to leave out.
 
     Raises:
@@ -80,28 +80,28 @@ def arrow_schema(schema: st.StructType, input_name: str, *, without: str | None 
     return pa.schema(fields)
 
 
-def spark_type(wanted: pa.DataType, *candidates: st.DataType | None) -> st.DataType:
+def spark_type(arrow: pa.DataType, *candidates: st.DataType | None) -> st.DataType:
     """The Spark type of an Arrow type: a candidate that has it, or the plain translation."""
     for kind in candidates:
-        if kind is not None and arrow_type(kind) == wanted:
+        if kind is not None and arrow_type(kind) == arrow:
             return nullable(kind)
-    return from_arrow_type(wanted)
+    return from_arrow_type(arrow)
 
 
 def is_window(kind: st.DataType) -> bool:
-    """Whether it is what Spark's ``window()`` gives: a start and an end."""
+    """True for the type of Spark's ``window()``: a struct of a start and an end."""
     if not isinstance(kind, st.StructType) or kind.names != ["start", "end"]:
         return False
     return all(isinstance(field.dataType, st.TimestampType | st.TimestampNTZType) for field in kind.fields)
 
 
 def is_binary_collated(kind: st.DataType) -> bool:
-    """Whether equal strings of this type are equal bytes (Spark 4 has collations for which they are not)."""
+    """True if equal strings of a type are equal bytes; in Spark 4 a collation may make others equal."""
     return getattr(kind, "collation", "UTF8_BINARY") == "UTF8_BINARY"
 
 
 def unlike_bytes(field: st.StructField) -> str | None:
-    """What makes Spark compare a column's text otherwise than by its bytes, or None: a collation, or the type CHAR."""
+    """The reason why Spark compares a column's text otherwise than by its bytes: a collation or CHAR; else None."""
     if not is_binary_collated(field.dataType):
         return f"the collation {getattr(field.dataType, 'collation', '')}"
     declared = str((field.metadata or {}).get("__CHAR_VARCHAR_TYPE_STRING", field.dataType.simpleString()))
@@ -119,12 +119,12 @@ def _parts(kind: st.DataType) -> list[st.DataType]:
 
 
 def ignores_case(session: SparkSession) -> bool:
-    """Whether Spark tells names of columns apart without regard to case, as it does unless configured otherwise."""
+    """True if Spark ignores case in names of columns, as it does unless configured otherwise."""
     return str(session.conf.get("spark.sql.caseSensitive")).lower() != "true"
 
 
 def spelling(df: DataFrame, column: str) -> str | None:
-    """A column's own spelling, None where there is no such column."""
+    """A column's name as the DataFrame spells it; None if there is no such column."""
     if column in df.columns:
         return column
     if not ignores_case(df.sparkSession):

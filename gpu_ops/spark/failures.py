@@ -1,4 +1,4 @@
-"""What is refused or told in a sentence: what a user gave, packages that are missing, why a query failed."""
+"""Short messages for wrong DataFrames, missing packages, and failed queries."""
 
 from __future__ import annotations
 
@@ -22,46 +22,49 @@ _AFTER: Final = re.compile(
 _OURS: Final = re.compile(r"\bgpu_ops(?:\.\w+)+Error: ")
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _RAISED: Final = re.compile(r"^(?:  \| )?(?=[^\s|])", re.MULTILINE)
-"""The first line after a traceback's frames, which are indented; that of a group of exceptions has a bar before it."""
+"""Matches the first line after a traceback's indented frames; in a group of exceptions a bar stands before it."""
 _CALL: Final = re.compile(r"(?:py4j\.protocol\.Py4JJavaError: )?An error occurred while calling \S+\n: ")
 _TASK: Final = re.compile(r"[^\n]*Job aborted due to stage failure: [^\n]*?\bexecutor \S+\): ")
 _AROUND: Final = re.compile(
     r"[\w.$]+: (?:Job aborted\.?|Writing job aborted\.?|Exception thrown in \S+|Task failed while writing rows\.?"
     r"|\[(?:TASK_WRITE_FAILED|WRITING_JOB_ABORTED)\][^\n]*):?\s*"
 )
-"""What Spark says around the message of a cause."""
+"""Matches the words that Spark puts around the message of a cause."""
 _CAUSE: Final = "\nCaused by: "
 
 
 def why(query: StreamingQuery | BaseException) -> str | None:
-    """Why a query ended: the message alone, without Spark's words, its plan and traceback around it.
-
-    ::
-
-        try:
-            query.awaitTermination()
-        except StreamingQueryException as error:
-            print(gpu_ops.why(error))
+    """Says in one message why a query failed, without Spark's words, its plan and traceback around it.
 
     Args:
-        query: a streaming query, or what one has raised.
+        query: a streaming query, or the exception that one has raised.
 
     Returns:
-        The message; None where the query runs, or ended without an error.
+        The message; None if the query runs, or ended without an error.
+
+    Example:
+        >>> def fail(rows, number):
+        ...     raise ValueError("the table is gone")
+        >>> query = spark.readStream.format("rate").load().writeStream.foreachBatch(fail)
+        >>> query = query.option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
+        >>> try:
+        ...     query.awaitTermination()
+        ... except Exception as error:
+        ...     print(gpu_ops.why(error))
     """
     error = query if isinstance(query, BaseException) else query.exception()
     return None if error is None else message_in(str(error))
 
 
 def message_in(text: str) -> str:
-    """What matters of Spark's account of a failure.
+    """Finds the message of the actual cause in Spark's long text about a failure.
 
     Args:
-        text: of a ``StreamingQueryException``, or of the event that a listener is given.
+        text: the text of a ``StreamingQueryException``, or of the event that a listener gets.
 
     Returns:
-        The last error of this pack in it; else the last one of Python's, or what Java said within that; else Java's.
-        All lines of its message.
+        All lines of the message: of the last error of this package in the text; else of Python's last one, or of the
+        Java exception within that; else of Java's.
     """
     ours = list(_OURS.finditer(text))
     if ours:
@@ -78,24 +81,24 @@ def message_in(text: str) -> str:
 
 
 def _first_part(text: str) -> str:
-    """What stands before Spark's additions to a message."""
-    found = _AFTER.search(text)
-    return _STATE.sub("", text[: found.start()] if found is not None else text).strip()
+    """The part of a message before Spark's additions."""
+    additions = _AFTER.search(text)
+    return _STATE.sub("", text[: additions.start()] if additions is not None else text).strip()
 
 
 _TABLES: Final = {"pandas": "it", "polars": "it.to_pandas()", "pyarrow": "it.to_pandas()", "cudf": "it.to_pandas()"}
-"""Packages of tables, and what ``createDataFrame`` takes of theirs in all versions of Spark."""
+"""Packages of tables, and the expression by which ``createDataFrame`` takes theirs in all versions of Spark."""
 
 
 def data_frame(given: object, which: str) -> DataFrame:
-    """A DataFrame of a classic Spark session.
+    """Checks that an argument is a DataFrame of a classic Spark session, and returns it.
 
     Args:
-        given: what a user handed over.
-        which: what it is called in an error, such as "the left input".
+        given: the argument.
+        which: its name in an error, such as "the left input".
 
     Raises:
-        DescriptionError: it is none.
+        DescriptionError: it is no DataFrame.
         NotBuiltError: it is one of Spark Connect.
         StateError: its session is gone.
     """
@@ -111,7 +114,7 @@ def refuse_connect(given: object) -> None:
     """Refuses a DataFrame or session of Spark Connect, of which the plan cannot be read.
 
     Raises:
-        NotBuiltError: it is one.
+        NotBuiltError: it is one of Spark Connect.
     """
     if any(cls.__module__.startswith("pyspark.sql.connect") for cls in type(given).__mro__):
         raise NotBuiltError(
@@ -121,13 +124,13 @@ def refuse_connect(given: object) -> None:
 
 
 def refuse_gone(context: Any) -> None:
-    """Refuses what is asked of a Spark application that has ended: each of its objects then fails in a way of its own.
+    """Refuses a Spark application that has ended, whose objects would fail in ways of their own.
 
     Args:
-        context: its SparkContext, or None where there never was one.
+        context: the application's SparkContext, or None where there never was one.
 
     Raises:
-        StateError: it has ended.
+        StateError: the application has ended.
     """
     if context is None:
         raise StateError("there is no Spark session: make one first, gpu_ops.spark.session() or SparkSession.builder")
@@ -158,7 +161,7 @@ DELTA_SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""What Delta asks a Spark session for."""
+"""The settings of a Spark session that Delta needs."""
 
 _DELTA: Final = {"3.5": "io.delta:delta-spark_2.12:3.3.2", "4.0": "io.delta:delta-spark_2.13:4.0.1"}
 
@@ -167,7 +170,7 @@ def package(connector: str, spark: str) -> str | None:
     """The Maven package that a connector needs.
 
     Args:
-        connector: its name.
+        connector: the connector's name.
         spark: Spark's version.
 
     Returns:

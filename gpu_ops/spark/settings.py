@@ -1,6 +1,6 @@
-"""The settings of this pack in a Spark application's configuration; ``docs/cluster.md`` has the table.
+"""The settings ``spark.gpu_ops.*`` of a Spark application; ``docs/cluster.md`` has the table.
 
-And what NVIDIA's plugin for Spark, where it is on, changes in the plan of a join; read and tried with 26.08.1.
+Also the settings under which NVIDIA's plugin for Spark and this package share a card; tried with 26.08.1.
 """
 
 from __future__ import annotations
@@ -46,51 +46,51 @@ NAMES: Final = (
 )
 
 LOST_GPU: Final = 76
-"""The exit code of a state server whose GPU answers it no more: another process may find that it answers."""
+"""The exit code of a state server whose GPU no longer answers; a new process may find that it answers again."""
 
 _METRICS: Final = ("observed", "reported")
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 PLUGIN: Final = "com.nvidia.spark.SQLPlugin"
 RAPIDS_VERSION: Final = "26.08.1"
 RAPIDS_COORDINATES: Final = f"com.nvidia:rapids-4-spark_2.13:{RAPIDS_VERSION}"
-"""Of the plugin's jar, built with CUDA 12; its classifier ``cuda13`` is the one built with CUDA 13."""
+"""Maven coordinates of the plugin's jar for CUDA 12; the classifier ``cuda13`` is for CUDA 13."""
 
 RAPIDS_SPARK_VERSIONS: Final = (
     *(f"3.5.{patch}" for patch in range(10)),
     *(f"4.0.{patch}" for patch in range(5)),
     "4.1.1", "4.1.2", "4.1.3", "4.2.0",
 )  # fmt: skip
-"""What that jar has shims for, read from the jar itself; with any other version the plugin refuses to start."""
+"""The Spark versions that the jar has shims for, read from the jar; with any other the plugin refuses to start."""
 
 RESERVE: Final = "1536m"
-"""Of a card's memory, for what the two processes on it need beside their pools: contexts, and CUDA's modules as they
-are first used. However large the card is, that is no more."""
+"""Memory of a card, however large, that the two processes on it need besides their pools: contexts, and CUDA's modules
+as they are first used."""
 
 
 def given_at_start(context: Any) -> dict[str, str]:
-    """The names under ``spark.gpu_ops.`` in the configuration that an application started with, and their values."""
+    """The settings under ``spark.gpu_ops.`` that an application started with, by name."""
     return {PREFIX + str(pair._1()): str(pair._2()) for pair in context._jsc.sc().getConf().getAllWithPrefix(PREFIX)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the application sets.
+    """The settings of an application, with their defaults.
 
     Attributes:
-        memory_gpu: of each state server, as `gpu_ops.memory.memory_size` reads it; None for no limit.
-        memory_host: likewise, host memory.
-        driver_port: where the directory listens; 0 for any.
-        server_gpu: the part of a GPU that Spark is told a task with state servers takes.
-        executors: how many executors have state servers; None for those that are there.
-        start_timeout_s: how long executors, and state servers that are gone, are waited for.
-        patience_s: how long a state server may give no sign of life, see `gpu_ops.spark.wire.exchange`.
-        tls: of connections on a cluster; None for plain ones.
-        metrics: how they come to the driver: "observed" in Spark's progress, "reported" by the tasks, or None for
+        memory_gpu: the GPU memory limit of each state server, as `gpu_ops.memory.memory_size` reads it; None for none.
+        memory_host: the host memory limit of each state server, likewise.
+        driver_port: the port that the directory listens on; 0 for any.
+        server_gpu: the part of a GPU that Spark reserves for a task with state servers.
+        executors: the number of executors with state servers; None for all registered ones.
+        start_timeout_s: seconds to wait for executors, and for state servers that are gone.
+        patience_s: seconds without a sign of life after which a server is given up, see `gpu_ops.spark.wire.exchange`.
+        tls: the TLS files of connections on a cluster; None for plain connections.
+        metrics: the way of metrics to the driver: "observed" in Spark's progress, "reported" by the tasks; None for
             the former unless the RAPIDS plugin is on.
         prometheus: host and port where the driver serves metrics, or None; the host is None for the driver's own.
-        gpu_probe: how GPUs find matching rows, see `gpu_ops.kernels.Probe`.
-        disk_limit: bytes of local disk for state, of each state server; None for what there is, "0" for none.
-        disk_folder: where, see `gpu_ops.memory.Budget`; None for Spark's own local folders.
+        gpu_probe: the way in which GPUs find matching rows, see `gpu_ops.kernels.Probe`.
+        disk_limit: bytes of local disk for each state server's state; None for all that is free, "0" for none.
+        disk_folder: the folder on local disk, see `gpu_ops.memory.Budget`; None for Spark's own local folders.
     """
 
     memory_gpu: str | None = None
@@ -109,10 +109,10 @@ class Settings:
 
     @classmethod
     def of(cls, conf: Iterable[tuple[str, Any]]) -> Settings:
-        """From names and values of an application's configuration, those of others among them.
+        """Reads the settings from an application's configuration, ignoring the settings of others.
 
         Raises:
-            DescriptionError: an unknown name under ``spark.gpu_ops.``, or a value that cannot be.
+            DescriptionError: a name under ``spark.gpu_ops.`` is unknown, or a value is invalid.
         """
         given = {name: str(value).strip() for name, value in conf if name.startswith(PREFIX)}
         unknown = sorted(given.keys() - set(NAMES))
@@ -154,7 +154,7 @@ class Settings:
 
     @classmethod
     def of_application(cls, context: Any) -> Settings:
-        """Those that an application started with; `of` says what it raises.
+        """Reads the settings that an application started with; raises as `of` does.
 
         Args:
             context: its SparkContext. Its ``getConf()`` costs a call into the JVM per setting, a tenth of a second.
@@ -163,30 +163,30 @@ class Settings:
 
     @classmethod
     def check_session(cls, session: Mapping[str, str], application: Mapping[str, str]) -> None:
-        """Refuses what was set in a running session, where it would do nothing.
+        """Refuses settings that were changed in a running session, where they would have no effect.
 
         Args:
             session: the configuration of the session.
-            application: that of its application.
+            application: the configuration of its application.
 
         Raises:
-            DescriptionError: an unknown name under ``spark.gpu_ops.``, a value that cannot be, or another one than
-                the application's.
+            DescriptionError: a name under ``spark.gpu_ops.`` is unknown, or a value is invalid or not the
+                application's.
         """
         cls.of(session.items())
         for name in NAMES:
             now, started = session.get(name), application.get(name)
             if now != started:
-                found = f"{name} was unset" if now is None else f"{name}={now!r} was set"
+                change = f"{name} was unset" if now is None else f"{name}={now!r} was set"
                 runs = "without it" if started is None else f"with {started!r}"
                 raise DescriptionError(
-                    f"{found} in a session whose application runs {runs}, where it would change nothing: it is a "
+                    f"{change} in a session whose application runs {runs}, where it would change nothing: it is a "
                     "setting of the application, given before that starts (SparkSession.builder.config(...), "
                     "spark-submit --conf)"
                 )
 
     def server_arguments(self) -> dict[str, list[str]]:
-        """What state servers are started with: by kind, words of a command line."""
+        """The command line arguments of state servers, by kind of server."""
         host = [] if self.memory_host is None else ["--host-memory", self.memory_host]
         host += [] if self.disk_limit is None else ["--disk-limit", self.disk_limit]
         host += [] if self.disk_folder is None else ["--disk-folder", self.disk_folder]
@@ -226,22 +226,22 @@ def _number(given: dict[str, str], name: str, default: float) -> float:
 
 
 def _seconds(name: str, text: str, least: int) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.lower())
-    seconds = float(found[1]) * _SECONDS[found[2]] if found is not None else 0.0
+    duration = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.lower())
+    seconds = float(duration[1]) * _SECONDS[duration[2]] if duration is not None else 0.0
     if not least <= seconds <= 3600:
         raise DescriptionError(f"{name}={text!r}; it is a time from {least}s to 1h, such as '60s' or '2min'")
     return seconds
 
 
 def plugin_on(session: Any) -> bool:
-    """Whether the RAPIDS plugin rewrites this session's plans."""
+    """True if the RAPIDS plugin rewrites this session's plans."""
     plugins = session.conf.get("spark.plugins", "") or ""
     enabled = session.conf.get("spark.rapids.sql.enabled", "true")
     return PLUGIN in plugins and str(enabled).lower() != "false"
 
 
 def metrics_reported(session: Any) -> bool:
-    """Whether tasks report a join's metrics to the driver, because Spark's progress cannot have them.
+    """True if tasks report a join's metrics to the driver, because Spark's progress cannot have them.
 
     The plugin fails on every aggregate in ``DataFrame.observe`` (NVIDIA/cudf-spark#14152).
     """
@@ -256,23 +256,17 @@ def rapids_conf(
     executor_cores: int | None = None,
     discovery_script: str | None = None,
 ) -> dict[str, str]:
-    """What a session builder is given so that the plugin and the state servers fit on one card.
-
-    ::
-
-        builder = SparkSession.builder
-        for key, value in gpu_ops.spark.rapids_conf(jar="rapids-4-spark_2.13-26.08.1-cuda13.jar").items():
-            builder = builder.config(key, value)
+    """Settings for a session builder with which the RAPIDS plugin and the state servers share one card.
 
     By default the plugin takes the whole card when it starts, and a state server then finds nothing left. On a
     cluster give ``executor_cores``, too: an executor then has one card, which is what the plugin asks for, and each
     of its tasks so small a part of it that the task with the state servers fits beside as many as there are cores.
 
     Args:
-        state_share: of the card's memory, for the state servers; from 0.05 to 0.8.
-        jar: path of the plugin's jar; None if it is on the class path already. ``spark.jars.packages`` cannot fetch it:
-            its parent's POM is not on Maven Central.
-        executor_cores: of each executor of a cluster, 2 or more; None in local mode.
+        state_share: the share of the card's memory for the state servers, from 0.05 to 0.8.
+        jar: the path of the plugin's jar; None if it is on the class path already. ``spark.jars.packages`` cannot fetch
+            it: its parent's POM is not on Maven Central.
+        executor_cores: the cores of each executor of a cluster, 2 or more; None in local mode.
         discovery_script: with that, the path on the executors of the script that names their GPUs, such as
             ``./getGpusResources.sh``; YARN and Kubernetes need one, a standalone cluster's workers have theirs.
 
@@ -280,7 +274,13 @@ def rapids_conf(
         Names and values of Spark settings; static ones, for a session that is yet to start.
 
     Raises:
-        DescriptionError: a share that leaves one of them too little; an executor without room for two tasks.
+        DescriptionError: the share leaves one of them too little, or an executor has no room for two tasks.
+
+    Example:
+        >>> from pyspark.sql import SparkSession
+        >>> builder = SparkSession.builder
+        >>> for key, value in gpu_ops.spark.rapids_conf(jar="rapids-4-spark_2.13-26.08.1-cuda13.jar").items():
+        ...     builder = builder.config(key, value)
     """
     if not 0.05 <= state_share <= 0.8:
         raise DescriptionError(f"state_share={state_share}; it is between 0.05 and 0.8")

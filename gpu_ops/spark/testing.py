@@ -1,4 +1,4 @@
-"""What an example or a test of a streaming query needs besides: files that arrive one after another."""
+"""A helper for examples and tests of streaming queries: files that arrive one after another."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def arrive(folder: str | Path, *rows: Mapping[str, object] | str) -> None:
-    """Write rows into a folder as its next file, which Spark's file source reads in the next micro-batch.
+    """Writes rows into a folder as its next file, which Spark's file source reads in the next micro-batch.
 
     Args:
-        folder: is made if it is not there.
-        rows: a line each: mappings as JSON, text (such as CSV) as it is.
+        folder: the folder; it is made if it does not exist.
+        rows: one line each: mappings as JSON, text (such as CSV) as it is.
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Spark's daemon of Python workers, with what tasks of this pack need imported before workers are forked.
+"""Spark's daemon of Python workers, which imports the modules of our tasks before it forks workers.
 
 ``spark.python.daemon.module`` names it. Spark ends a worker that had no task for a minute (`PythonWorkerFactory`): in a
 stream whose micro-batches are further apart each would wait for imports anew. Spark's own daemon imports nothing, as no
@@ -32,11 +32,11 @@ _IMPORTED: Final = (
 
 
 _MALLOC: Final = {-3: 32 << 20, -1: 128 << 20, -2: 16 << 20}
-"""By numbers of ``mallopt(3)``: bytes from which memory is mapped, to which it is kept, and asked for at once."""
+"""Values by option of ``mallopt(3)``: bytes from which memory is mapped, up to which it is kept, and taken at once."""
 
 
 def keep_memory() -> None:
-    """Has glibc keep what a task frees for the next one, Arrow's buffers too: else the system clears the same pages."""
+    """Has glibc keep the memory that a task frees, Arrow's too, as the system would clear its pages anew."""
     pa.set_memory_pool(pa.system_memory_pool())
     with contextlib.suppress(OSError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
@@ -45,7 +45,7 @@ def keep_memory() -> None:
 
 
 def main() -> None:
-    """Imports, and serves until Spark closes standard input."""
+    """Imports the modules, and serves until Spark closes standard input."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     keep_memory()
     for name in _IMPORTED:

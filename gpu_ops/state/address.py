@@ -38,7 +38,7 @@ Location: TypeAlias = "str | os.PathLike[str] | StateAddress"
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StateAddress:
-    """Where a state folder is. As text it shows neither credentials nor options; made by `of`.
+    """The location of a state folder. As text it shows neither credentials nor options; made by `of`.
 
     Attributes:
         secret_uri: the absolute path or the URI, credentials and all: to open it, and to tell a state server.
@@ -85,12 +85,12 @@ class StateAddress:
 
     @property
     def plain(self) -> bool:
-        """Whether it is a path, not a URI."""
+        """Tells whether the location is a path, not a URI."""
         return self.secret_uri.startswith("/")
 
     @property
     def identity(self) -> str:
-        """The same for all spellings of a folder: links are followed, credentials and default options left out."""
+        """One text for all spellings of a folder: links followed, credentials and default options left out."""
         path = self.path
         if path is not None:
             return f"file://{os.path.realpath(path)}"
@@ -138,14 +138,14 @@ class StateAddress:
 
 
 def _host(parts: SplitResult) -> str:
-    """What stands between // and the path, without credentials."""
+    """The host of a URI, and the container of an Azure one, without credentials."""
     user, _, host = parts.netloc.rpartition("@")
     container = user.partition(":")[0] if parts.scheme in _CONTAINED else ""
     return f"{container}@{host}" if container else host
 
 
 def _undecodable(text: str) -> bool:
-    """Whether a text is a name of bytes that are no text."""
+    """Tells whether a file name has bytes that are no UTF-8 text."""
     return re.search("[\ud800-\udfff]", text) is not None
 
 

@@ -47,7 +47,7 @@ _MOST_INPUTS: Final = np.iinfo(np.int8).max
 
 
 class Block(NamedTuple):
-    """Where an Arrow message is.
+    """The place of an Arrow message in a file.
 
     Attributes:
         file: its path; empty where the message is with Spark's rows.
@@ -178,7 +178,7 @@ def leave(folder: Path, rows: pa.Table, most_rows: int) -> str | None:
 
 
 def taken(path: str) -> pa.RecordBatchReader:
-    """What `leave` has left, which has no name any more then."""
+    """Reads the rows that `leave` has left in a file, and deletes the file."""
     content = mapped(path)
     Path(path).unlink()
     return pa.ipc.open_stream(content)
@@ -207,7 +207,7 @@ class Mapped:
         self._folder, self._files = folder, dict[str, pa.Buffer]()
 
     def message(self, block: Block) -> pa.Buffer:
-        """What was put there, to the bit.
+        """Reads the message of a block and checks it.
 
         Raises:
             DescriptionError: it lies elsewhere.
@@ -224,7 +224,7 @@ class Mapped:
         return message
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Rows of one input, among those of a micro-batch on the wire, that lie in a file.
 
     Attributes:
@@ -240,8 +240,8 @@ class Part(NamedTuple):
     block: Block
 
     @classmethod
-    def of(cls, data: Sequence[Any]) -> Part:
-        """From JSON.
+    def of(cls, data: Sequence[Any]) -> FilePart:
+        """Reads a part from JSON.
 
         Raises:
             DescriptionError: it is none.
@@ -296,7 +296,7 @@ def on_wire(rows: pa.RecordBatch, number: int, lanes: Sequence[int], order: int,
     return pa.RecordBatch.from_arrays(columns, schema=wire)
 
 
-def without(table: pa.Table, parts: Iterable[Part]) -> pa.Table:
+def without(table: pa.Table, parts: Iterable[FilePart]) -> pa.Table:
     """The rows of a micro-batch that do not lie in files.
 
     Args:
@@ -310,7 +310,7 @@ def without(table: pa.Table, parts: Iterable[Part]) -> pa.Table:
     return pa.concat_tables([*pieces, table.slice(at)])
 
 
-def together(table: pa.Table, parts: Iterable[tuple[Part, pa.RecordBatch]]) -> pa.Table:
+def together(table: pa.Table, parts: Iterable[tuple[FilePart, pa.RecordBatch]]) -> pa.Table:
     """The inverse of `without`: all rows of a micro-batch, by their places."""
     pieces, at, arrived = [], 0, 0
     for part, rows in parts:

@@ -46,10 +46,10 @@ from typing import IO, Any, Final, NamedTuple
 import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.state.blocks import Part, together, without
+from gpu_ops.state.blocks import FilePart, together, without
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
 from gpu_ops.state.manifest import Manifest
-from gpu_ops.state.pieces import Content, Flush, FromSnapshot, StoredTable, Written, write
+from gpu_ops.state.pieces import Content, Flush, FromSnapshot, StoredTable, WrittenTable, write
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ _AT_ONCE: Final = 1 << 16
 """Bytes that are written to a file in one go; Arrow gives a column's buffers one by one, and padding besides."""
 
 
-Pair = tuple[int | None, int | None]
+TimePair = tuple[int | None, int | None]
 """Of left and right; None where there is nothing yet."""
 
 _TIMES: Final = ("watermark_ms", "left_latest_ms", "right_latest_ms")
@@ -76,7 +76,7 @@ _TIMES: Final = ("watermark_ms", "left_latest_ms", "right_latest_ms")
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """What a partition knows of event time after a micro-batch, in milliseconds since the epoch.
+    """Event time that a partition knows after a micro-batch, in milliseconds since the epoch.
 
     Attributes:
         watermark: the one in force in the micro-batch, None while there is none.
@@ -84,7 +84,7 @@ class Times:
     """
 
     watermark: int | None = None
-    latest: Pair = (None, None)
+    latest: TimePair = (None, None)
 
     def later(self, other: Times) -> Times:
         """The later of each: what two partitions, or two micro-batches, know together."""
@@ -92,7 +92,7 @@ class Times:
         return Times(later(self.watermark, other.watermark), (left, right))
 
     def to_facts(self) -> dict[str, str]:
-        """As metadata of a file; what there is none of is left out."""
+        """Gives the times as metadata of a file, without those that are None."""
         values = zip(_TIMES, (self.watermark, *self.latest), strict=True)
         return {name: str(value) for name, value in values if value is not None}
 
@@ -103,7 +103,7 @@ class Times:
         return cls(watermark, (left, right))
 
 
-def pair(times: Sequence[int | None]) -> Pair:
+def pair(times: Sequence[int | None]) -> TimePair:
     """Times of one input or two as those of two."""
     return times[0], times[1] if len(times) > 1 else None
 
@@ -136,11 +136,11 @@ class Record:
     wire: str
     times: Times = NO_TIMES
     backlog: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[FilePart, ...] = ()
 
 
 class _Kind(NamedTuple):
-    """What a file is, by its name."""
+    """A kind of file in a partition's folder, recognised by its name."""
 
     suffix: str
     number: str
@@ -152,7 +152,7 @@ class _Kind(NamedTuple):
         return f"{folder}/{number if isinstance(number, str) else f'{number:020d}'}.{self.suffix}"
 
     def of(self, sizes: Mapping[str, int]) -> dict[int, int]:
-        """Of files by name, with their sizes, those of this kind by number."""
+        """Picks the files of this kind from names with sizes, by number."""
         found = {re.fullmatch(rf"(\d{{20}})\.{self.suffix}", name): size for name, size in sizes.items()}
         return {int(name[1]): size for name, size in found.items() if name is not None}
 
@@ -170,14 +170,14 @@ _PIECE: Final = _Kind("piece", "piece", "piece")
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What a partition's folder holds: sizes in bytes of records by batch, snapshots by version, pieces by name."""
+    """Contents of a partition's folder: sizes in bytes of records by batch, snapshots by version, pieces by name."""
 
     records: dict[int, int]
     snapshots: dict[int, int]
     pieces: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def since(self, version: int, unneeded: Collection[str] = ()) -> Stored:
-        """What a snapshot of a version leaves of it, without some pieces."""
+        """Drops the records and snapshots before a version, and some pieces: what a snapshot leaves."""
         return Stored(
             {batch: size for batch, size in self.records.items() if batch >= version},
             {at: size for at, size in self.snapshots.items() if at >= version},
@@ -216,7 +216,7 @@ class PartitionLog:
         return self._files.name(_RECORD.path(self._folder, batch_id))
 
     def stored(self, *, clean: bool = True) -> Stored:
-        """What is there.
+        """Lists the records, snapshots and pieces in the folder.
 
         Args:
             clean: delete leftovers of writes that a crash cut short; for the owner of the partition only,
@@ -277,7 +277,7 @@ class PartitionLog:
             yield held
 
     def try_to_clean(self) -> None:
-        """As `clean`, where files that stay do no more than take room."""
+        """Cleans the folder, and only logs an error: files that stay do no more than take room."""
         try:
             self.clean()
         except StateError as error:
@@ -313,16 +313,16 @@ class PartitionLog:
             facts = self._facts(_RECORD, batch_id)
             if facts is None:
                 return blocks if self.record_stamp(batch_id) is not None else set()
-            return {Part.of(part).block.file for part in json.loads(facts.get(_PARTS, "[]"))}
+            return {FilePart.of(part).block.file for part in json.loads(facts.get(_PARTS, "[]"))}
         except (StateError, DescriptionError, ValueError, TypeError):
             return blocks
 
-    def begin_to_write(self, parts: Sequence[Part]) -> None:
+    def begin_to_write(self, parts: Sequence[FilePart]) -> None:
         """Have the system begin to write the files of a micro-batch whose record is to come."""
         if parts and self._manifest.keeps_files and self._files.local:
             self._files.begin_to_write({part.block.file for part in parts})
 
-    def _keep(self, batch_id: int, parts: Sequence[Part]) -> list[Part]:
+    def _keep(self, batch_id: int, parts: Sequence[FilePart]) -> list[FilePart]:
         """Gives files of a micro-batch a second name in the log, durably.
 
         Returns:
@@ -356,10 +356,10 @@ class PartitionLog:
                 table = together(table, self._kept_rows(json.loads(facts[_PARTS]), table.schema))
             return Record(table, int(facts["clock_ms"]), facts["wire"], times, _BACKLOG in facts)
 
-    def _kept_rows(self, parts: Sequence[Any], wire: pa.Schema) -> Iterator[tuple[Part, pa.RecordBatch]]:
+    def _kept_rows(self, parts: Sequence[Any], wire: pa.Schema) -> Iterator[tuple[FilePart, pa.RecordBatch]]:
         """The rows that a record has in other files."""
         files = dict[str, pa.Buffer | None]()
-        for part in map(Part.of, parts):
+        for part in map(FilePart.of, parts):
             path, block = f"{self._folder}/{part.block.file}", part.block
             name = self._files.name(path)
             with seen_during("reading", name):
@@ -393,7 +393,7 @@ class PartitionLog:
             return None if facts is None else Times.from_facts(facts)
 
     def in_backlog(self, version: int) -> bool:
-        """Whether the micro-batches before a version, of which there are some, were all backlog."""
+        """Tells whether all micro-batches before a version, at least one, were backlog."""
         facts = self._facts(_RECORD, version - 1) or self._facts(_SNAPSHOT, version)
         return facts is not None and _BACKLOG in facts
 
@@ -431,7 +431,7 @@ class PartitionLog:
     def write_snapshot(
         self,
         version: int,
-        tables: Mapping[str, pa.Table | Written],
+        tables: Mapping[str, pa.Table | WrittenTable],
         clock_ms: int,
         times: Times = NO_TIMES,
         *,
@@ -457,12 +457,12 @@ class PartitionLog:
         parts = []
         for name, table in tables.items():
             facts = {**own, "table": name, **rest}
-            if isinstance(table, Written):
+            if isinstance(table, WrittenTable):
                 facts[_PIECES] = json.dumps([table.pieces, table.columns])
-            parts.append((table.numbers if isinstance(table, Written) else table, facts))
+            parts.append((table.numbers if isinstance(table, WrittenTable) else table, facts))
         return _write(self._files, _SNAPSHOT.path(self._folder, version), parts, "lz4")
 
-    def write_pieces(self, version: int, name: str, flush: Flush, most: int) -> tuple[Written, dict[str, int]]:
+    def write_pieces(self, version: int, name: str, flush: Flush, most: int) -> tuple[WrittenTable, dict[str, int]]:
         """Writes what is new of a table; durable on return.
 
         Args:
@@ -492,7 +492,7 @@ class PartitionLog:
         return write(flush, self.read_piece, store, most), sizes
 
     def read_piece(self, name: str) -> Content:
-        """What is in a piece.
+        """Reads the rows and the index entries of a piece.
 
         Raises:
             StateError: it is missing, cut short or damaged.
@@ -538,12 +538,12 @@ class PartitionLog:
 
 
 def _backlog(value: bool) -> dict[str, str]:
-    """As a fact; absent where it is none, as in folders of earlier versions."""
+    """Gives the backlog flag as metadata of a file; no entry for False, as in folders of earlier versions."""
     return {_BACKLOG: "1"} if value else {}
 
 
 def _blocks(names: Iterable[str]) -> dict[str, int]:
-    """Of the names of files, those that a record keeps, with its batch."""
+    """Picks the files of blocks that records keep from a list of names, with the batch of each."""
     found = {name: _BLOCK.fullmatch(name) for name in names}
     return {name: int(one[1]) for name, one in found.items() if one is not None}
 

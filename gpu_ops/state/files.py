@@ -34,7 +34,7 @@ from gpu_ops.state.address import KINDS, Location, StateAddress
 
 
 class Activity:
-    """What is being done, to which file, and since when nothing of it has moved."""
+    """The file operation that a thread is busy with, and since when it has made no progress."""
 
     def __init__(self) -> None:
         self._now: tuple[str, str | None, float] = ("nothing", None, time.monotonic())
@@ -49,7 +49,7 @@ class Activity:
         self._now = doing, file, time.monotonic()
 
     def move(self) -> None:
-        """What is being done makes progress."""
+        """Records that the operation makes progress."""
         self.begin(*self._now[:2])
 
     def tell(self) -> dict[str, Any]:
@@ -81,13 +81,13 @@ CURRENT_ACTIVITY: Final[contextvars.ContextVar[Activity]] = contextvars.ContextV
 
 
 def seen_during(doing: str, file: str) -> contextlib.AbstractContextManager[None]:
-    """As `Activity.during`, of this thread's."""
+    """Shows an operation on a file as the current activity of this thread (`Activity.during`)."""
     current = CURRENT_ACTIVITY.get(None)
     return contextlib.nullcontext() if current is None else current.during(doing, file)
 
 
 def seen_to_move() -> None:
-    """As `Activity.move`, of this thread's."""
+    """Records that this thread's current activity makes progress (`Activity.move`)."""
     current = CURRENT_ACTIVITY.get(None)
     if current is not None:
         current.move()
@@ -104,7 +104,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _asks(verb: str, doing: str) -> Callable[[_Method], _Method]:
-    """Of a method that asks the file system: it can be seen doing so, as one that is stuck gives no sign itself.
+    """Decorates a method that asks the file system, so that a call that is stuck can be seen from outside.
 
     Errors of the file system become a StateError that names the file.
     """
@@ -431,7 +431,7 @@ class Files:
 
 
 def private(path: str, flags: int) -> int:
-    """What opens a file that is its owner's alone."""
+    """Opens a file that only its owner may read or write; an ``opener`` of ``open``."""
     return os.open(path, flags, 0o600)
 
 

@@ -18,7 +18,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.files.disk import Disk, File
 from gpu_ops.kernels import Kernels, as_slots
-from gpu_ops.state.runs import Followed, Passed, Runs, prefix_shift
+from gpu_ops.state.runs import FollowedRuns, Passed, Runs, prefix_shift
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,12 +44,12 @@ class Run:
 
     @property
     def held(self) -> object:
-        """The buffer."""
+        """The buffer, by which runs that share it know each other."""
         return self.buffer
 
     @property
     def directory(self) -> Array:
-        """Where each hash prefix begins."""
+        """The place of the first entry of each hash prefix; computed when first asked for."""
         if self.made is None:
             self.made = self.home.directory(self.entries, self.shift)
         return self.made
@@ -65,7 +65,7 @@ class Run:
 
 
 class HashIndex(Runs[Run]):
-    """Slots by hash."""
+    """An index of a table's slots by the hash of a key."""
 
     # In 100k-change micro-batches up to 12M rows 4, 10 and 16 took 6.1, 5.3 and 5.4 s of CPU: the more merges, the
     # fewer runs a lookup looks in.
@@ -81,7 +81,7 @@ class HashIndex(Runs[Run]):
         self.stage_entries(layouts.entries(hashes, slots))
 
     def stage_entries(self, entries: Array) -> None:
-        """The same, of n entries (uint64), which are sorted in place."""
+        """Makes rows findable like `stage`, given n entries (uint64), which are sorted in place."""
         if entries.size:
             entries.sort()
             self.staged = _hash_run(self._kernels, entries)
@@ -111,34 +111,34 @@ class HashIndex(Runs[Run]):
             at_most: how many there may be.
 
         Returns:
-            Positions of needles and candidate slots (int64), ordered by needle, then by slot.
+            Positions of probe rows and candidate slots (int64), ordered by probe row, then by slot.
 
         Raises:
             TooMany: there are more than there may be.
         """
-        needles = self._kernels.entries(hashes, 0)
-        needles.sort()
-        pairs = self.meet(needles, staged=staged, at_most=at_most)
+        probe_rows = self._kernels.entries(hashes, 0)
+        probe_rows.sort()
+        pairs = self.meet(probe_rows, staged=staged, at_most=at_most)
         pairs.sort()
         return layouts.unpaired(pairs)
 
-    def meet(self, needles: Array, *, staged: bool, by_candidate: bool = False, at_most: int | None = None) -> Array:
+    def meet(self, probe_rows: Array, *, staged: bool, by_candidate: bool = False, at_most: int | None = None) -> Array:
         """Candidates for each of n entries, of another index perhaps.
 
         Args:
-            needles: n uint64, ascending, so that what they look at lies in the order in which they look.
+            probe_rows: n uint64, ascending, so that what they look at lies in the order in which they look.
             staged: whether staged rows are candidates too.
             by_candidate: give the candidate's slot first.
             at_most: how many there may be.
 
         Returns:
-            Pairs (int64, see `gpu_ops.layouts.pairs`) of the needle's and the candidate's slot, in any order.
+            Pairs (int64, see `gpu_ops.layouts.pairs`) of the probe row's and the candidate's slot, in any order.
 
         Raises:
             TooMany: there are more than there may be.
         """
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
-        return self.found(runs, needles, by_candidate=by_candidate, at_most=at_most)
+        return self.found(runs, probe_rows, by_candidate=by_candidate, at_most=at_most)
 
     def _merge(self, coming: int) -> None:
         del coming  # it costs little
@@ -187,7 +187,7 @@ class OrderIndex(HashIndex):
         self.rows = self.looked = 0
 
     def pays(self, rows: int, more: int) -> bool:
-        """Whether it costs no more to bring it up to date than what was looked at without it.
+        """Tells whether bringing the index up to date costs no more than what was looked at without it.
 
         Args:
             rows: how many committed slots there are.
@@ -216,7 +216,7 @@ class OrderIndex(HashIndex):
             self.runs = [*self.runs[:number], *made]
         self.rows, self.looked = rows, 0
 
-    def renumbered(self, new_slots: Slots, before: Followed[Run] | None = None) -> Self:
+    def renumbered(self, new_slots: Slots, before: FollowedRuns[Run] | None = None) -> Self:
         """Another one, in new slots."""
         other = super().renumbered(new_slots, before)
         other.rows, other.looked = int((new_slots[: self.rows] >= 0).sum()), self.looked

@@ -83,7 +83,7 @@ class IntervalTable(StateTable):
 
     @property
     def time(self) -> Array:
-        """Each row's time."""
+        """The time of each row, by slot."""
         return self.beside[TIME_COLUMN].values
 
     @property
@@ -93,7 +93,7 @@ class IntervalTable(StateTable):
 
     @property
     def matched(self) -> Array | None:
-        """Whether each row has met a match; None where that is not needed."""
+        """Flags of the rows that have met a match; None where that is not needed."""
         column = self.beside.get(MATCHED_COLUMN)
         return None if column is None else column.values
 
@@ -112,7 +112,7 @@ class IntervalTable(StateTable):
     # --- a micro-batch -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Prepare a micro-batch."""
+        """Begins to prepare a micro-batch."""
         _ = self.journal
         self._stale_before = self.stale
 
@@ -137,7 +137,7 @@ class IntervalTable(StateTable):
         *,
         ties: Array | None = None,
     ) -> Slots:
-        """Stage new rows.
+        """Stages new rows, and makes those findable that may still match later ones.
 
         Args:
             frame: the n rows.

@@ -102,7 +102,7 @@ class KeyedTable(StateTable):
 
     @property
     def all_alive(self) -> bool:
-        """Whether that is all committed slots."""
+        """Tells whether every committed slot holds a live row."""
         return self.live_before == self.first_new
 
     @property
@@ -112,7 +112,7 @@ class KeyedTable(StateTable):
 
     @property
     def time_index(self) -> TimeIndex:
-        """The same of a table with times: rows without one are not in it."""
+        """The index by key and time of a table with times; rows without a time are not in it."""
         return cast("TimeIndex", self.indexes["0"])
 
     def index(self, key_set: int) -> HashIndex:
@@ -121,7 +121,7 @@ class KeyedTable(StateTable):
 
     @property
     def identity_index(self) -> HashIndex | None:
-        """Where a row to be retracted is found; None where none ever is."""
+        """The index that finds a row to be retracted; None where no row ever is."""
         found = self.key_index if self._one_index else self.indexes.get(_IDENTITY)
         return cast("HashIndex | None", found)
 
@@ -282,7 +282,7 @@ class KeyedTable(StateTable):
         return int(self.expired.size)
 
     def _without_key(self, slots: Slots) -> int:
-        """How many of these rows have a null where null matches nothing."""
+        """Counts the rows that have a null in a key column where null matches nothing."""
         if not self._track_null_keys or not slots.size:
             return 0
         valid = self.kernels.valid(self.store.take(slots, self.strict), self.strict)

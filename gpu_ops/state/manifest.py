@@ -47,7 +47,7 @@ _ADVICE = "give state= a new folder (and the query a new checkpoint), or delete 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a state folder belongs to.
+    """The identity of a state folder: its description, query, partitions and format.
 
     Attributes:
         description: the join as `Join.to_json` writes it.
@@ -77,17 +77,17 @@ class Manifest:
     raw: bytes = dataclasses.field(default=b"", repr=False, compare=False)
 
     def content(self, files: Files) -> Files:
-        """Where the partitions of a state folder with this manifest lie: in it, or in a folder of their generation."""
+        """The folder of the partitions: the state folder itself, or the one of their generation."""
         return files.below(f"g{self.generation}") if self.generation else files
 
     @property
     def bound(self) -> bool:
-        """Whether every file of the folder says what it belongs to."""
+        """Tells whether every file of the folder names the query and partition it belongs to."""
         return self.format >= _BOUND
 
     @property
     def keeps_files(self) -> bool:
-        """Whether a record of the folder may name other files."""
+        """Tells whether a record of the folder may name other files."""
         return self.format >= _KEEPS_FILES
 
     @functools.cached_property
@@ -97,7 +97,7 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def facts(self, partition: int) -> dict[str, str]:
-        """What every file of a partition says it belongs to."""
+        """The metadata by which every file of a partition names what it belongs to."""
         number = {} if self.join_number is None else {"join_number": str(self.join_number)}
         return {
             "query_id": self.query_id,
@@ -361,7 +361,7 @@ def _field(name: str, data: Mapping[str, Any], field: str) -> Any:
 
 
 def _whole(least: int) -> Callable[[Any], bool]:
-    """Whether something is a whole number that is not less."""
+    """Makes a check that a value is a whole number not less than ``least``."""
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -416,7 +416,7 @@ def _same_texts(was: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """What differs between two descriptions, most telling first."""
+    """Lists the differences between two descriptions, the most telling first."""
     if len(was.get("inputs", ())) != len(now.get("inputs", ())):
         yield f"it had {len(was['inputs'])} inputs, now {len(now['inputs'])}"
     sources = list(zip(was.get("inputs", ()), now.get("inputs", ()), strict=False))

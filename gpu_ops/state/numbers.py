@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.files.disk import Disk, File, NoRoomError
 from gpu_ops.kernels import Kernels
-from gpu_ops.state.pieces import Numbers
+from gpu_ops.state.pieces import RowNumbers
 
 _AT_ONCE = 1 << 20
 """Slots whose numbers are copied from or to disk at once."""
@@ -49,7 +49,7 @@ class Growing:
 
     @property
     def _all(self) -> Array:
-        """Of all there is room for."""
+        """The whole array, with the room that is not in use yet."""
         return self._data if self.records is None else self.records.data[self.field]
 
     @property
@@ -59,7 +59,7 @@ class Growing:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use."""
+        """Bytes that are in use."""
         return self.length * self.dtype.itemsize
 
     @property
@@ -205,7 +205,7 @@ def write(columns: Mapping[str, Growing], slots: Slots, values: Mapping[str, Arr
             columns[name].values[part] = own[first : first + step]
 
 
-def copied(kernels: Kernels, columns: Mapping[str, Growing]) -> Numbers:
+def copied(kernels: Kernels, columns: Mapping[str, Growing]) -> RowNumbers:
     """Columns as they are now, which later changes leave alone; copies of what is on disk are there, if it has room."""
     found: dict[str, npt.NDArray[Any]] = {}
     for records, names in _together(columns).items():

@@ -37,7 +37,7 @@ _FANOUT: Final = 7
 """So many pieces are merged with a later one, when none is much larger: each time a row is written again it is in a
 piece eight times as large."""
 
-Numbers = dict[str, npt.NDArray[Any]]
+RowNumbers = dict[str, npt.NDArray[Any]]
 """Numbers of rows, by name."""
 
 Entries: TypeAlias = Mapping[str, npt.NDArray[np.uint64]]
@@ -51,13 +51,13 @@ def most_bytes(table: int) -> int:
 
 
 class Content(NamedTuple):
-    """What is in a piece: rows, and their index entries if it has them."""
+    """The rows of a piece, and their index entries if it has them."""
 
     rows: pa.Table
     entries: Entries
 
     def of(self, present: npt.NDArray[np.bool_] | None) -> Content:
-        """The same without the other rows; None for all."""
+        """The content without the rows whose flag is False; None keeps all."""
         if present is None:
             return self
         places: Any = np.where(present, np.cumsum(present) - 1, -1)
@@ -83,22 +83,22 @@ class Piece:
 
     @property
     def present(self) -> npt.NDArray[np.bool_] | None:
-        """Which rows have a slot; None for all."""
+        """Flags of the rows that have a slot; None for all."""
         return None if self.bits is None else np.unpackbits(self.bits, count=self.rows).view(bool)
 
     @functools.cached_property
     def slots(self) -> int:
-        """How many have one."""
+        """The number of rows that have a slot."""
         present = self.present
         return self.rows if present is None else int(present.sum())
 
     def having(self, present: npt.NDArray[np.bool_]) -> Piece:
-        """The same piece, of which these rows have a slot."""
+        """Gives a copy of the piece in which the flagged rows have a slot."""
         return dataclasses.replace(self, bits=None if present.all() else np.packbits(present))
 
 
 class Flush(NamedTuple):
-    """What a snapshot of a table is made of.
+    """The pieces, new rows and numbers that the next snapshot of a table is made of.
 
     Attributes:
         pieces: in the order of slots; the last one may be new.
@@ -109,7 +109,7 @@ class Flush(NamedTuple):
 
     pieces: tuple[Piece, ...]
     rows: pa.Table
-    numbers: Numbers
+    numbers: RowNumbers
     entries_of: Callable[[pa.Table], Entries] = lambda _: {}
 
     @property
@@ -131,14 +131,14 @@ class Pieced(Protocol):
     def snapshot(self) -> pa.Table:
         """Rows and numbers, whole."""
 
-    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
-        """The same, so many rows at a time; None for all at once."""
+    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, RowNumbers]]:
+        """Gives the rows and numbers of `snapshot`, ``most`` rows at a time; None for all at once."""
 
     def entries_of(self, rows: pa.Table) -> Entries:
         """The index entries that a piece has beside its rows."""
 
     def flush(self) -> Flush:
-        """What a snapshot is made of; nothing that changes later. What is new among it counts as a piece from here."""
+        """Gives the parts of a snapshot, which never change; new rows among them count as a piece from here."""
 
 
 Storable: TypeAlias = pa.Table | Pieced
@@ -172,7 +172,7 @@ def renumbered(pieces: Sequence[Piece], alive: npt.NDArray[np.bool_]) -> tuple[P
     return tuple(found)
 
 
-class Written(NamedTuple):
+class WrittenTable(NamedTuple):
     """A table's part of a snapshot.
 
     Attributes:
@@ -210,7 +210,7 @@ class Written(NamedTuple):
 
 
 def merges(pieces: Sequence[Piece], most: int) -> tuple[range, ...]:
-    """Which pieces become one, in order: small ones side by side; the others are ranges of one.
+    """Chooses the pieces to merge, in order: ranges of small neighbours; a range of one for each of the others.
 
     Args:
         pieces: the last of them may be new, without a name.
@@ -232,7 +232,7 @@ def merges(pieces: Sequence[Piece], most: int) -> tuple[range, ...]:
 
 def write(
     flush: Flush, read: Callable[[str], Content], store: Callable[[Content], str], most: int = PIECE_BYTES
-) -> Written:
+) -> WrittenTable:
     """Stores what is new of a table, and gives what names all of it.
 
     Args:
@@ -258,7 +258,7 @@ def write(
             found.append((store(_merged(parts, flush.entries_of, most // (_FANOUT + 1))), slots))
         beside.append(pa.table(numbers))
     empty = pa.table({name: pa.array(values[:0]) for name, values in flush.numbers.items()})
-    return Written(pa.concat_tables([empty, *beside]), tuple(found), tuple(flush.rows.column_names), groups)
+    return WrittenTable(pa.concat_tables([empty, *beside]), tuple(found), tuple(flush.rows.column_names), groups)
 
 
 def _merged(parts: Sequence[Content], entries_of: Callable[[pa.Table], Entries], least: int) -> Content:
@@ -287,11 +287,11 @@ def _spread(values: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> npt.NDA
     return found
 
 
-class Part(NamedTuple):
+class LiveRows(NamedTuple):
     """Rows of a stored table that are there, with their numbers and index entries; and their piece, if any."""
 
     rows: pa.Table
-    numbers: Numbers
+    numbers: RowNumbers
     entries: Entries
     piece: Piece | None
 
@@ -301,8 +301,8 @@ class StoredTable:
     """A table as a snapshot has it in pieces.
 
     Attributes:
-        numbers: gives them as `Written` has them, some at a time.
-        pieces: as `Written` has them.
+        numbers: gives them as `WrittenTable` has them, some at a time.
+        pieces: as `WrittenTable` has them.
         columns: of a piece's rows.
         read: gives what is in a piece.
     """
@@ -317,9 +317,9 @@ class StoredTable:
         """The columns of rows, and behind them the numbers."""
         return [*self.columns, *self.numbers().schema.names]
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[LiveRows]:
         """The rows, piece by piece; the next one is read while one is taken in."""
-        coming = list[Future[Part]]()
+        coming = list[Future[LiveRows]]()
         with ThreadPoolExecutor(1, thread_name_prefix="piece") as pool:
             for (name, _), numbers in zip(self.pieces, self._numbers(), strict=True):
                 coming.append(pool.submit(self._part, name, numbers))
@@ -330,7 +330,7 @@ class StoredTable:
                 yield coming[0].result()
 
     def _numbers(self) -> Iterator[pa.Table]:
-        """Those of each piece's rows."""
+        """Gives the numbers of each piece's rows, a table a piece."""
         batches, left = self.numbers(), list[pa.RecordBatch]()
         for name, rows in self.pieces:
             while sum(map(len, left)) < rows:
@@ -341,14 +341,14 @@ class StoredTable:
             yield table.slice(0, rows)
             left = table.slice(rows).to_batches()
 
-    def _part(self, name: str, beside: pa.Table) -> Part:
+    def _part(self, name: str, beside: pa.Table) -> LiveRows:
         content, numbers = self.read(name), {column: beside.column(column).to_numpy() for column in beside.column_names}
         present = numbers[STATUS_COLUMN] != 0
         piece = Piece(name, len(beside), content.rows.nbytes).having(present)
         if piece.bits is not None:
             content = content.of(present)
             numbers = {column: values[present] for column, values in numbers.items()}
-        return Part(content.rows, numbers, content.entries, piece)
+        return LiveRows(content.rows, numbers, content.entries, piece)
 
 
 FromSnapshot: TypeAlias = pa.Table | StoredTable

@@ -83,7 +83,7 @@ class Sorted(Protocol):
 
     @property
     def held(self) -> object:
-        """What these are in, which nothing else is."""
+        """An object that holds the entries and identifies the run: no other run shares it."""
 
     @property
     def nbytes(self) -> int:
@@ -95,11 +95,11 @@ class Sorted(Protocol):
 
     @property
     def file(self) -> File | None:
-        """Where all its arrays but the directory lie, if on disk."""
+        """The file of all arrays but the directory; None for a run in memory."""
 
 
 class Passed:
-    """Where in a run entries of rows that are gone end, with which a hash begins: no lookup reads them again."""
+    """Places in a run where the entries of dead rows at the beginning of a hash end: no lookup reads them again."""
 
     def __init__(self) -> None:
         self._begins: Array = None
@@ -124,11 +124,11 @@ class Passed:
 
 
 class AnyRun(Sorted, SearchedRun, Protocol):
-    """The same by hash, so that it can be searched."""
+    """A run sorted by hash, so that it can be searched."""
 
     @property
     def passed(self) -> Passed:
-        """What lookups of first rows have passed over."""
+        """The dead entries that lookups of first rows have passed over."""
 
 
 _PART = 1 << 15
@@ -151,7 +151,7 @@ def _on_disk(run: Sorted) -> int:
 
 @dataclasses.dataclass
 class _FollowedRun(Generic[S]):
-    """What of a run has followed a compaction."""
+    """The progress of one run in following a compaction."""
 
     held: object
     """What the run's entries are in."""
@@ -296,7 +296,7 @@ class Merges(Generic[S]):
         return runs
 
 
-Followed: TypeAlias = Mapping[int, _FollowedRun[S]]
+FollowedRuns: TypeAlias = Mapping[int, _FollowedRun[S]]
 """What has followed a compaction, by the `id` of what a run's entries are in."""
 
 
@@ -314,7 +314,7 @@ class Following(abc.ABC, Generic[S]):
         self._kernels = kernels
         self._xp: Any = kernels.xp
         self.runs: list[S] = []
-        self.followed: Followed[S] = {}
+        self.followed: FollowedRuns[S] = {}
 
     @property
     @abc.abstractmethod
@@ -327,7 +327,7 @@ class Following(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def discard(self) -> None:
-        """Forget it."""
+        """Forgets what is staged."""
 
     @staticmethod
     @abc.abstractmethod
@@ -339,17 +339,17 @@ class Following(abc.ABC, Generic[S]):
         """A run like another one, of some of its entries in new slots."""
 
     def _as_now(self, run: S, made: list[S]) -> list[S]:
-        """What was made of a run, without what has left that since."""
+        """Drops from the runs made of a followed run what has left it since."""
         del run
         return made
 
-    def left(self, followed: Followed[S]) -> int:
-        """How many entries are still to follow, given what has."""
+    def left(self, followed: FollowedRuns[S]) -> int:
+        """The number of entries that are still to follow a compaction, given what has."""
         looked = (followed[id(run.held)].looked if id(run.held) in followed else 0 for run in self.runs)
         return sum(int(run.entries.size) for run in self.runs) - sum(looked)
 
-    def follow(self, new_slots: Slots, before: Followed[S], most: int | None) -> Followed[S]:
-        """What has followed a compaction, and some entries more.
+    def follow(self, new_slots: Slots, before: FollowedRuns[S], most: int | None) -> FollowedRuns[S]:
+        """Moves some entries more to their new slots after a compaction.
 
         A run that was merged or moved since begins again. One on disk follows at once: a half of it has no place.
 
@@ -381,7 +381,7 @@ class Following(abc.ABC, Generic[S]):
                 known.made, known.arrays = [self._like(run, pieces)] if pieces[0].size else [], None
         return followed
 
-    def renumbered(self, new_slots: Slots, before: Followed[S] | None = None) -> Self:
+    def renumbered(self, new_slots: Slots, before: FollowedRuns[S] | None = None) -> Self:
         """Another one, in new slots; arguments as `follow`."""
         followed, other = self.follow(new_slots, before or {}, None), type(self)(self._kernels)
         for run in self.runs:
@@ -425,7 +425,7 @@ class Runs(Following[R]):
     @staticmethod
     @abc.abstractmethod
     def _made(run: R, arrays: Sequence[Array]) -> R:
-        """As `_like`, in memory."""
+        """Makes a run in memory of some arrays, else like a given one."""
 
     def _like(self, run: R, arrays: Sequence[Array]) -> R:
         made = self._made(run, arrays)
@@ -463,7 +463,7 @@ class Runs(Following[R]):
             self._merge(coming)
 
     def _grows(self, run: R, added: Sequence[R]) -> bool:
-        """Whether a run and those after it become one."""
+        """Tells whether a run and those after it are to be merged."""
         most = self._kernels.piece_bytes
         small = most is None or run.nbytes + sum(one.nbytes for one in added) <= most
         here = run.home is self._kernels and run.file is None and id(run.held) not in self.followed
@@ -475,7 +475,7 @@ class Runs(Following[R]):
     def found(
         self,
         runs: Sequence[R],
-        needles: Array,
+        probe_rows: Array,
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
@@ -483,7 +483,7 @@ class Runs(Following[R]):
     ) -> Array:
         """Candidates in some of the runs, in whichever memory each lies; see `gpu_ops.kernels.Kernels.search`."""
         pairs = []
-        given = [Both(self._kernels, array) for array in (needles, *(times or ()))]
+        given = [Both(self._kernels, array) for array in (probe_rows, *(times or ()))]
         for home in (self._kernels.host, self._kernels):
             there = [run for run in runs if run.home is home]
             if home is not None and there:
@@ -499,9 +499,9 @@ class Runs(Following[R]):
         return self._xp.concatenate([self._xp.empty(0, np.int64), *pairs])
 
     def begin(self, run: R, hashes: Hashes) -> Positions:
-        """Where in a run, wherever it lies, the entries of each of n hashes begin, or would."""
-        needles = Both(self._kernels, layouts.entries(hashes, self._xp.zeros(hashes.size, np.int64)))
-        own = needles.at(run.home)
+        """The place in a run, wherever it lies, where the entries of each of n hashes begin, or would."""
+        probe_rows = Both(self._kernels, layouts.entries(hashes, self._xp.zeros(hashes.size, np.int64)))
+        own = probe_rows.at(run.home)
         fetch(run, own)
         at = run.home.xp.searchsorted(run.entries, own)
         return at if run.home is self._kernels else self._kernels.asarray(at)
@@ -569,10 +569,10 @@ class Runs(Following[R]):
                 self.runs[number] = self._moved(run, self._kernels.asarray, self._kernels)
 
 
-def fetch(run: AnyRun, needles: Array) -> None:
-    """Some entries are going to be looked for: the pages of a run on disk where they would be are read together."""
+def fetch(run: AnyRun, probe_rows: Array) -> None:
+    """Reads together the pages of a run on disk on which the entries of some probe rows would be."""
     file = run.file
-    if file is None or not needles.size:
+    if file is None or not probe_rows.size:
         return
 
     def bounds(some: Array) -> Any:
@@ -580,10 +580,10 @@ def fetch(run: AnyRun, needles: Array) -> None:
         found = 8 * np.concatenate([run.directory[bucket], run.directory[bucket + 1]]).astype(np.int64)
         return found if run.times is None else np.concatenate([found, found + run.entries.nbytes])
 
-    if not file.has(bounds(needles[:: 1 + needles.size // PAGES])):
-        file.fetch(bounds(needles))
+    if not file.has(bounds(probe_rows[:: 1 + probe_rows.size // PAGES])):
+        file.fetch(bounds(probe_rows))
 
 
 def prefix_shift(size: int, bucket: int) -> int:
-    """How far a 32-bit hash is shifted to be a prefix shared by at most ``bucket`` of ``size`` entries on average."""
+    """The shift that makes of a 32-bit hash a prefix of at most ``bucket`` of ``size`` entries on average."""
     return 32 - max(1, int(size // bucket).bit_length())

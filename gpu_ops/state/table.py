@@ -27,8 +27,17 @@ from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.numbers import Growing, cool, copied, fetch, retained, write
-from gpu_ops.state.pieces import STATUS_COLUMN, Flush, FromSnapshot, Numbers, Part, Piece, StoredTable, renumbered
-from gpu_ops.state.runs import Followed, Following, Runs, postponed
+from gpu_ops.state.pieces import (
+    STATUS_COLUMN,
+    Flush,
+    FromSnapshot,
+    LiveRows,
+    Piece,
+    RowNumbers,
+    StoredTable,
+    renumbered,
+)
+from gpu_ops.state.runs import FollowedRuns, Following, Runs, postponed
 from gpu_ops.state.time_index import TimeQueue
 from gpu_ops.values import with_types
 
@@ -82,7 +91,7 @@ def put_behind(rows: pa.Table, beside: Mapping[str, Any]) -> pa.Table:
     return pa.Table.from_arrays([*rows.columns, *behind], names=names)
 
 
-def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, Numbers]:
+def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, RowNumbers]:
     """The inverse of `put_behind`.
 
     Args:
@@ -108,13 +117,13 @@ def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[p
     return rows, numbers
 
 
-def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Iterator[Part]:
+def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Iterator[LiveRows]:
     """The rows of a snapshot with the numbers beside them; arguments and errors as `taken_apart`."""
     if isinstance(stored, StoredTable):
         for part in stored.parts():
-            yield Part(*taken_apart(source, put_behind(part.rows, part.numbers), names), part.entries, part.piece)
+            yield LiveRows(*taken_apart(source, put_behind(part.rows, part.numbers), names), part.entries, part.piece)
     else:
-        yield Part(*taken_apart(source, stored, names), {}, None)
+        yield LiveRows(*taken_apart(source, stored, names), {}, None)
 
 
 class Coolable(Protocol):
@@ -126,20 +135,20 @@ class Coolable(Protocol):
 
     @property
     def host_bytes(self) -> int:
-        """Those in host memory."""
+        """Bytes that lie in host memory."""
 
     @property
     def disk_bytes(self) -> int:
-        """Those on disk."""
+        """Bytes that lie on disk."""
 
     def cool_rows(self, wanted: int, disk: Disk | None = None) -> int:
         """Move the oldest rows one place further, see `gpu_ops.kernels.Store.cool`; the bytes freed."""
 
     def cool_indexes(self, wanted: int, disk: Disk | None = None) -> int:
-        """The same of the indexes."""
+        """Moves the oldest part of the indexes one place further, like `cool_rows`; gives the bytes freed."""
 
     def cool_numbers(self, wanted: int, disk: Disk) -> int:
-        """The same of the numbers beside rows, to disk."""
+        """Moves numbers beside rows to disk; gives the bytes freed, none by default."""
         return 0
 
     def warm(self) -> None:
@@ -173,7 +182,7 @@ class _Compaction(NamedTuple):
 
 @dataclasses.dataclass
 class Journal:
-    """What a prepared micro-batch has done to a table, newest last."""
+    """The changes that a prepared micro-batch has made to a table, newest last, and how each is undone."""
 
     first_new: int
     """The slot of its first row."""
@@ -237,7 +246,7 @@ class StateTable:
 
     @property
     def disk_bytes(self) -> int:
-        """Those on disk."""
+        """Bytes on disk, of rows, indexes, numbers and attached tables."""
         indexes = sum(index.disk_bytes for index in self.indexes.values())
         numbers = sum(column.disk_bytes for column in self.beside.values())
         rows = sum(store.disk_bytes for store in self._stores())
@@ -245,7 +254,7 @@ class StateTable:
 
     @property
     def host_bytes(self) -> int:
-        """Those in host memory."""
+        """Bytes in host memory, of rows, indexes and attached tables."""
         if self.kernels.host is None:
             return self.nbytes - self.disk_bytes
         indexes = sum(index.host_bytes for index in self.indexes.values())
@@ -255,7 +264,7 @@ class StateTable:
 
     @property
     def journal(self) -> Journal:
-        """Of the prepared micro-batch; begins one."""
+        """The journal of the prepared micro-batch; a new one where none is prepared."""
         if self._journal is None:
             self._journal = Journal(len(self.store), [], [], 0)
         return self._journal
@@ -332,7 +341,7 @@ class StateTable:
             column.values[slots] = value
 
     def put_all(self, slots: Slots, numbers: Mapping[str, tuple[Array, Array]]) -> None:
-        """As `put`, of several columns: by the name of each what it becomes, and what is there."""
+        """Writes several columns of numbers like `put`: the new and the present values, by column name."""
         before = {name: noted for name, (_, noted) in numbers.items()}
         self.journal.undo.append(lambda: write(self.beside, slots, before))
         write(self.beside, slots, {name: values for name, (values, _) in numbers.items()})
@@ -376,10 +385,10 @@ class StateTable:
         return [*self.indexes.values(), *self.queues.values()]
 
     def _finalize(self, done: Journal, clock_ms: int) -> None:
-        """What a kind of table does before its indexes and queues are committed; may be done twice."""
+        """Hook of a kind of table before its indexes and queues are committed; may run twice."""
 
     def _settle(self) -> None:
-        """What a kind of table counts follows a commit; nothing may be allocated."""
+        """Hook by which the counts of a kind of table follow a commit; nothing may be allocated."""
 
     def _dead(self) -> int:
         """Rows that a compaction would drop."""
@@ -417,7 +426,7 @@ class StateTable:
         xp, status, parts = self.kernels.xp, self.status.values, self._parts()
         most = None if self.kernels.host is not None else most
         begun = None if most is None else self._compaction
-        followed: list[Followed[Any]] = [{} if begun is None else part.followed for part in parts]
+        followed: list[FollowedRuns[Any]] = [{} if begun is None else part.followed for part in parts]
         self._compaction = None  # what fails half-way begins again
         for part in parts:
             part.followed = {}
@@ -457,7 +466,7 @@ class StateTable:
         self.pieces = pieces
 
     def _renumber(self, new_slots: Slots) -> None:
-        """What else of a kind of table goes by slots follows a compaction, all of it or, on an error, none."""
+        """Hook by which what else goes by slots follows a compaction, all of it or, on an error, none."""
 
     # --- three places ------------------------------------------------------------------------
 
@@ -485,7 +494,7 @@ class StateTable:
         fetch(self.beside, slots)
 
     def warm(self) -> None:
-        """Move everything back."""
+        """Moves rows and indexes, and those of attached tables, back to the faster memory."""
         self.store.warm()
         for index in self.indexes.values():
             index.warm()
@@ -498,8 +507,8 @@ class StateTable:
         """The rows that are not dead, with the numbers beside them."""
         return put_behind(*next(self.snapshot_parts()))
 
-    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, Numbers]]:
-        """The same in parts; see `gpu_ops.state.pieces.Pieced`."""
+    def snapshot_parts(self, most: int | None = None) -> Iterator[tuple[pa.Table, RowNumbers]]:
+        """Gives all stored rows with their numbers in parts; see `gpu_ops.state.pieces.Pieced`."""
         slots, numbers = self.kernels.xp.flatnonzero(self.status.values), self._numbers(self._stored())
         size = max(1, int(slots.size))
         for first in range(0, size, most or size):
@@ -508,7 +517,7 @@ class StateTable:
             yield rows, {name: values[there].astype(np.int64) for name, values in numbers.items()}
 
     def flush(self) -> Flush:
-        """What a snapshot of the committed rows is made of; see `gpu_ops.state.pieces.Pieced`."""
+        """Gives the parts of a snapshot of the committed rows; see `gpu_ops.state.pieces.Pieced`."""
         first = sum(piece.slots for piece in self.pieces)
         rows = stored_rows(
             self.kernels, self.store, self.source.schema, as_slots(self.kernels, first, len(self) - first)
@@ -536,7 +545,7 @@ class StateTable:
         """The columns that a snapshot has behind the rows, by name."""
         return self.beside
 
-    def _numbers(self, columns: Mapping[str, Growing]) -> Numbers:
+    def _numbers(self, columns: Mapping[str, Growing]) -> RowNumbers:
         """Columns as a snapshot has them, of all slots; later changes leave them alone."""
         return copied(self.kernels, columns)
 

@@ -49,7 +49,7 @@ class TimeRun:
 
     @property
     def held(self) -> object:
-        """The entries."""
+        """The entries, by which runs know each other."""
         return self.entries
 
     @property
@@ -93,7 +93,7 @@ class TimeIndex(Runs[TimeRun]):
     def probe(
         self, hashes: Hashes, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
     ) -> tuple[Positions, Slots]:
-        """Candidates for each of n needles: of its hash, and no earlier or later than it wants.
+        """Candidates for each of n probe rows: of its hash, and no earlier or later than it wants.
 
         Args:
             hashes: n uint64, in any order.
@@ -103,7 +103,7 @@ class TimeIndex(Runs[TimeRun]):
             staged: whether staged ones are.
 
         Returns:
-            Positions of needles and candidate slots (int64), by needle, then by slot. Hashes may
+            Positions of probe rows and candidate slots (int64), by probe row, then by slot. Hashes may
             collide: callers verify candidates by real equality.
         """
         runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
@@ -112,33 +112,33 @@ class TimeIndex(Runs[TimeRun]):
         return layouts.unpaired(pairs)
 
     def first(self, hashes: Hashes, earliest: Array) -> list[tuple[Positions, Slots]]:
-        """Of each run the first committed entry of a needle's hash that is not too early, if there is one.
+        """Finds in each run the first committed entry of a probe row's hash that is not too early.
 
         Args:
             hashes: n uint64.
             earliest: n int64.
 
         Returns:
-            For each run positions of needles, no more than once each, and slots (int64).
+            For each run positions of probe rows, no more than once each, and slots (int64).
         """
         found = []
         for run in self.runs:
             at = self.bisect(run, hashes, earliest, after=False)
-            needle = self._xp.flatnonzero(at < run.entries.size)
-            hashed, _, slots = self.read(run, at[needle])
-            same = hashed == hashes[needle] >> np.uint64(32)
-            found.append((needle[same], slots[same]))
+            probe_row = self._xp.flatnonzero(at < run.entries.size)
+            hashed, _, slots = self.read(run, at[probe_row])
+            same = hashed == hashes[probe_row] >> np.uint64(32)
+            found.append((probe_row[same], slots[same]))
         return found
 
     def begin(self, run: TimeRun, hashes: Hashes) -> Positions:
-        """Where in a run, wherever it lies, the entries of each of n hashes begin, or would."""
+        """The place in a run, wherever it lies, where the entries of each of n hashes begin, or would."""
         return self.bisect(run, hashes, self._xp.full(hashes.size, BEFORE_ALL, np.int64), after=False)
 
     def bisect(self, run: TimeRun, hashes: Hashes, times: Array, *, after: bool) -> Array:
-        """Where needles stand in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
-        needles, times_ = Both(self._kernels, self._kernels.entries(hashes, 0)), Both(self._kernels, times)
-        fetch(run, needles.at(run.home))
-        at = run.home.bisect(run, needles.at(run.home), times_.at(run.home), after=after)
+        """The place of each probe row in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
+        probe_rows, times_ = Both(self._kernels, self._kernels.entries(hashes, 0)), Both(self._kernels, times)
+        fetch(run, probe_rows.at(run.home))
+        at = run.home.bisect(run, probe_rows.at(run.home), times_.at(run.home), after=after)
         return at if run.home is self._kernels else self._kernels.asarray(at)
 
     def read(self, run: TimeRun, at: Array) -> tuple[Array, Array, Slots]:
@@ -256,12 +256,12 @@ class _Chunk:
 
     @property
     def held(self) -> object:
-        """The entries."""
+        """The entries, by which runs know each other."""
         return self.entries
 
     @property
     def size(self) -> int:
-        """Of how many slots it still is."""
+        """The number of slots that are still in the chunk."""
         return int(self.entries.size) - self.first
 
     @property

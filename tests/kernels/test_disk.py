@@ -191,7 +191,7 @@ def test_no_memory_to_begin_behind_what_moved(place: Disk, monkeypatch: pytest.M
         first, size = store._first, store.disk_bytes
         with monkeypatch.context() as patch:
             patch.setattr("cpu_fallback.store.Growable.can_drop", lambda _: False)
-            patch.setattr("cpu_fallback.store.Column.part", lambda *_: bytes(1 << 62))
+            patch.setattr("cpu_fallback.store.GrowingColumn.part", lambda *_: bytes(1 << 62))
             with pytest.raises(MemoryError):
                 store.cool(200, place)
         assert (store._first, store.disk_bytes, place.used) == (first, size, size)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.kernels import Columns, Kernels
-from gpu_ops.operators.core.match import Direction, Nearest
+from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.state.runs import Both
 from gpu_ops.state.time_index import TimeIndex
 
@@ -119,7 +119,7 @@ def test_what_is_gone_is_not_walked_through(kernels: Kernels, monkeypatch: pytes
 
 @pytest.mark.parametrize("direction", ["backward", "forward"])
 def test_rows_of_one_key_and_time_cost_one_search(
-    kernels: Kernels, direction: Direction, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, direction: SearchDirection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are, and in whichever order they came."""
     read, reads, steps = TimeIndex.read, [], set()

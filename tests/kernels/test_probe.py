@@ -283,7 +283,7 @@ def test_hot_keys_of_an_interval_are_searched(kernels: Any, looked: Any, monkeyp
     probe: Any = importlib.import_module("gpu_ops.cudf_backend.probe")
     monkeypatch.setattr(probe, "SEARCH_SECONDS", 1.0)  # so that a join costs less
     by_hash = probe.count_candidates(looked.timed.runs, kernels.entries(looked.hashes, 0), None)
-    monkeypatch.setattr(probe, "PAIRS_A_NEEDLE", 0)
+    monkeypatch.setattr(probe, "PAIRS_A_PROBE_ROW", 0)
     for few, way in ((by_hash, "hash_join"), (by_hash - 1, "index")):
         monkeypatch.setattr(probe, "FEW_PAIRS", few)
         before = dict(kernels.lookups)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.errors import BackendError, DescriptionError
-from gpu_ops.messages.avro import Registry
+from gpu_ops.messages.avro import SchemaRegistry
 from gpu_ops.messages.rows import MessageFormat
 from messages.registry import FakeRegistry
 
@@ -85,14 +85,14 @@ def written(schema: Any, value: Any, number: int | None = None) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def registry() -> Iterator[Registry]:
+def registry() -> Iterator[SchemaRegistry]:
     with FakeRegistry() as fake:
         for schema in (ENVELOPE, ROW, KEY, TEXT):
             fake.add(schema)
         fake.answers["/schemas/ids/5"] = {"schema": "", "schemaType": "PROTOBUF"}
         fake.answers["/schemas/ids/6"] = {"schema": '{"type": "none"}'}
         fake.answers["/schemas/ids/7"] = None
-        yield Registry.of(fake.url)
+        yield SchemaRegistry.of(fake.url)
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_ops.messages.avro._PAUSE_S", 0.0)
 
 
-def test_envelopes(registry: Registry) -> None:
+def test_envelopes(registry: SchemaRegistry) -> None:
     form = MessageFormat("debezium-avro", COLUMNS, ("name",), "row_kind", registry=registry)
     values = [
         written(ENVELOPE, {"op": "c", "after": said(1)}, 1),
@@ -131,7 +131,7 @@ def test_envelopes(registry: Registry) -> None:
     assert problems[9].startswith("a truncate")
 
 
-def test_rows_by_key(registry: Registry) -> None:
+def test_rows_by_key(registry: SchemaRegistry) -> None:
     form = MessageFormat("avro", COLUMNS, (), "row_kind", ("id",), registry=registry)
     keys = [written(KEY, {"id": 1}, 3)] * 2
     found = form.read(pa.array([written(ROW, said(1), 2), None], pa.binary()), pa.array(keys, pa.binary()))
@@ -167,7 +167,7 @@ def test_a_value_of_another_type(column: str, kind: pa.DataType, problem: str) -
         assert problem in found.bad[0].problem
 
 
-def test_what_cannot_be_is_refused(registry: Registry) -> None:
+def test_what_cannot_be_is_refused(registry: SchemaRegistry) -> None:
     for options, problem in (
         ({}, "Avro needs schema_registry=, or avro_schema="),
         ({"avro_schema": '{"type": "x"}'}, "no schema of Avro"),
@@ -178,7 +178,7 @@ def test_what_cannot_be_is_refused(registry: Registry) -> None:
             MessageFormat(**{"name": "avro", "schema": COLUMNS} | options)
 
 
-def test_a_schema_that_the_registry_does_not_know_is_a_bad_message(registry: Registry) -> None:
+def test_a_schema_that_the_registry_does_not_know_is_a_bad_message(registry: SchemaRegistry) -> None:
     """Not the end of a query that drops those; a registry that is not there is."""
     form = MessageFormat("avro", COLUMNS, registry=registry)
     values = [written(ROW, said(1), 2), b"\0\0\0\0\x09", written(ROW, said(2), 2), b"\0\0\0\0\x05", b"\0\0\0\0\x06"]
@@ -188,7 +188,7 @@ def test_a_schema_that_the_registry_does_not_know_is_a_bad_message(registry: Reg
     assert found.bad[0].problem.startswith("has schema 9, which the schema registry does not know: http://")
     assert "is of type PROTOBUF" in found.bad[1].problem
     assert "is no schema of Avro" in found.bad[2].problem
-    gone = MessageFormat("avro", COLUMNS, registry=Registry("http://localhost:1"))
+    gone = MessageFormat("avro", COLUMNS, registry=SchemaRegistry("http://localhost:1"))
     with pytest.raises(BackendError, match=r"the schema registry gives no schema: .*/schemas/ids/2: "):
         gone.read(pa.array(values))
     with pytest.raises(BackendError, match=r"schemas/ids/7: .*500"):

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from gpu_ops.errors import BackendError, DescriptionError
 from gpu_ops.messages import avro
-from gpu_ops.messages.avro import Registry
-from gpu_ops.messages.rows import MessageFormat, Rows
+from gpu_ops.messages.avro import SchemaRegistry
+from gpu_ops.messages.rows import MessageFormat, MessageRows
 from messages.registry import FakeRegistry
 from messages.test_schemas import Kind, kinds, without_absent
 
@@ -51,8 +51,8 @@ def of_union(place: int, message: bytes) -> bytes:
     return message[:5] + bytes([2 * place]) + message[5:]
 
 
-def read(registry: str | dict[str, str], *messages: bytes, columns: pa.Schema = COLUMNS) -> Rows:
-    return MessageFormat("avro", columns, registry=Registry.of(registry)).read(pa.array(messages, pa.binary()))
+def read(registry: str | dict[str, str], *messages: bytes, columns: pa.Schema = COLUMNS) -> MessageRows:
+    return MessageFormat("avro", columns, registry=SchemaRegistry.of(registry)).read(pa.array(messages, pa.binary()))
 
 
 @pytest.mark.parametrize("how", ["property", "address", "token"])
@@ -64,7 +64,7 @@ def test_a_registry_that_asks_who_reads(fake: FakeRegistry, how: str) -> None:
         "token": {"url": fake.url, "bearer.auth.token": "abc.def"},
     }[how]
     assert read(registry, framed(1, ROW, {"id": 5})).rows.to_pylist() == [{"id": 5}]
-    form = MessageFormat("avro", COLUMNS, registry=pickle.loads(pickle.dumps(Registry.of(registry))))
+    form = MessageFormat("avro", COLUMNS, registry=pickle.loads(pickle.dumps(SchemaRegistry.of(registry))))
     assert "pa:ss" not in repr(form)
     assert "abc.def" not in repr(form)
     fake.authorization = "Basic else"
@@ -146,7 +146,7 @@ def test_what_is_no_registry(fake: FakeRegistry) -> None:
         ({"url": fake.url, "bearer.auth.token": "secret\n"}, "bearer.auth.token with a line break"),
     ):
         with pytest.raises(DescriptionError, match=problem) as caught:
-            Registry.of(given_)
+            SchemaRegistry.of(given_)
         assert "secret" not in str(caught.value)
     fake.answers["/schemas/ids/8"] = {"message": "hello"}
     with pytest.raises(BackendError, match="does not answer as a schema registry does: schema 8"):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gpu_ops.errors import DescriptionError
 from gpu_ops.messages import rows as of_messages
 from gpu_ops.messages.encodings import from_base64
-from gpu_ops.messages.rows import MessageFormat, Rows
+from gpu_ops.messages.rows import MessageFormat, MessageRows
 
 pytestmark = pytest.mark.thorough
 
@@ -120,7 +120,7 @@ def cast(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def told(found: Rows, form: MessageFormat) -> list[list[tuple[Any, ...]] | None]:
+def told(found: MessageRows, form: MessageFormat) -> list[list[tuple[Any, ...]] | None]:
     """What was found, by message, as `slow` has it."""
     found.rows.validate(full=True)
     assert list(found.at) == sorted(found.at)
@@ -238,7 +238,7 @@ def test_no_message_ends_in_another(pair: tuple[bytes, bytes]) -> None:
 
 
 def test_tombstones_delete_by_key() -> None:
-    def keyed(*pairs: tuple[Any, Any]) -> Rows:
+    def keyed(*pairs: tuple[Any, Any]) -> MessageRows:
         sides = [[None if x is None else x if isinstance(x, bytes) else json.dumps(x).encode() for x in side]
                  for side in zip(*pairs, strict=True)]  # fmt: skip
         return KEYED.read(pa.array(sides[1], pa.binary()), pa.array(sides[0], pa.binary()))

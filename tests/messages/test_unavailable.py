@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.messages.rows import MessageFormat, Rows
+from gpu_ops.messages.rows import MessageFormat, MessageRows
 
 pytestmark = pytest.mark.thorough
 
@@ -59,7 +59,7 @@ def in_json(value: Any) -> Any:
     return [in_json(x) for x in value] if isinstance(value, list) else value
 
 
-def envelopes(said: list[dict[str, Any]], form: MessageFormat) -> Rows:
+def envelopes(said: list[dict[str, Any]], form: MessageFormat) -> MessageRows:
     texts = []
     for one in said:
         if form.is_avro:

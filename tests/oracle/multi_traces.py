@@ -12,7 +12,7 @@ import pyarrow as pa
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Equality
-from gpu_ops.descriptions.multi_join import MultiJoin, Step, StepType
+from gpu_ops.descriptions.multi_join import JoinStep, MultiJoin, StepType
 from oracle.drive import Event
 from oracle.multi_rules import Atom, MultiRules, Residual, clauses
 from oracle.traces import Maker, Recipe
@@ -71,7 +71,7 @@ class MultiShape:
         steps = []
         for place, step in enumerate(self.steps, start=1):
             on = [Equality(i, f"{LETTERS[i]}_{c}", f"{LETTERS[place]}_{own}", safe) for i, c, own, safe in step.on]
-            steps.append(Step(step.how, tuple(on), clauses(step.residual)))
+            steps.append(JoinStep(step.how, tuple(on), clauses(step.residual)))
         inputs = tuple(self._input(place, options) for place in range(len(self.unique)))
         return MultiJoin(inputs, tuple(steps), emit)
 

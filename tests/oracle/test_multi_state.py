@@ -15,7 +15,7 @@ import pytest
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Equality
-from gpu_ops.descriptions.multi_join import MultiJoin, Step
+from gpu_ops.descriptions.multi_join import JoinStep, MultiJoin
 from gpu_ops.errors import StateError
 from gpu_ops.join_engine import JoinEngine
 from oracle.drive import (
@@ -234,7 +234,7 @@ def rows_of(letter: str, count: int, keys: int, per_group: int) -> pa.Table:
 def hot_join(how: Any) -> MultiJoin:
     """A and B on key and group, C on key and group of A; nothing on the hot key alone."""
     inputs = [Input(n.upper(), rows_of(n, 0, 1, 1).schema, row_kind="op") for n in "abc"]
-    steps = [Step(how, (Equality(0, "a_k", f"{p}_k"), Equality(0, "a_g", f"{p}_g"))) for p in "bc"]
+    steps = [JoinStep(how, (Equality(0, "a_k", f"{p}_k"), Equality(0, "a_g", f"{p}_g"))) for p in "bc"]
     return MultiJoin(tuple(inputs), tuple(steps), "per_event")
 
 

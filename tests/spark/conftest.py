@@ -39,6 +39,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         config={
             "spark.sql.shuffle.partitions": "2",
             "spark.driver.memory": "1g",
+            "spark.buffer.pageSize": "1m",  # else each table that is broadcast takes 16 MB of it
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder} -XX:TieredStopAtLevel=1",
             "spark.sql.session.timeZone": "America/New_York",  # not the machine's, not UTC

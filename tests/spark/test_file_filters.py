@@ -124,7 +124,7 @@ def test_files_are_sifted_as_spark_would(
     assert read is not None
     assert ", ".join(dict.fromkeys(read.taken.tested)) == SIFTED[condition]
     taken_rows = FileRows(read.source.reader.rows.format, "rows", read.taken, PAIR)
-    pack = Pack(Packer("rows", 0, PAIR, (), (0,), 1 << 18), taken_rows, Taken.all(PAIR))
+    pack = Pack(Packer("rows", "join", 0, PAIR, (), (0,), 1 << 18), taken_rows, Taken.all(PAIR))
     files = pa.RecordBatch.from_pydict({"path": sorted(map(str, Path(folder).glob("*.parquet"))), "time": [1, 2, 3]})
     messages = [m.as_buffer() for batch in pack(iter([files])) for m in batch["rows"]]
     taken = [row for m in messages for row in pa.ipc.read_record_batch(m, PAIR).to_pylist()]

@@ -18,7 +18,7 @@ from gpu_ops.descriptions.groups import Order, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.tasks import rows as first
-from gpu_ops.spark.tasks.rows import FirstRows
+from gpu_ops.spark.tasks.rows import FirstOfGroup
 from spark.support import Sink, drain
 
 SCHEMA = pa.schema([("k", pa.string()), ("g", pa.int64()), ("v", pa.float64()), ("t", pa.string()), ("at", pa.int64())])
@@ -44,7 +44,7 @@ def folded(described: Top, batches: Sequence[pa.RecordBatch]) -> list[Any]:
 @given(ROWS, ORDERS, st.integers(1, 3), st.sampled_from([(), ("k",), ("k", "g")]), st.integers(1, 30))
 def test_the_first_rows_are_kept(rows: list[Any], order: str, n: int, by: tuple[str, ...], cut: int) -> None:
     described = Top(Input("t", SCHEMA), by, parse_order(order), n)
-    wanted = FirstRows.wanted(described)
+    wanted = FirstOfGroup.wanted(described)
     assert wanted is not None
     table = pa.Table.from_pylist(
         [dict(zip(SCHEMA.names, (*row, at), strict=True)) for at, row in enumerate(rows)], SCHEMA
@@ -58,17 +58,17 @@ def test_the_first_rows_are_kept(rows: list[Any], order: str, n: int, by: tuple[
 def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first, "_MOST_BYTES", 4000)
     table = pa.table({"k": [n % 5 for n in range(1000)], "v": range(1000)})
-    wanted = FirstRows(("k",), Order("v", descending=True), 2)
+    wanted = FirstOfGroup(("k",), Order("v", descending=True), 2)
     kept = list(wanted.of(iter(table.to_batches(max_chunksize=100))))
     assert sum(batch.num_rows for batch in kept) == 10 * 4  # of four times 300 rows, the last of 100
 
 
 def test_which_operators_need_all_rows() -> None:
-    def wanted(n: int = 1, emit: Any = "per_batch", **options: Any) -> FirstRows | None:
+    def wanted(n: int = 1, emit: Any = "per_batch", **options: Any) -> FirstOfGroup | None:
         source = Input("t", SCHEMA, **options)
-        return FirstRows.wanted(Top(source, ("k",), (Order("v"),), n, emit))
+        return FirstOfGroup.wanted(Top(source, ("k",), (Order("v"),), n, emit))
 
-    assert wanted() == FirstRows(("k",), Order("v"), 1)
+    assert wanted() == FirstOfGroup(("k",), Order("v"), 1)
     assert wanted(emit="at_end") is not None
     assert wanted(emit="per_event") is None
     assert wanted(unique_key=("g",)) is None

@@ -22,7 +22,7 @@ from gpu_ops.spark.tasks.arrow import TaskIdentity
 from gpu_ops.spark.tasks.packing import Packer, files_in_order
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried, Message
 from gpu_ops.state import blocks
-from gpu_ops.state.blocks import Blocks, Mapped, Part
+from gpu_ops.state.blocks import Blocks, FilePart, Mapped
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("tags", pa.list_(pa.int32()))])
 LANES = ("k", "n", "tags", "t")
@@ -44,7 +44,7 @@ def packer(
     blocks: Blocks | None = None,
 ) -> Packer:
     routes = tuple(range(100, 100 + partitions))
-    return Packer(f"in{number}", number, schema, by, routes, most_bytes, blocks=blocks)
+    return Packer(f"in{number}", "join", number, schema, by, routes, most_bytes, blocks=blocks)
 
 
 def packed(packer: Packer, batches: list[pa.RecordBatch], time: int = 0, source: str = "") -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def unpacked(
         assert {Message.of(about).partition for about in batch["about"].to_pylist()} == {messages[0]["partition"]}
     made = []
     for one in arrivals.to_wire(iter(batches)):
-        if isinstance(one, Part):
+        if isinstance(one, FilePart):
             folder = Path(one.block.file).parents[2]
             made.append(one.rows(Mapped(str(folder)).message(one.block), lanes))
         else:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import types as st
 
 import gpu_ops
-from gpu_ops.spark.tasks.functions import Applied
+from gpu_ops.spark.tasks.functions import ProcessPairs
 from spark.support import Sink, Source, drain
 from spark.test_interval import joined, metrics, order, shipment
 
@@ -151,4 +151,4 @@ def test_what_a_function_gives_is_checked(made: Any, message: str) -> None:
     row = pa.record_batch({"k": [1], "t": [2], "a": ["x"]})
     k = st.StructType([st.StructField("k", st.LongType())])
     with pytest.raises(gpu_ops.DescriptionError, match=message):
-        list(Applied(made, k, {"far": k}, {})(iter([row])))
+        list(ProcessPairs(made, k, {"far": k}, {})(iter([row])))

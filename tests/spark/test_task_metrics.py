@@ -12,7 +12,7 @@ import pytest
 from gpu_ops.spark.api.explain import _lookups
 from gpu_ops.spark.metrics.metrics import (
     METRICS_COLUMN,
-    Run,
+    JoinRun,
     TaskMetrics,
     added_up,
     metric_names,
@@ -24,7 +24,7 @@ from gpu_ops.spark.settings import PLUGIN, PREFIX, metrics_reported
 
 pytestmark = pytest.mark.thorough
 
-RUN = Run("query", "run", "join")
+RUN = JoinRun("query", "run", "join")
 NAMES = metric_names(("left", "right"), by_time=True)
 
 

@@ -26,7 +26,7 @@ from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange
 from gpu_ops.state import blocks, durable
 from gpu_ops.state import files as files_module
-from gpu_ops.state.blocks import BlockFiles, Mapped, Part
+from gpu_ops.state.blocks import BlockFiles, FilePart, Mapped
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
@@ -52,9 +52,9 @@ def in_order(table: pa.Table) -> pa.Table:
     return table.set_column(1, WIRE_SCHEMA.field(1), pa.array(range(table.num_rows)))
 
 
-def left(folder: Path, table: pa.Table, *, inline: tuple[int, ...] = ()) -> list[pa.RecordBatch | Part]:
+def left(folder: Path, table: pa.Table, *, inline: tuple[int, ...] = ()) -> list[pa.RecordBatch | FilePart]:
     """Its rows in files, a message for each run of rows of one input, some five; but for a few of them."""
-    files, made, at = BlockFiles(folder, 1), list[pa.RecordBatch | Part](), 0
+    files, made, at = BlockFiles(folder, 1), list[pa.RecordBatch | FilePart](), 0
     sides = table["__side"].to_pylist()
     while at < table.num_rows:
         end = next((i for i in range(at, table.num_rows) if sides[i] != sides[at] or i - at == 12), table.num_rows)
@@ -64,7 +64,7 @@ def left(folder: Path, table: pa.Table, *, inline: tuple[int, ...] = ()) -> list
         else:
             own = rows.select([place + 2 for place in PLACES[sides[at]]])
             block = files.put(0, own.serialize(), own.num_rows)
-            made.append(Part(sides[at], PLACES[sides[at]], at, block))
+            made.append(FilePart(sides[at], PLACES[sides[at]], at, block))
         at = end
     return made
 
@@ -74,7 +74,7 @@ ANSWERS = expected(BATCHES)
 
 
 def record(folder: Path, batch: int = 0, **changes: Any) -> Record:
-    parts = tuple(x for x in left(folder / "run" / str(batch), BATCHES[batch], **changes) if isinstance(x, Part))
+    parts = tuple(x for x in left(folder / "run" / str(batch), BATCHES[batch], **changes) if isinstance(x, FilePart))
     return Record(BATCHES[batch], 5, WIRE.to_json(), parts=parts)
 
 
@@ -89,7 +89,7 @@ def kept(root: Path) -> list[Path]:
 
 def test_a_row_is_copied_once_into_its_file_and_once_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the task that cut it to the engine: the server's table and the log's record are that file."""
-    seen: list[tuple[pa.Table, Part]] = []
+    seen: list[tuple[pa.Table, FilePart]] = []
     applied = PartitionState._apply
 
     def apply(self: PartitionState, batch_id: int, arrived: Any, *rest: Any) -> Any:
@@ -113,14 +113,14 @@ def test_a_row_is_copied_once_into_its_file_and_once_out_of_it(tmp_path: Path, m
     assert found.equals(ANSWERS[0])
     assert len(seen) == len(parts) > 2
     for table, part in seen:
-        assert isinstance(part, Part)
+        assert isinstance(part, FilePart)
         file = mapped[part.block.file]
         for lane in part.lanes:
             rows = table.column(lane + 2).slice(part.order, part.block.rows)
             (chunk,) = rows.chunks  # as it is in the file: what puts chunks together is the second copy
             for buffer in chunk.buffers():
                 assert buffer is None or file.address <= buffer.address <= file.address + file.size
-    (name,) = {part.block.file for part in parts if isinstance(part, Part)}
+    (name,) = {part.block.file for part in parts if isinstance(part, FilePart)}
     (link,) = kept(tmp_path)
     assert os.path.samefile(name, link)
     (head,) = (tmp_path / "s" / "p" / "0").glob("*.arrow")
@@ -242,7 +242,7 @@ def test_a_micro_batch_that_is_repeated_leaves_its_rows_once(tmp_path: Path) -> 
     """Twelve repetitions were twelve times the rows, until there was a snapshot."""
     partition, sizes = PartitionState(make_command(0, str(tmp_path / "s"))), []
     for attempt in range(12):
-        parts = tuple(x for x in left(tmp_path / f"run{attempt}" / "0", BATCHES[0]) if isinstance(x, Part))
+        parts = tuple(x for x in left(tmp_path / f"run{attempt}" / "0", BATCHES[0]) if isinstance(x, FilePart))
         assert partition.apply(0, BATCHES[0], WIRE, parts=parts).changelog.equals(ANSWERS[0])
         sizes.append(size_of(tmp_path))
     assert max(sizes) <= 1.01 * sizes[0]
@@ -262,7 +262,7 @@ def test_a_crash_loop_leaves_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sizes = []
     for attempt in range(6):
         partition = PartitionState(make_command(0, str(tmp_path / "s")))
-        parts = tuple(x for x in left(tmp_path / f"run{attempt}" / "0", BATCHES[0]) if isinstance(x, Part))
+        parts = tuple(x for x in left(tmp_path / f"run{attempt}" / "0", BATCHES[0]) if isinstance(x, FilePart))
         if dies == "before its record" and attempt < 5:
             monkeypatch.setattr(PartitionLog, "try_to_clean", lambda *_: None)  # it is no more
             monkeypatch.setattr(durable, "_write", gone)
@@ -351,7 +351,7 @@ def random_life(root: Path, seed: int) -> None:
             if choice.random() < 0.2:
                 servers[at] = PartitionState(make_command(0, state))  # the other one was killed
             kept_at = root / f"run{next(attempts)}" / str(batch)
-            parts = tuple(x for x in left(kept_at, rows, inline=(choice.randrange(5),)) if isinstance(x, Part))
+            parts = tuple(x for x in left(kept_at, rows, inline=(choice.randrange(5),)) if isinstance(x, FilePart))
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(files_module.os, "fsync", sometimes)
                 try:
@@ -444,7 +444,7 @@ def test_rows_are_read_in_the_application_s_own_folder_or_refused(tmp_path: Path
         strange = [*strange_paths(root).values(), str(tmp_path / "copy"), f"{root}/run/0/../0/{file.name}"]
         strange += [f"{root}/run/0/linked", f"{root}/run/0/pipe", f"{root}/run/0/none"]
         for path in strange:
-            moved = [x._replace(block=x.block._replace(file=path)) for x in parts if isinstance(x, Part)]
+            moved = [x._replace(block=x.block._replace(file=path)) for x in parts if isinstance(x, FilePart)]
             with pytest.raises(GpuJoinError, match=r"is no path below|leads elsewhere|is no file|No such file"):
                 exchanged(running, make_command(0, str(tmp_path / "s")), moved)
         assert not kept(tmp_path)
@@ -488,7 +488,7 @@ def test_files_are_on_their_way_to_the_disk_while_their_rows_are_joined(
 
     monkeypatch.setattr(files_module.ctypes, "CDLL", lambda _: Library())
     monkeypatch.setattr(JoinEngine, "prepare", prepared)
-    parts = tuple(x for x in left(tmp_path / "run" / "0", BATCHES[0]) if isinstance(x, Part))
+    parts = tuple(x for x in left(tmp_path / "run" / "0", BATCHES[0]) if isinstance(x, FilePart))
     partition = PartitionState(make_command(0, str(tmp_path / "s")))
     partition.apply(0, BATCHES[0], WIRE, parts=parts)
     assert asked == [(parts[0].block.file, 0, 0, 2), "joined"]
@@ -613,7 +613,7 @@ time.sleep(60)
         files_module.remove_temporary(own)
 
 
-def damaged(part: Part, **changes: Any) -> list[Any]:
+def damaged(part: FilePart, **changes: Any) -> list[Any]:
     return json.loads(json.dumps(part._replace(**changes)))  # type: ignore[no-any-return]
 
 
@@ -631,7 +631,7 @@ def damaged(part: Part, **changes: Any) -> list[Any]:
 )
 def test_damaged_places(server: Server, tmp_path: Path, wrong: dict[str, Any], kind: str) -> None:
     part = left(tmp_path / "run" / "0", BATCHES[0])[0]
-    assert isinstance(part, Part)
+    assert isinstance(part, FilePart)
     descriptor = flight.FlightDescriptor.for_command(make_command(0).to_json().encode())
     writer, reader = server.client.do_exchange(descriptor, call_options())
     writer.begin(WIRE_SCHEMA)
@@ -646,7 +646,7 @@ def test_damaged_places(server: Server, tmp_path: Path, wrong: dict[str, Any], k
 def test_no_place() -> None:
     for wrong in (None, [], 3, {"a": 1}, "abcd", [0, [], 0, ["f", 0, 0, 0, True, 5]]):
         with pytest.raises(DescriptionError, match="no rows in a file"):
-            Part.of(wrong)  # type: ignore[arg-type]
+            FilePart.of(wrong)  # type: ignore[arg-type]
 
 
 def test_a_message_is_mapped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,6 +654,6 @@ def test_a_message_is_mapped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(blocks, "mapped", lambda path: (opened.append(path), own(path))[1])
     mapped = Mapped(str(tmp_path))
     for part in left(tmp_path / "run" / "0", BATCHES[0]):
-        assert isinstance(part, Part)
+        assert isinstance(part, FilePart)
         part.rows(mapped.message(part.block), WIRE_SCHEMA)
     assert len(opened) == 1

@@ -24,7 +24,7 @@ from gpu_ops.join_engine import JoinEngine
 from gpu_ops.memory import Budget
 from gpu_ops.spark.server import rescale as module
 from gpu_ops.spark.server.partition import PartitionState, stored_state
-from gpu_ops.spark.server.recovery import Held
+from gpu_ops.spark.server.recovery import RecoveredState
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.tasks.engine import left_over
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
@@ -170,7 +170,7 @@ def test_rows_that_lie_on_disk_are_cut_as_well(tmp_path: Path, monkeypatch: pyte
         partitions.apply(batch)
     take = module._CutState.take
 
-    def seen(state: Any, held: Held) -> None:
+    def seen(state: Any, held: RecoveredState) -> None:
         read.append(sum(table.disk_bytes for table in held.tables.values() if isinstance(table, StateTable)))
         take(state, held)
 

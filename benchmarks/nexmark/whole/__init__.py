@@ -57,7 +57,7 @@ def duckdb_text(name: str) -> str:
 
 
 def answer(name: str, data: Path, files: int) -> pa.Table:
-    """What DuckDB answers over the first files of each table.
+    """DuckDB's answer over the first files of each table.
 
     Args:
         name: of the query.

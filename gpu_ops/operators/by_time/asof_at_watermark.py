@@ -159,7 +159,7 @@ class AsofAtWatermark(TemporalOperator):
         return self._forget(keys, self._none, now)
 
     def _needed(self, keys: Keys, now: int) -> list[Slots]:
-        """Of each key the right rows up to the watermark that left rows may still meet."""
+        """Finds the right rows of each key, up to the watermark, that left rows may still meet."""
         xp, left = self.kernels.xp, self.tables[0]
         found = super()._needed(keys, now)
         if self._exact:

@@ -3,12 +3,12 @@
 Law: inputs only grow. A new row meets the rows of the other side with its key and a time inside the
 bounds that have come before it and are still there; every such pair that meets the condition is put out once, by
 the later of the two. A row of an outer side that has met no match when its time is over comes out
-with a null pad. Its time is over when the watermark passes the last time at which a partner that is not late
+unmatched, with nulls. Its time is over when the watermark passes the last time at which a partner that is not late
 could come: its own time plus ``upper`` for a left row, minus ``lower`` for a right one. (By the keyed rules: when the
 watermark reaches it.)
 
 A semi join puts out the left row of its first pair, instead of the pairs; an anti join the left rows that a left join
-would pad, when it would. Neither has anything of the right.
+would come out unmatched, when it would. Neither has anything of the right.
 
 Within a micro-batch the watermark stands still; it advances before the micro-batch's rows. So what it
 ends comes out first, at instant -1.
@@ -29,7 +29,7 @@ there depends on its timers:
   last cleaned up (``leftExpirationTime``, ``rightExpirationTime``).
 
 Not taken over, as they only touch times before 1970: Flink counts a watermark below 0 as 0, and drops rows of times
-up to 0 without a pad.
+up to 0 without an unmatched row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,15 @@ from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped, shifted
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, sorted_by
-from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order, left_right, with_nulls
+from gpu_ops.operators.core.emission import (
+    JOINED,
+    UNMATCHED_COMES,
+    OutputRows,
+    chained,
+    in_order,
+    left_right,
+    with_nulls,
+)
 from gpu_ops.operators.core.match import first_equal, fulfilling, match
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import AT_WATERMARK, Clock, TimedOperator
@@ -65,7 +73,7 @@ _FOREVER = np.iinfo(np.int64).max
 
 @dataclasses.dataclass(frozen=True)
 class IntervalClock(Clock):
-    """What an interval join knows of time; by processing time in milliseconds.
+    """The clock of an interval join; by processing time in milliseconds.
 
     Attributes:
         cleaned: per side, the time up to which rows were last cleaned up, of any key.
@@ -75,7 +83,7 @@ class IntervalClock(Clock):
 
 
 def looks(xp: Any, reach: Array, cleaned: int, over: int) -> tuple[Array, int]:
-    """Which of a side's new rows look for rows of the other side, and clean up as they go.
+    """Finds the new rows of a side that look for rows of the other side, and clean up as they go.
 
     Args:
         xp: numpy or cupy.
@@ -126,10 +134,10 @@ def sweep_times(table: IntervalTable, keys: Frame, hashes: Hashes, times: Array,
             wrong = [_lower(table, lead, timer, found, once=True) for found in runs]
             unsure = xp.unique(xp.concatenate([xp.empty(0, np.int64), *wrong]))
         if unsure.size:
-            needle, slots = table.index.probe(
+            probe_row, slots = table.index.probe(
                 hashes[leaders[unsure]], since[unsure], xp.full(unsure.size, _FOREVER, np.int64), staged=False
             )
-            _lower(table, lead, timer, (unsure[needle], slots), once=False)
+            _lower(table, lead, timer, (unsure[probe_row], slots), once=False)
     timer = xp.where(timer == _FOREVER, times[leaders], timer)
     swept = xp.empty(times.size, np.int64)
     swept[groups.order] = xp.maximum(times[groups.order], timer[groups.group])
@@ -137,7 +145,7 @@ def sweep_times(table: IntervalTable, keys: Frame, hashes: Hashes, times: Array,
 
 
 def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positions, Slots], *, once: bool) -> Positions:
-    """Lower each key's timer to the earliest sweep time found; gives the needles whose find was another key.
+    """Lower each key's timer to the earliest sweep time found; gives the probe rows whose find was another key.
 
     Args:
         table: the state.
@@ -147,18 +155,18 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positio
         once: whether no number comes twice.
     """
     kernels, xp = table.kernels, table.kernels.xp
-    needle, slots = found
+    probe_row, slots = found
     own, stored = Columns(keys, table.keys), Columns(table.store, table.keys)
-    same = kernels.equal_at(table.key_types, (own, needle), (stored, slots))
+    same = kernels.equal_at(table.key_types, (own, probe_row), (stored, slots))
     right = same & (table.status.values[slots] != DEAD)
     table.fetch(slots)
-    at, swept = needle[right], table.sweep[slots[right]]
+    at, swept = probe_row[right], table.sweep[slots[right]]
     if not once:
         order = sorted_by(kernels, at, swept)
         lowest = order[value_changes(xp, at[order])]
         at, swept = at[lowest], swept[lowest]
     timer[at] = xp.minimum(timer[at], swept)
-    return needle[~same]
+    return probe_row[~same]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,9 +220,9 @@ class IntervalOperator(TimedOperator[IntervalClock]):
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; see `gpu_ops.operators.operator.Operator`."""
         started = time.perf_counter()
-        pads, gone = self.advance(self._advanced(watermark_ms))
+        unmatched, gone = self.advance(self._advanced(watermark_ms))
         changes, late, metrics = self._admitted(changes, () if self.interval.late == "join" else (0, 1))
-        parts = [*((rows, PAD_COMES) for rows in pads), *self.apply((changes[0], changes[1]), clock_ms)]
+        parts = [*((rows, UNMATCHED_COMES) for rows in unmatched), *self.apply((changes[0], changes[1]), clock_ms)]
         if self.join.emit == "per_batch":
             rows = chained(self.kernels, [part for part, _ in parts])
         else:
@@ -233,20 +241,20 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             now: the watermark in force from here on.
 
         Returns:
-            Pads, and how many rows of either side went.
+            Unmatched rows, and how many rows of either side went.
         """
         for table in self.tables:
             table.begin()
-        cleaned, pads, gone = list(self.clock.cleaned), [], [0, 0]
+        cleaned, unmatched, gone = list(self.clock.cleaned), [], [0, 0]
         if now > self.clock.watermark:
             for side in (0, 1):
                 slots, fired = self._expire(side, now)
                 gone[side] = int(slots.size)
-                pads.append(self._pads(side, slots, AT_WATERMARK))
+                unmatched.append(self._unmatched(side, slots, AT_WATERMARK))
                 if fired:
                     cleaned[side] = self._over(side, now)
         self._next = IntervalClock(now, self.clock.seen, (cleaned[0], cleaned[1]))
-        return pads, (gone[0], gone[1])
+        return unmatched, (gone[0], gone[1])
 
     def _over(self, side: int, watermark: int) -> int:
         """The latest time at which a row's time is over."""
@@ -309,9 +317,9 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         parts: list[tuple[OutputRows, int]] = []
         if self.lazy:
             for side in (0, 1):
-                met, pads = self._clean_up(side, new[side], over[1 - side])
+                met, unmatched = self._clean_up(side, new[side], over[1 - side])
                 pairs.append(met)
-                parts.append((pads, PAD_COMES))
+                parts.append((unmatched, UNMATCHED_COMES))
         if self.join.one_sided:
             first = self._first(pairs)
             shown = first if self.join.how == "semi" else first.pick(xp.empty(0, np.int64))
@@ -327,7 +335,9 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             kept = new[side].kept
             if outer[side] and kept is not None:
                 passing = xp.flatnonzero(~kept)
-                parts.append((self._pads(side, new[side].slots[passing], new[side].instants[passing]), PAD_COMES))
+                parts.append(
+                    (self._unmatched(side, new[side].slots[passing], new[side].instants[passing]), UNMATCHED_COMES)
+                )
         return parts
 
     # --- its parts ---------------------------------------------------------------------------
@@ -380,7 +390,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         table.end(slots)
 
     def _clean_up(self, side: int, own: NewRows, over: int) -> tuple[OutputRows, OutputRows]:
-        """Pairs and pads of the other side's stale rows that new rows take away."""
+        """Pairs and unmatched rows of the other side's stale rows that new rows take away."""
         other, cleaned = self.tables[1 - side], list(self._next.cleaned)
         reach = shifted(self.kernels.xp, own.times, self.keep[side])
         looking, cleaned[1 - side] = looks(self.kernels.xp, reach, cleaned[1 - side], over)
@@ -408,19 +418,19 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             over: rows of the other side up to this time have been left behind.
         """
         xp, own, others = self.kernels.xp, new[side], new[1 - side]
-        needle, slots = self._matches(side, own, None, over, (True, side == 0))
+        probe_row, slots = self._matches(side, own, None, over, (True, side == 0))
         if side == 1 and own.kept is not None:
             passing = xp.flatnonzero(~own.kept)
             more = self._matches(side, own, passing, over, (False, True))
-            needle, slots = xp.concatenate([needle, more[0]]), xp.concatenate([slots, more[1]])
+            probe_row, slots = xp.concatenate([probe_row, more[0]]), xp.concatenate([slots, more[1]])
         first = self.tables[1 - side].first_new
         came = others.instants[xp.maximum(slots - first, 0)] if others.instants.size else xp.zeros(slots.size, np.int64)
         came = xp.where(slots >= first, came, BEFORE_ALL)
-        instants = own.instants[needle]
+        instants = own.instants[probe_row]
         if own.kept is not None:
-            right = own.kept[needle] | (came < instants)
-            needle, slots, came, instants = needle[right], slots[right], came[right], instants[right]
-        return self._joined(side, own.slots[needle], slots, xp.maximum(instants, came))
+            right = own.kept[probe_row] | (came < instants)
+            probe_row, slots, came, instants = probe_row[right], slots[right], came[right], instants[right]
+        return self._joined(side, own.slots[probe_row], slots, xp.maximum(instants, came))
 
     def _matches(
         self, side: int, own: NewRows, rows: Positions | None, over: int, among: tuple[bool, bool]
@@ -438,14 +448,14 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         earliest, latest = self._window(side, times)
         if not self.interval.keyed:
             earliest = xp.maximum(earliest, clipped(over + 1))
-        needle, slots = other.index.probe(hashes, earliest, latest, committed=among[0], staged=among[1])
+        probe_row, slots = other.index.probe(hashes, earliest, latest, committed=among[0], staged=among[1])
         return match(
             kernels,
-            (needle if rows is None else rows[needle], slots),
+            (probe_row if rows is None else rows[probe_row], slots),
             table.key_types,
             (Columns(own.keys, table.keys), Columns(other.store, other.keys)),
             alive=lambda _, slots: self._open(1 - side, slots),
-            residual=lambda needle, slots: self._fulfilling(side, own.slots[needle], slots),
+            residual=lambda probe_row, slots: self._fulfilling(side, own.slots[probe_row], slots),
         )
 
     def _open(self, side: int, slots: Slots) -> Array:
@@ -483,7 +493,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             looking: mask of those that look.
 
         Returns:
-            Pairs with them, and pads of those that never had one.
+            Pairs with them, and unmatched rows of those that never had one.
         """
         kernels, xp = self.kernels, self.kernels.xp
         table, other = self.tables[side], self.tables[1 - side]
@@ -514,16 +524,16 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             alone = xp.ones(stale.size, bool)
             alone[xp.flatnonzero(meets)[fits]] = False
         pairs = self._joined(side, own.slots[row], met, own.instants[row])
-        pads = self._pads(1 - side, stale[alone], own.instants[by[alone]])
+        unmatched = self._unmatched(1 - side, stale[alone], own.instants[by[alone]])
         other.move(stale, LIVE, GHOST)
-        return pairs, pads
+        return pairs, unmatched
 
     def _joined(self, side: int, own: Slots, others: Slots, instants: Instants) -> OutputRows:
         kinds = self.kernels.xp.full(own.size, INSERT, np.int8)
         return OutputRows(kinds, left_right(side, own, others), instants)
 
-    def _pads(self, side: int, slots: Slots, instants: Instants | int) -> OutputRows:
-        """Those of these rows that have met no match, with nulls for the other side; none if it is no outer side."""
+    def _unmatched(self, side: int, slots: Slots, instants: Instants | int) -> OutputRows:
+        """Makes unmatched rows of those that have met no match; none if it is no outer side."""
         xp, matched = self.kernels.xp, self.tables[side].matched
         shown = slots[:0] if matched is None or not self.join.outer[side] else matched[slots] == 0
         alone = slots[shown]

@@ -44,7 +44,8 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.key_table import KeyTable
-from gpu_ops.operators.core.match import Direction, Nearest, first_equal, fulfilling, live_matches
+from gpu_ops.operators.core.match import first_equal, fulfilling, live_matches
+from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import AT_WATERMARK, SIDES, Clock, TimedOperator
 from gpu_ops.output import Output
@@ -91,7 +92,7 @@ class Retention:
         return Columns(frame, names), self.kernels.hash_rows(frame, names, self.schema.types)
 
     def found(self, own: Columns) -> Slots:
-        """Of keys in the columns of an input those that have a clean-up time."""
+        """Finds the keys, in the columns of an input, that have a clean-up time."""
         pairs = zip(self.schema.names, own.names, strict=True)
         slots = self.keys.find(self.kernels.combine([(name, own.source, column) for name, column in pairs]))
         return slots[slots >= 0]
@@ -240,7 +241,7 @@ class TemporalOperator(TimedOperator[Clock]):
         return Keys(side, slots, frame, table.hash_keys(frame))
 
     def _newer(self) -> Callable[[Slots], Array] | None:
-        """What orders versions of one time; None for their arrival."""
+        """The order of versions of one time; None for their arrival."""
         return None
 
     def _nearest(self, side: int, newer: Callable[[Slots], Array] | None = None) -> Nearest:
@@ -255,14 +256,14 @@ class TemporalOperator(TimedOperator[Clock]):
             newer=newer,
         )
 
-    def _search(self, own: Keys, times: Array, direction: Direction = "backward", **how: Any) -> Slots:
+    def _search(self, own: Keys, times: Array, direction: SearchDirection = "backward", **how: Any) -> Slots:
         """The version of each row's key that is nearest to a time, -1 for none.
 
         Args:
             own: the rows.
             times: n times.
             direction: whether the last before or the first after it.
-            how: options of `gpu_ops.operators.core.match.Nearest.search`.
+            how: options of `gpu_ops.operators.core.nearest.Nearest.search`.
         """
         columns = Columns(own.frame, self.tables[own.side].keys)
         rows = self.kernels.xp.arange(own.slots.size, dtype=np.int64)
@@ -344,11 +345,11 @@ class TemporalOperator(TimedOperator[Clock]):
         return Keys(own.side, own.slots[lead], frame, own.hashes[lead])
 
     def _needed(self, keys: Keys, now: int) -> list[Slots]:
-        """Of each key the versions up to the watermark that left rows may still meet; -1 for none."""
+        """Finds the versions of each key, up to the watermark, that left rows may still meet; -1 for none."""
         return [self._search(keys, self.kernels.xp.full(keys.slots.size, now, np.int64))]
 
     def _of_keys(self, keys: Keys, candidates: tuple[Array, Slots]) -> Slots:
-        """Of candidates of an index of versions those that are there and of the key."""
+        """Keeps the candidates of an index of versions that are live and of their probe row's key."""
         return live_matches(self.tables[1], candidates, Columns(keys.frame, self.tables[keys.side].keys))[1]
 
     # --- state TTL ---------------------------------------------------------------------------
@@ -366,7 +367,7 @@ class TemporalOperator(TimedOperator[Clock]):
         return gone[0], gone[1]
 
     def _left_of(self, firing: list[Keys], retention: Retention) -> Slots:
-        """Of keys that have fired those of which anything is left; the others have no clean-up time any more."""
+        """Keeps the keys that have fired of which a row is left; the others lose their clean-up time."""
         xp = self.kernels.xp
         found = [retention.found(Columns(own.frame, self.tables[own.side].keys)) for own in firing]
         keys = distinct(xp, xp.concatenate(found))

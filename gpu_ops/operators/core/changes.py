@@ -43,7 +43,7 @@ NEVER = 1 << INSTANT_BITS
 
 @dataclasses.dataclass
 class Lifetimes:
-    """What a micro-batch does to one input, by row.
+    """The births and deaths of one input's rows in a micro-batch.
 
     The new rows get the slots from ``first_new`` on.
 
@@ -74,7 +74,7 @@ class Lifetimes:
 
     @property
     def any_death(self) -> bool:
-        """Whether any row dies."""
+        """Tells whether any row dies."""
         return self.deaths is not None or bool(self.killed.size)
 
     @property
@@ -96,7 +96,7 @@ class Lifetimes:
         return self.instants
 
     def happens(self, *, deaths: int, births: int) -> None:
-        """Of a net change: put all deaths, and all births, at one instant."""
+        """Puts all deaths of a net change at one logical time, and all births at one."""
         assert self.net is not None
         self.net, self.instants = dataclasses.replace(self.net, deaths=deaths, births=births), None
 
@@ -114,7 +114,7 @@ class Lifetimes:
         return found, xp.concatenate(instants), signs
 
     def dying(self, slots: Slots) -> Array | None:
-        """Of a net change: mask of the rows at these slots that die; None if none does. Not after its commit."""
+        """Flags, in a net change, the rows at these slots that die; None if none does. Not after its commit."""
         assert self.net is not None
         return self.net.status.values[slots] == DYING if self.killed.size else None
 
@@ -161,8 +161,8 @@ _SPARSE: Final = 16
 """Of so many places one is marked, so that few changes look like retracted ones."""
 
 
-class Given(NamedTuple):
-    """What the changes of one input do, in the backend's memory.
+class DeviceChanges(NamedTuple):
+    """The changes of one input in the backend's memory, as `apply_changes` takes them.
 
     Attributes:
         inserts: mask of those that bring a row; None where all do, and none looks for a row that is there.
@@ -177,8 +177,8 @@ class Given(NamedTuple):
     beside: Mapping[str, Array] = {}
 
 
-def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[Given]:
-    """What `apply_changes` takes, of several inputs, moved together.
+def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[DeviceChanges]:
+    """Moves the changes of several inputs to the backend's memory together.
 
     Args:
         tables: of each input.
@@ -199,9 +199,9 @@ def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: boo
         for change in changes
     ]
     if net:
-        return [Given(mask, None, None, its) for mask, its in zip(inserts, beside, strict=True)]
+        return [DeviceChanges(mask, None, None, its) for mask, its in zip(inserts, beside, strict=True)]
     sequences = _moved(kernels, [change.sequence for change in changes])
-    return [Given(*of_input) for of_input in zip(inserts, moved, sequences, beside, strict=True)]
+    return [DeviceChanges(*of_input) for of_input in zip(inserts, moved, sequences, beside, strict=True)]
 
 
 def _looking(table: KeyedTable, kinds: Array) -> Array | None:
@@ -222,7 +222,9 @@ def _moved(kernels: Kernels, arrays: Sequence[Array]) -> list[Array]:
     return [moved[end - array.size : end] for array, end in zip(arrays, ends, strict=True)]
 
 
-def apply_changes(table: KeyedTable, frame: Frame, change: Given, event_kinds: Array | None, *, net: bool) -> Lifetimes:
+def apply_changes(
+    table: KeyedTable, frame: Frame, change: DeviceChanges, event_kinds: Array | None, *, net: bool
+) -> Lifetimes:
     """Resolve one input's changes and prepare its table for them.
 
     Args:
@@ -279,7 +281,7 @@ class _InputChanges:
 
     @functools.cached_property
     def groups(self) -> Groups:
-        """Of what identifies a row."""
+        """The changes in groups of equal identity."""
         table = self.table
         return Groups(table.kernels, self.frame, table.identity, table.identity_types, self.hashes)
 
@@ -314,7 +316,7 @@ def present(
 def _candidates(
     table: KeyedTable, frame: Frame, rows: Positions, hashes: Hashes, at_most: int | None = None
 ) -> _Candidates:
-    """Of rows in the order of their groups; which of them finds a row is said by its number."""
+    """Looks up candidates for rows in the order of their groups; a row is known by its number in that order."""
     index = table.identity_index
     assert index is not None
     # groups are in the order of their hashes, as entries are
@@ -338,13 +340,13 @@ def _instances(batch: _InputChanges, wanted: Array | None) -> tuple[Array, Slots
     looks = leader[numbers]
     try:
         most = most_candidates(table, int(looks.size))
-        needle, slots = present(table, batch.frame, looks, batch.hashes, at_most=most)
+        probe_row, slots = present(table, batch.frame, looks, batch.hashes, at_most=most)
     except TooMany:
         assert table.identity_index is not None
         first = FirstRows(table, table.identity_index, table.identity, table.identity_types)
         own = Columns(batch.frame, table.identity, looks)
-        needle, slots = first.search(own, batch.hashes[looks], wanted[numbers])
-    return numbers[needle], slots
+        probe_row, slots = first.search(own, batch.hashes[looks], wanted[numbers])
+    return numbers[probe_row], slots
 
 
 def _retracted(batch: _InputChanges) -> Positions | None:
@@ -361,7 +363,7 @@ def _retracted(batch: _InputChanges) -> Positions | None:
 
 
 def _among_all(batch: _InputChanges, some: Positions) -> tuple[Positions, Lifetimes]:
-    """As `_by_value`, which looks at some changes only: each of the others brings a row that stays."""
+    """Applies changes like `_by_value`, looking at some of them only: each of the others brings a row that stays."""
     table, inserts, sequence = batch.table, batch.inserts, batch.sequence
     xp, frame = table.kernels.xp, table.kernels.take(batch.frame, some, table.identity, present=True)
     when = None if sequence is None else sequence[some]
@@ -381,7 +383,7 @@ def _among_all(batch: _InputChanges, some: Positions) -> tuple[Positions, Lifeti
 
 
 class _Takes(NamedTuple):
-    """Which row each retraction takes that is not unknown: the oldest instance of its value first.
+    """The row that each known retraction takes: the oldest instance of its value first.
 
     Attributes:
         old: of those that take a committed row, their positions among the grouped changes.
@@ -397,7 +399,7 @@ class _Takes(NamedTuple):
 
 
 def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
-    """Of a multiset input, value by value.
+    """Matches retractions of a multiset input with instances of the same value.
 
     With two committed rows of value x, in slots 4 and 7, and none of y, ten changes:
 
@@ -526,7 +528,7 @@ def _by_unique_key(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
 
 
 def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
-    """Of each key only the last change matters, and the row that was there before."""
+    """Applies a net change of an input with a unique key: the last change of each key and the row before it count."""
     table, groups, last = batch.table, batch.groups, batch.groups.last
     kernels, xp = table.kernels, table.kernels.xp
     insert, comes = batch.inserts[groups.order], batch.inserts[last]
@@ -553,7 +555,7 @@ def _stored(batch: _InputChanges, rows: Positions) -> Slots:
 
 
 def _present_before(batch: _InputChanges, insert: Array, there: Array) -> Array:
-    """Whether its key has a row when a change comes; ``there``: of each key, before the first."""
+    """Flags changes whose key has a row when they come; ``there``: of each key, before the first."""
     before = batch.table.kernels.xp.empty(insert.size, bool)
     before[1:] = insert[:-1]
     before[batch.groups.starts] = there

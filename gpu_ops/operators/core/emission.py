@@ -20,16 +20,16 @@ from gpu_ops.operators.core.order import Groups, within
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import DYING, LIVE
 
-# Order within one instant: a pad's retraction comes before the rows that replace it, a pad after
+# Order within one instant: an unmatched row's retraction comes before the rows that replace it, an unmatched row after
 # the rows it replaces.
-PAD_GOES, JOINED, PAD_COMES = 0, 1, 2
+UNMATCHED_GOES, JOINED, UNMATCHED_COMES = 0, 1, 2
 
 
 @dataclasses.dataclass
 class OutputRows:
     """N rows that enter or leave the result: parallel arrays.
 
-    A left row in slot 3 that loses its pad because change 5 brings its first match, in slot 8:
+    A left row in slot 3 that loses its unmatched row because change 5 brings its first match, in slot 8:
 
         kinds     [DELETE, INSERT]
         slots    ([3,      3     ],
@@ -47,17 +47,17 @@ class OutputRows:
 
     @property
     def size(self) -> int:
-        """How many."""
+        """The number of rows."""
         return int(self.kinds.size)
 
     def pick(self, positions: Positions) -> OutputRows:
-        """Some of the rows, in the order given."""
+        """Gathers some of the rows, in the order given."""
         slots = tuple(s[positions] for s in self.slots)
         return OutputRows(self.kinds[positions], slots, self.instants[positions])
 
 
 def left_right(side: int, own: Any, other: Any) -> tuple[Any, Any]:
-    """What belongs to one of two inputs, and what to the other: the left's first."""
+    """Orders a pair of one input's and the other's: the left's first."""
     return (own, other) if side == 0 else (other, own)
 
 
@@ -113,12 +113,12 @@ def fold(
     return xp.sort(groups.order[kept])
 
 
-Tables = tuple[KeyedTable, KeyedTable]
-Sides = tuple[Lifetimes, Lifetimes]
+SideTables = tuple[KeyedTable, KeyedTable]
+SideLifetimes = tuple[Lifetimes, Lifetimes]
 
 
 class Wanted(NamedTuple):
-    """Which pairs are looked for.
+    """The condition and the limits by which pairs are looked for.
 
     Attributes:
         condition: the residual condition.
@@ -176,7 +176,7 @@ class TimedPairs(Pairs):
     end: Instants
 
 
-def net_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> NetPairs:
+def net_pairs(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> NetPairs:
     """The pairs one of whose rows the micro-batch touches, by its net change."""
     xp = tables[0].kernels.xp
     slots = _candidates(tables, sides, wanted)
@@ -190,13 +190,13 @@ def net_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> NetPairs:
 def _net(  # noqa: PLR0917 - what is fused takes no keywords
     left: Array, right: Array, new_left: int, new_right: int, left_dies: Array | None, right_dies: Array | None
 ) -> tuple[Array, Array, Array]:
-    """What pairs of slots do to counts; masks of those that come, and of those that go."""
+    """Computes by how much pairs of slots move counts, and masks of those that come and of those that go."""
     new = (left >= new_left) | (right >= new_right)
     dies: Array = right_dies if left_dies is None else left_dies if right_dies is None else left_dies | right_dies
     return new.astype(np.int32) - dies, new & ~dies, dies & ~new
 
 
-def timed_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> TimedPairs:
+def timed_pairs(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> TimedPairs:
     """All pairs one of whose rows the micro-batch touches and that live at some instant of it."""
     xp = tables[0].kernels.xp
     slots = _candidates(tables, sides, wanted)
@@ -213,12 +213,12 @@ def timed_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> TimedPairs:
 
 
 def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:
-    """What pairs of these times do to counts; masks of those that come, and of those that go."""
+    """Computes by how much pairs of such times move counts, and masks of those that come and of those that go."""
     comes, goes = begin != ALWAYS, end != NEVER
     return comes.astype(np.int32) - goes, comes, goes
 
 
-def _candidates(tables: Tables, sides: Sides, wanted: Wanted) -> tuple[Slots, Slots]:
+def _candidates(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> tuple[Slots, Slots]:
     """Left and right slots of all pairs one of whose rows the micro-batch touches."""
     xp = tables[0].kernels.xp
     left, right = probe(tables, sides, 0, wanted, dying=True)
@@ -226,7 +226,7 @@ def _candidates(tables: Tables, sides: Sides, wanted: Wanted) -> tuple[Slots, Sl
     return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
 
 
-def probe(tables: Tables, sides: Sides, side: int, wanted: Wanted, *, dying: bool) -> tuple[Slots, Slots]:
+def probe(tables: SideTables, sides: SideLifetimes, side: int, wanted: Wanted, *, dying: bool) -> tuple[Slots, Slots]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
     The left's touched rows meet new rows, too, and those that are ``dying`` or not; the right's only rows that the

@@ -75,8 +75,8 @@ def order_rows(
     index.update(table.first_new, ordered)
 
 
-class _Read(NamedTuple):
-    """What was read in spans of a run, a number each.
+class _SpanRows(NamedTuple):
+    """Rows that were read in spans of a run, in arrays of a number each.
 
     Attributes:
         span: of each row that is there and has its key, in which span it was read.
@@ -167,7 +167,7 @@ class FirstRows:
         """
         return []
 
-    def _read(self, run: Any, own: Columns, hashes: Hashes, spans: tuple[Array, Positions, Positions]) -> _Read:
+    def _read(self, run: Any, own: Columns, hashes: Hashes, spans: tuple[Array, Positions, Positions]) -> _SpanRows:
         """The rows in some spans of a run: of each the number of a key, its begin and its end."""
         xp, (numbers, begins, ends) = self._kernels.xp, spans
         span, places = written_out(xp, begins, ends - begins)
@@ -191,4 +191,4 @@ class FirstRows:
         if self._types:
             mine = xp.flatnonzero(self._kernels.equal_at(self._types, (own, numbers[span]), (self._found, slots)))
             span, slots = span[mine], slots[mine]
-        return _Read(span, slots, more, stops)
+        return _SpanRows(span, slots, more, stops)

@@ -22,7 +22,7 @@ from gpu_ops.operators.core.order import Groups
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
 from gpu_ops.state.numbers import Growing
-from gpu_ops.state.pieces import FromSnapshot, Numbers
+from gpu_ops.state.pieces import FromSnapshot, RowNumbers
 from gpu_ops.state.table import DEAD, LIVE, KeySet, StateTable
 from gpu_ops.state.time_index import TimeIndex, TimeQueue
 
@@ -44,7 +44,7 @@ class Located(NamedTuple):
 
 
 class KeyTable(StateTable):
-    """Keys, each once.
+    """A table of distinct keys, with numbers beside each.
 
     Args:
         kernels: the backend.
@@ -120,7 +120,7 @@ class KeyTable(StateTable):
                 self.beside[name] = column
 
     def locate(self, frame: Frame) -> Located:
-        """Where the keys of some rows are; those that are not there yet are staged, all numbers 0.
+        """Finds the slots of some rows' keys; keys that are new are staged, all numbers 0.
 
         Args:
             frame: n rows with the columns of a key.
@@ -152,9 +152,9 @@ class KeyTable(StateTable):
         slots = self._guessed(frame, hashes)
         rest = kernels.xp.flatnonzero(slots < 0)
         if rest.size and len(self):
-            needles = kernels.entries(hashes, 0, rest)
-            needles.sort()
-            pairs = cast("HashIndex", self.indexes["0"]).meet(needles, staged=True)
+            probe_rows = kernels.entries(hashes, 0, rest)
+            probe_rows.sort()
+            pairs = cast("HashIndex", self.indexes["0"]).meet(probe_rows, staged=True)
             columns = Columns(frame, names, rest), Columns(self.store, names)
             slots[rest] = kernels.sole_matches(types, pairs, columns, self._among(), size=int(rest.size))
         return slots
@@ -179,7 +179,7 @@ class KeyTable(StateTable):
         return xp.where(same, slots, -1)
 
     def _place(self, hashes: Hashes) -> Positions:
-        """Where a key of each hash would be among the places."""
+        """The place in the cache of places where a key of each hash would be."""
         return (hashes >> np.uint64(65 - int(self._places.size).bit_length())).view(np.int64)
 
     def _searched(self, frame: Frame, hashes: Hashes) -> Slots:
@@ -250,7 +250,7 @@ class KeyTable(StateTable):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def _numbers(self, columns: Mapping[str, Growing]) -> Numbers:
+    def _numbers(self, columns: Mapping[str, Growing]) -> RowNumbers:
         found = super()._numbers(columns)
         return found | {name: changed(found[name]) for name, changed in self.as_stored.items()}
 
@@ -282,7 +282,7 @@ def forget_rows(table: KeyedTable, frame: Frame) -> int:
     return int(slots.size)
 
 
-class Followed(StateTable):
+class ReferencedTable(StateTable):
     """A table to which the numbers of another one lead.
 
     Attributes:
@@ -296,7 +296,7 @@ class Followed(StateTable):
             self.follow(new_slots)
 
 
-class ValueTable(Followed):
+class ValueTable(ReferencedTable):
     """Rows that the numbers of another table lead to; no index."""
 
     def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
@@ -304,5 +304,5 @@ class ValueTable(Followed):
         self._restore(stored, settle)
 
 
-class InputRows(Followed, KeyedTable):
+class InputRows(ReferencedTable, KeyedTable):
     """The rows of an input, which numbers beside groups lead to."""

@@ -3,21 +3,12 @@
 An index finds rows by a hash (and perhaps a range of times); a candidate is a match if its row is alive at the instant
 asked for, really equal in the key, and the residual condition is true of the pair. The first two are asked of all
 candidates and looked at together: each look is a wait for the GPU. Every operator's matches come from here.
-
-`Nearest` looks up the row of a key that is nearest in time, for ASOF and temporal joins. Each run of the index is
-ordered by (hash, time, what orders ties, arrival). A bisection finds where a needle stands in it, and its row is the
-next one before it that is alive and has its key: the newest of its time. Looking forward, the next one says which time
-it is, and the last one of that time is the needle's row. For nearly all needles that is one step, however many rows
-there are of one time. Where rows that are gone lie in the way, those that still walk after some steps jump over them,
-which reads that part of the run. A run all of whose times are farther than what a needle has found already is not
-looked at: where rows come about in the order of their times, most needles look at one run.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -29,15 +20,14 @@ from gpu_ops.kernels import Among, Columns, Frame, Kernels, Store, TooMany
 from gpu_ops.state.interval_table import IntervalTable
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import LIVE
-from gpu_ops.state.time_index import TimeIndex, TimeRun
 
 PIECE: Final = 1 << 21
 """Candidates looked at together."""
 
-Pairs = tuple[Array, Slots]
+MatchedSlots = tuple[Array, Slots]
 """n positions (or slots) of the rows that look, and n slots of rows they find: parallel int64 arrays."""
 
-Residual = Callable[[Array, Slots], Positions | None]
+PairFilter = Callable[[Array, Slots], Positions | None]
 """Gives, of pairs, the positions of those for which a residual condition is true; None for all."""
 
 
@@ -71,13 +61,13 @@ def fulfilling(
 
 def match(
     kernels: Kernels,
-    candidates: Pairs,
+    candidates: MatchedSlots,
     types: Sequence[pa.DataType],
     columns: tuple[Columns, Columns],
     *,
     alive: Callable[[Array, Slots], Array | None] | None = None,
-    residual: Residual | None = None,
-) -> Pairs:
+    residual: PairFilter | None = None,
+) -> MatchedSlots:
     """The candidates that match, in their order.
 
     Args:
@@ -108,9 +98,9 @@ def match_among(
     among: Among | None,
     *,
     by_candidate: bool = False,
-    residual: Residual | None = None,
-) -> Pairs:
-    """As `match`, where the rows that are there are known by their state: the backend looks at all of it at once.
+    residual: PairFilter | None = None,
+) -> MatchedSlots:
+    """Finds the candidates that match like `match`, by the state of rows: the backend looks at all of it at once.
 
     Args:
         kernels: the backend.
@@ -127,7 +117,7 @@ def match_among(
     return _fulfilling(kernels.matches(types, candidates, columns, among, by_candidate=by_candidate), residual)
 
 
-def live_matches(table: KeyedTable | IntervalTable, candidates: Pairs, own: Columns) -> Pairs:
+def live_matches(table: KeyedTable | IntervalTable, candidates: MatchedSlots, own: Columns) -> MatchedSlots:
     """The candidates that match among a table's rows that are there and stay.
 
     Args:
@@ -175,17 +165,17 @@ def first_equal(
 
 
 def in_pieces(
-    kernels: Kernels, needles: Array, candidates: Callable[[Array, int | None], Array], least: int = 0
+    kernels: Kernels, probe_rows: Array, candidates: Callable[[Array, int | None], Array], least: int = 0
 ) -> Iterator[Array]:
-    """Candidates of needles, no more of them at a time than `PIECE`, or than one needle has.
+    """Candidates of probe rows, no more of them at a time than `PIECE`, or than one probe row has.
 
     Args:
         kernels: the backend.
-        needles: entries of an index.
+        probe_rows: entries of an index.
         candidates: gives those of some of them, if they are not more than so many.
         least: so many may be looked at together, whatever `PIECE` is.
     """
-    most, waiting = 64 if kernels.tiny_segments else max(PIECE, least), [needles]
+    most, waiting = 64 if kernels.tiny_segments else max(PIECE, least), [probe_rows]
     while waiting:
         part = waiting.pop()
         try:
@@ -196,7 +186,9 @@ def in_pieces(
             yield found
 
 
-def in_one(xp: Any, parts: Iterable[Pairs], check: Callable[[int], None], *, by_candidate: bool = False) -> Pairs:
+def in_one(
+    xp: Any, parts: Iterable[MatchedSlots], check: Callable[[int], None], *, by_candidate: bool = False
+) -> MatchedSlots:
     """Matches of candidates that were looked at piece by piece, as if in one piece.
 
     Args:
@@ -218,184 +210,6 @@ def in_one(xp: Any, parts: Iterable[Pairs], check: Callable[[int], None], *, by_
     return (second, first) if by_candidate else (first, second)
 
 
-def _fulfilling(pairs: Pairs, residual: Residual | None) -> Pairs:
+def _fulfilling(pairs: MatchedSlots, residual: PairFilter | None) -> MatchedSlots:
     kept = residual(*pairs) if residual is not None and pairs[0].size else None
     return pairs if kept is None else (pairs[0][kept], pairs[1][kept])
-
-
-Direction = Literal["backward", "forward"]
-
-_STEPS = 8
-"""After so many, needles jump over what is gone."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Nearest:
-    """Looks up nearest rows in one index.
-
-    Attributes:
-        kernels: the backend.
-        index: of the rows that are looked for.
-        types: what keys are compared as; none where there is no key.
-        found: the key columns of these rows, by slot.
-        alive: gives, of n slots, a mask of those that are there.
-        newer: gives, of n slots, what the index orders rows of one time by (int64), the greatest is taken; None for
-            arrival.
-        staged: whether rows of this micro-batch are looked at.
-    """
-
-    kernels: Kernels
-    index: TimeIndex
-    types: Sequence[pa.DataType]
-    found: Columns
-    alive: Callable[[Slots], Array]
-    newer: Callable[[Slots], Array] | None = None
-    staged: bool = True
-
-    def search(
-        self,
-        own: tuple[Columns, Array],
-        hashes: Hashes,
-        times: Array,
-        direction: Direction,
-        *,
-        exact: bool = True,
-        farthest: Array | None = None,
-    ) -> Slots:
-        """The nearest row of each needle's key, the newest of those of one time.
-
-        Args:
-            own: the key columns of needles, and the row of each of n needles in them.
-            hashes: n hashes of keys.
-            times: n times.
-            direction: whether rows before or after these times are looked for.
-            exact: whether a row of just the time is one.
-            farthest: n times, the last at which a row is wanted, inclusive; None for any.
-
-        Returns:
-            N slots, -1 for none.
-        """
-        xp = self.kernels.xp
-        best, best_time = xp.full(times.size, -1, np.int64), xp.zeros(times.size, np.int64)
-        back, needles = direction == "backward", (own, hashes)
-        runs = [*self.index.runs, *([self.index.staged] if self.staged and self.index.staged is not None else [])]
-
-        def near(needle: Positions, time: Array) -> Array:
-            """No farther than what was found, and than what is wanted."""
-            so_far = best_time[needle]
-            mask = (best[needle] < 0) | ((time >= so_far) if back else (time <= so_far))
-            if farthest is not None:
-                mask &= (time >= farthest[needle]) if back else (time <= farthest[needle])
-            return mask
-
-        for run in sorted(runs, key=lambda run: -run.span[1] if back else run.span[0]):
-            first, last = run.span
-            if back:
-                worth = (times >= first) & ((best < 0) | (best_time <= last))
-            else:
-                worth = (times <= last) & ((best < 0) | (best_time >= first))
-            if farthest is not None:
-                worth &= (farthest <= last) if back else (farthest >= first)
-            looking = xp.flatnonzero(worth)
-            if not looking.size:
-                continue
-            at = self.index.bisect(run, hashes[looking], times[looking], after=exact == back)
-            needle, at = self._walk(run, needles, (looking, at - 1 if back else at), near, back=back)
-            if not back and needle.size:
-                needle, at = self._last_of_time(run, needles, needle, at)
-            _, time, slot = self.index.read(run, at)
-            self._keep(needle, slot, time, best, best_time)
-        return best
-
-    def _walk(
-        self,
-        run: TimeRun,
-        needles: tuple[tuple[Columns, Array], Hashes],
-        standing: tuple[Positions, Array],
-        near: Callable[[Positions, Array], Array],
-        *,
-        back: bool,
-    ) -> tuple[Positions, Array]:
-        """From where needles stand in a run to the first row that is theirs.
-
-        Args:
-            run: it.
-            needles: key columns and rows, and hashes, of all needles.
-            standing: those that walk, and where they stand.
-            near: gives, of needles and times, a mask of those that are not too far.
-            back: in which direction.
-
-        Returns:
-            Those of the needles that find one, and where.
-        """
-        xp, (own, hashes) = self.kernels.xp, needles
-        step, (walking, at), steps = -1 if back else 1, standing, 0
-        found: list[tuple[Positions, Array]] = []
-        while True:
-            inside = (at >= 0) & (at < run.entries.size)
-            walking, at = walking[inside], at[inside]
-            if walking.size and steps and steps % _STEPS == 0:
-                at = self._jumped(run, at, back=back)
-            if walking.size:
-                hashed, time, slot = self.index.read(run, at)
-                mask = near(walking, time) & (hashed == hashes[walking] >> np.uint64(32))
-                walking, at, slot = walking[mask], at[mask], slot[mask]
-            if not walking.size:
-                break
-            mine = self.alive(slot)
-            if self.types:
-                mine = mine & self.kernels.equal_at(self.types, (own[0], own[1][walking]), (self.found, slot), mine)
-            found.append((walking[mine], at[mine]))
-            walking, at, steps = walking[~mine], at[~mine] + step, steps + 1
-        if len(found) == 1:
-            return found[0]
-        nothing = xp.empty(0, np.int64)
-        return xp.concatenate([nothing, *(n for n, _ in found)]), xp.concatenate([nothing, *(a for _, a in found)])
-
-    def _last_of_time(
-        self, run: TimeRun, needles: tuple[tuple[Columns, Array], Hashes], needle: Positions, at: Array
-    ) -> tuple[Positions, Array]:
-        """Of the rows that needles have found the newest of the same time; arguments and result as of `_walk`."""
-        xp, index = self.kernels.xp, self.index
-        hashed, time, _ = index.read(run, at)
-        after = xp.minimum(at + 1, run.entries.size - 1)
-        next_hash, next_time, _ = index.read(run, after)
-        more = (after > at) & (next_hash == hashed) & (next_time == time)
-        one, many = xp.flatnonzero(~more), xp.flatnonzero(more)
-        if not many.size:
-            return needle, at
-        last = index.bisect(run, needles[1][needle[many]], time[many], after=True) - 1
-        # the row that was found is one of them, so there is one
-        others, places = self._walk(run, needles, (needle[many], last), lambda n, _: n >= 0, back=True)
-        return xp.concatenate([needle[one], others]), xp.concatenate([at[one], places])
-
-    def _keep(self, needle: Positions, slot: Slots, time: Array, best: Slots, best_time: Array) -> None:
-        """Take rows that are no farther than what was found, where they are as far only newer ones."""
-        before = best[needle]
-        if self.newer is None:
-            later = slot > before
-        else:
-            order, other = self.newer(slot), self.newer(self.kernels.xp.maximum(before, 0))
-            later = (order > other) | ((order == other) & (slot > before))
-        right = (before < 0) | (time != best_time[needle]) | later
-        best[needle[right]], best_time[needle[right]] = slot[right], time[right]
-
-    def _jumped(self, run: TimeRun, at: Array, *, back: bool) -> Array:
-        """Each position, moved on over entries whose rows are gone: to one that is alive, or of the next hash."""
-        xp, index, size = self.kernels.xp, self.index, int(run.entries.size)
-        low, high, width = int(at.min()), int(at.max()) + 1, 64
-        while True:
-            low, high = (max(low - width, 0), high) if back else (low, min(high + width, size))
-            hashes, _, slots = index.read(run, xp.arange(low, high, dtype=np.int64))
-            stop = self.alive(slots)
-            if back:
-                stop[:-1] |= hashes[:-1] != hashes[1:]
-                stop[0] |= low == 0
-            else:
-                stop[1:] |= hashes[1:] != hashes[:-1]
-                stop[-1] |= high == size
-            stops = xp.flatnonzero(stop) + low
-            if stops.size and bool((stops[0] <= at.min()) if back else (stops[-1] >= at.max())):
-                break
-            width *= 2
-        return stops[xp.searchsorted(stops, at, side="right") - 1 if back else xp.searchsorted(stops, at, side="left")]

@@ -16,11 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.arrays import Array, Hashes, Positions, distinct, value_changes, written_out
+from gpu_ops.arrays import Array, Hashes, Ints, Positions, distinct, value_changes, written_out
 from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.values import is_bytes, one_array
-
-Ints = npt.NDArray[np.int64]
 
 NONE: Final = np.iinfo(np.int64).max
 """Stands where fewer than n are there."""
@@ -78,7 +76,7 @@ class Groups:
 
     @property
     def starts(self) -> Positions:
-        """Where groups begin in their order."""
+        """The position at which each group begins."""
         return self.bounds[:-1]
 
     @functools.cached_property
@@ -157,7 +155,7 @@ def _own_codes(column: pa.Array) -> Ints | None:
 
 
 def exact(kind: pa.DataType) -> bool:
-    """Whether different values of a type have different `value_codes`, that no other values can have."""
+    """Tells whether different values of a type always have different `value_codes`."""
     t = pa.types
     if t.is_decimal(kind):
         return bool(kind.precision <= 18)

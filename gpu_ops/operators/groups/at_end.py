@@ -20,10 +20,11 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.at_end import AtEnd, present_rows
+from gpu_ops.operators.at_end import AtEnd
 from gpu_ops.operators.core.order import one_nan, one_zero
 from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.extremes import called
+from gpu_ops.operators.merge_join import present_rows
 from gpu_ops.output import Changelog, changelog
 from gpu_ops.values import one_array
 

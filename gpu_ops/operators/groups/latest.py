@@ -59,7 +59,7 @@ class LatestRows(KeyedOperator):
         self.tables = (KeyedTable(kernels, join.source, [KeySet(join.by, types, ())], findable=True),)
 
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
-        """Those that are chosen over the rows of their keys that are there, or come before them."""
+        """Keeps the changes that are chosen over the rows of their keys that are there, or come before them."""
         join, (change,) = self.join, changes
         if join.unavailable is not None and change.kinds.size:
             return (self._completed(change, join.unavailable),)
@@ -157,7 +157,7 @@ class LatestRows(KeyedOperator):
         return made
 
     def _ranks(self, change: Ingested, slots: Slots) -> tuple[Array, Array]:
-        """Of the changes and of rows that are there, numbers from 0 that are in the order, or in its reverse."""
+        """Ranks the changes and the rows that are there, from 0, in the order, or in its reverse."""
         kernels, join, (table,) = self.kernels, self.join, self.tables
         if join.order_by is None:
             return kernels.xp.zeros(change.kinds.size, np.int64), kernels.xp.zeros(slots.size, np.int64)

@@ -163,7 +163,7 @@ class TopRows(KeyedOperator):
     """
 
     join: Top
-    padded = (False,)
+    null_sides = (False,)
 
     def __init__(self, join: Top, kernels: Kernels) -> None:
         super().__init__(join, kernels)
@@ -278,7 +278,7 @@ class TopRows(KeyedOperator):
 
     @property
     def _width(self) -> int:
-        """How many numbers a row of the output is made of: its slot, and its number in the group."""
+        """The count of numbers that make an output row: its slot, and its number in the group if that is shown."""
         return 1 if self.join.number is None else 2
 
     def _forget(self, slots: Slots, first_new: int) -> None:
@@ -287,7 +287,7 @@ class TopRows(KeyedOperator):
         self._table.end(slots[slots >= first_new])
 
     def _moments(self, found: Candidates, side: Lifetimes) -> OutputRows:
-        """The same change by change; what a change takes and brings happens at once."""
+        """Compares the first rows change by change; what a change takes and brings happens at once."""
         xp, groups, slots = self.kernels.xp, found.groups, found.slots
         born, died = side.born(xp, slots), side.died(xp, slots)
         begin = layouts.owned(groups, xp.where(born < 0, 0, (born >> 1) + 1))
@@ -309,7 +309,7 @@ class TopRows(KeyedOperator):
         return self._sorted(chained(self.kernels, parts))
 
     def _changes(self, first: Array, moments: Array, slots: Slots) -> OutputRows:
-        """What differs between the first rows at a moment and those at the one before, of the same group."""
+        """Lists the differences between the first rows at a moment and those at the one before, of the same group."""
         xp, n = self.kernels.xp, self.join.n
         sequence = (layouts.unowned(moments)[1] - 1)[1:]
         before, after = first[:-1].reshape(-1), first[1:].reshape(-1)
@@ -396,7 +396,7 @@ make = TopRows
 
 
 def _number(xp: Any, counted: Array, starts: Positions) -> Array:
-    """Of rows side by side by group, how many that count there are up to each of them.
+    """Numbers rows side by side by group: how many that count there are up to each of them.
 
     Args:
         xp: numpy or cupy.

@@ -1,1 +1,1 @@
-"""What users call: functions of DataFrames, and what is checked before a plan is built."""
+"""The functions that users call with DataFrames, and the checks before a plan is built."""

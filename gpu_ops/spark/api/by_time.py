@@ -15,23 +15,25 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.arguments import check_options
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import LATER, Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.keys import On
 from gpu_ops.descriptions.times import Duration, Late, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import apply_operator, settled, two_sided
 from gpu_ops.spark.api.streams import (
     ChangelogOptions,
-    How,
     IntervalJoinOptions,
+    JoinTypeName,
     KeyOptions,
     Stream,
     TwoSidedOptions,
     resolve,
     two_streams,
+    with_options,
 )
 from gpu_ops.spark.datatypes import is_window, named_column
 from gpu_ops.spark.plan.column_metadata import (
@@ -44,42 +46,43 @@ from gpu_ops.spark.plan.column_metadata import (
     lost_row_time,
     made_by,
 )
-from gpu_ops.spark.tasks.functions import Applied, applied_schema
+from gpu_ops.spark.tasks.functions import ProcessPairs, applied_schema
 
-Process = Callable[[pa.RecordBatch], pa.RecordBatch | tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]]
-"""Pairs in; rows out, alone or with those of side outputs by name."""
+ProcessFunction = Callable[[pa.RecordBatch], pa.RecordBatch | tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]]
+"""Takes joined pairs, and returns rows, alone or with those of side outputs by name."""
 
 _CONTEXT: Final = ("left_timestamp", "right_timestamp", "timestamp")
 
 
 class Described(NamedTuple):
-    """A function, what it gives, and what it gives to each side output."""
+    """A user's function over pairs, with the schemas of its result and of each side output."""
 
-    function: Process
+    function: ProcessFunction
     schema: st.StructType
     outputs: dict[str, st.StructType]
 
 
-EventTimes = tuple[str, str] | Literal["processing"] | None
+EventTimeColumns = tuple[str, str] | Literal["processing"] | None
 """The event-time columns of left and right, ``"processing"``, or None where the inputs name them."""
 
 
+@with_options(IntervalJoinOptions)
 def interval_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
     on: On = None,
-    how: How = "inner",
+    how: JoinTypeName = "inner",
     *,
     lower: Duration,
     upper: Duration,
-    time: EventTimes = None,
+    time: EventTimeColumns = None,
     lower_inclusive: bool = True,
     upper_inclusive: bool = True,
     keyed: bool = False,
     late: Late | None = None,
     min_cleanup: Duration = 0,
     timestamp: str | None = None,
-    process: Process | None = None,
+    process: ProcessFunction | None = None,
     process_schema: st.StructType | str | None = None,
     side_outputs: Mapping[str, st.StructType | str] | None = None,
     heartbeat: Duration | None = None,
@@ -92,47 +95,61 @@ def interval_join(
     milliseconds, or timedeltas. Two static DataFrames are joined at once, into a static DataFrame of insertions.
 
     Args:
-        left: the left input; its event time is a column of it, and ``withWatermark`` or
-            `stream` say how late rows may come.
+        left: the left input; its event time is a column of it, and ``withWatermark`` or `stream` says how late rows may
+            come.
         right: the right input, likewise.
-        on: as in `join`.
-        how: ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``. An unmatched row is emitted when the
-            watermark passes the time until which it could have matched. ``semi`` emits each left row once, at its first
-            match; ``anti`` those that ``left`` would emit as unmatched. Both have the left's columns only.
-        lower: from the left row's time plus this.
-        upper: to the left row's time plus this.
-        time: the event-time columns of left and right, or ``"processing"`` to go by the clock; may be left
-            out where the inputs name them.
+        on: the key: ``"k"``, ``["k", ("left_k", "right_k")]``, or None for no equality column.
+        how: the join type. ``"inner"``: pairs. ``"left"``, ``"right"``, ``"full"``: also unmatched rows of that input
+            or of both, emitted when the watermark passes the time until which they could have matched. ``"semi"``: each
+            left row once, at its first match. ``"anti"``: the left rows that ``"left"`` would emit as unmatched. The
+            last two have the left's columns only.
+        lower: the least difference of the right row's time and the left row's.
+        upper: the greatest difference.
+        time: the event-time columns of left and right, or ``"processing"`` to go by the clock; may be left out where
+            the inputs name them.
         lower_inclusive: whether the lower bound itself matches.
-        upper_inclusive: likewise the upper one.
-        keyed: Flink's DataStream rules.
-        late: ``"join"`` (SQL's default: a late row joins the rows still in state), ``"drop"`` (default with
-            ``keyed``), or ``"tag"``: late rows are emitted with the row kind ``late``; see `side`. A semi or anti join
-            has no columns for the right's: these are dropped and counted.
-        min_cleanup: how long expired rows are kept at least, to be joined by late ones.
-        timestamp: name of a further output column with the later of both times.
-        process: takes record batches of joined rows and gives others, of any number of rows, in the Spark task.
-            They have the join's columns, ``left_timestamp``, ``right_timestamp`` and ``timestamp``,
-            the later of both: Flink's ProcessJoinFunction and its context, by the batch. An object may have
-            ``open()`` and ``close()``, as Flink's rich functions: each Spark task (a partition in a micro-batch) has a
-            copy of its own, opened before the task's first pairs, and closed when the task has ended or failed;
-            not where its process is killed. A task without pairs opens nothing. Late rows go past it.
-        process_schema: of what it gives; a schema or its DDL text.
-        side_outputs: schemas of further outputs, by name. The function then gives a tuple: its record batch, and a dict
-            of record batches by name (Flink: ``Context.output``). See `side`.
-        heartbeat: begin a micro-batch at least so often, so that unmatched rows are emitted without new rows.
-        options: ``where, emit, state, backend, null_safe, suffixes, partitions, name``, as in `join`.
+        upper_inclusive: whether the upper bound itself matches.
+        keyed: whether Flink's DataStream rules hold.
+        late: the treatment of late rows. ``"join"``: they join the rows still in state (SQL's default). ``"drop"``:
+            they are dropped and counted (default with ``keyed``). ``"tag"``: they are emitted with the row kind
+            ``late``, see `side`; late rows on the right of a semi or anti join, which has no columns for them, are
+            dropped and counted.
+        min_cleanup: the time for which expired rows are kept at least, to be joined by late ones.
+        timestamp: the name of a further output column with the later of both times.
+        process: a function that takes record batches of joined rows and returns others, of any number of rows, in the
+            Spark task. They have the join's columns, ``left_timestamp``, ``right_timestamp`` and ``timestamp``, the
+            later
+            of both: Flink's ProcessJoinFunction and its context, by the batch. An object may have ``open()`` and
+            ``close()``, as Flink's rich functions: each Spark task (a partition in a micro-batch) has a copy of its
+            own, opened before the task's first pairs, and closed when the task has ended or failed; not where its
+            process is killed. A task without pairs opens nothing. Late rows go past it.
+        process_schema: the schema of its result, or its DDL text.
+        side_outputs: schemas of further outputs, by name. The function then returns a tuple: its record batch, and a
+            dict of record batches by name (Flink: ``Context.output``). See `side`.
+        heartbeat: the longest time between two micro-batches, so that unmatched rows are emitted without new rows.
+        options: further options, which `gpu_ops.spark.api.streams.IntervalJoinOptions` lists.
 
     Returns:
-        A streaming DataFrame, or a static one: ``row_kind`` and the columns of the join; with ``process`` what that
-        gives. With side outputs or ``late="tag"`` beside it, ``row_kind`` comes before that, ``+I`` for what it gives,
-        and behind it a struct column for each side output, which `side` takes apart.
+        A streaming DataFrame, or a static one: ``row_kind`` and the columns of the join; with ``process`` the columns
+        of that function. With side outputs or ``late="tag"`` as well, ``row_kind`` is the first column, ``+I`` for the
+        function's rows, and the last ones are a struct for each side output, which `side` takes apart.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: a join that cannot be.
+        TypeError: there is no such option.
+        DescriptionError: the join is not possible.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> orders = spark.createDataFrame([("a", 1_000), ("b", 2_000)], "id STRING, ordered BIGINT")
+        >>> payments = spark.createDataFrame([("a", 1_500), ("b", 9_000)], "id STRING, paid BIGINT")
+        >>> times = ("ordered", "paid")
+        >>> gpu_ops.interval_join(orders, payments, "id", time=times, lower=0, upper="1 second").show()
+        +--------+---+-------+----+
+        |row_kind| id|ordered|paid|
+        +--------+---+-------+----+
+        |      +I|  a|   1000|1500|
+        +--------+---+-------+----+
     """
     check_options(interval_join, options, IntervalJoinOptions)
     sides, emit = settled(two_streams(left, right), options)
@@ -162,11 +179,11 @@ def interval_join(
 
 
 def heartbeat_ms(heartbeat: Duration | None, emit: Emit) -> int | None:
-    """How often a micro-batch begins at least, milliseconds.
+    """Checks a heartbeat, and returns the longest time between two micro-batches in milliseconds.
 
     Args:
-        heartbeat: as the user gave it.
-        emit: of the operator.
+        heartbeat: the duration that the user gave.
+        emit: the operator's ``emit``.
 
     Raises:
         DescriptionError: it is no such duration, or has no place here.
@@ -182,11 +199,11 @@ def heartbeat_ms(heartbeat: Duration | None, emit: Emit) -> int | None:
 def timed(
     sides: Sequence[Stream], time: str | tuple[str, str] | None = None
 ) -> tuple[tuple[Stream, Stream], tuple[str | None, str | None]]:
-    """The inputs with their event times and delays, and the plan ids of the joins their watermarks come from.
+    """Finds the event times and delays of two inputs, and the plan ids of the joins that their watermarks come from.
 
     Args:
-        sides: left and right.
-        time: as in `asof_join`.
+        sides: the left and the right input.
+        time: the event-time columns, as in `asof_join`.
 
     Raises:
         DescriptionError: an input does not say what its event time is.
@@ -201,11 +218,11 @@ def timed(
 
 
 def timed_input(side: Stream, time: str | None = None) -> tuple[Stream, str | None]:
-    """An input with its event time and delay, and the join by time that its watermark comes from.
+    """Finds the event time and delay of an input, and the plan id of the join by time that its watermark comes from.
 
     Args:
         side: the input.
-        time: its event-time column; None where it says that itself.
+        time: its event-time column; None where the input names it.
 
     Raises:
         DescriptionError: it does not say what its event time is.
@@ -238,15 +255,16 @@ def timed_input(side: Stream, time: str | None = None) -> tuple[Stream, str | No
 
 
 class AsofJoinOptions(KeyOptions, ChangelogOptions, total=False):
-    """Those that an ASOF join shares with others.
+    """The options that an ASOF join shares with other operators.
 
     Attributes:
-        suffixes: for column names that both inputs have.
+        suffixes: two suffixes for column names that both inputs have.
     """
 
     suffixes: tuple[str, str] | None
 
 
+@with_options(AsofJoinOptions)
 def asof_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -263,34 +281,45 @@ def asof_join(
 
     ``direction``, ``tolerance`` and ``allow_exact_matches`` are those of pandas' ``merge_asof``; but ``on`` is
     the key, which pandas and polars call ``by``, and ``time`` the times, which they call ``on``. A match comes at once,
-    and is retracted and replaced when a better one comes, or when the matched row is deleted or changed. Two static
-    DataFrames are joined at once, into a static DataFrame of insertions.
+    and is retracted and replaced when a better one comes, or when the matched row is deleted or changed. With
+    ``emit="at_watermark"`` each row comes once, when the watermark has passed all other rows that it could match; both
+    inputs are insert-only then. Two static DataFrames are joined at once, into a static DataFrame of insertions.
 
     Args:
         left: the left input; it may be a changelog.
         right: the right input, likewise. Of its rows of one time the one with the greatest ``sequence_by`` counts, else
             the one that came last.
-        on: as in `join`; None for one group of all rows.
+        on: the key: ``"k"``, ``["k", ("left_k", "right_k")]``; None for one group of all rows.
         time: the event-time columns of left and right, or one name for both; may be left out where ``withWatermark`` or
-            `stream` say them. Timestamps, or bigints with milliseconds since the epoch. A row without a time matches
-            nothing. Of times of one name the left's is shown, unless there are suffixes.
-        direction: ``"backward"``: the last right row at or before the left row's time; ``"forward"``: the first at or
-            after it; ``"nearest"``: whichever is nearer, the earlier one if they are as near.
-        tolerance: how far apart the times may be, inclusive: ``"1 second"``, milliseconds or a timedelta.
+            `stream` names them. Timestamps, or bigints with milliseconds since the epoch. A row without a time matches
+            nothing. If both columns have one name the left's is shown, unless there are suffixes.
+        direction: the right row that is looked for. ``"backward"``: the last one at or before the left row's time.
+            ``"forward"``: the first one at or after it. ``"nearest"``: the nearer of these two, the earlier one if both
+            are as near.
+        tolerance: the greatest difference of the times, inclusive: ``"1 second"``, milliseconds or a timedelta.
         allow_exact_matches: whether a right row of just the left row's time matches.
-        how: ``"left"``, or ``"inner"`` to leave out rows without a match.
-        options: ``emit, state, backend, null_safe, suffixes, partitions, name, backlog``, as in `join`; and
-            ``emit="at_watermark"``: each row once, when the watermark has passed all that it could meet instead; both
-            inputs only grow.
+        how: the join type. ``"left"``: left rows without a match come with nulls. ``"inner"``: they are left out.
+        options: further options, which `gpu_ops.spark.api.by_time.AsofJoinOptions` lists.
 
     Returns:
         A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: a join that cannot be.
+        TypeError: there is no such option.
+        DescriptionError: the join is not possible.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> trades = spark.createDataFrame([("x", 1_000), ("x", 3_000)], "symbol STRING, at BIGINT")
+        >>> quotes = spark.createDataFrame([("x", 900, 10), ("x", 2_900, 11)], "symbol STRING, since BIGINT, bid INT")
+        >>> gpu_ops.asof_join(trades, quotes, "symbol", time=("at", "since")).show()
+        +--------+------+----+-----+---+
+        |row_kind|symbol|  at|since|bid|
+        +--------+------+----+-----+---+
+        |      +I|     x|1000|  900| 10|
+        |      +I|     x|3000| 2900| 11|
+        +--------+------+----+-----+---+
     """
     check_options(asof_join, options, AsofJoinOptions)
     sides, emit = settled(two_streams(left, right), options)
@@ -307,6 +336,7 @@ def asof_join(
     return apply_operator(description, sides, options, upstream=upstream if description.by_event_time else (None, None))
 
 
+@with_options(TwoSidedOptions)
 def temporal_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -329,26 +359,39 @@ def temporal_join(
     Args:
         left: the left input; its rows are insertions.
         right: the versioned table: a changelog, upserts, or insertions.
-        on: as in `join`: columns that identify a row of the versioned table.
-        time: the event-time columns of left and right; may be left out where ``withWatermark`` or `stream` say them.
-        how: ``"inner"``, or ``"left"`` to keep rows without a valid version, with nulls.
-        late: what happens to left rows below the watermark: ``"join"`` as in Flink (they meet what is still kept, at
-            the next watermark), ``"drop"``, or ``"tag"``: they are emitted with the row kind ``late``. Late versions
-            are always used for rows that wait.
+        on: the key, as in `join`: columns that identify a row of the versioned table.
+        time: the event-time columns of left and right; may be left out where ``withWatermark`` or `stream` names them.
+        how: the join type. ``"inner"``: left rows without a valid version are left out. ``"left"``: they come with
+            nulls.
+        late: the treatment of left rows below the watermark. ``"join"``: as in Flink, they are joined with the versions
+            still in state, at the next watermark. ``"drop"``: they are dropped and counted. ``"tag"``: they are emitted
+            with the row kind ``late``. Late versions are always used for rows that wait.
         ttl: Flink's ``table.exec.state.ttl``: a key for which nothing comes so long, by the clock, is forgotten with
             all its versions, and with left rows that wait, which are then never emitted; half as much later at
             the latest.
-        heartbeat: begin a micro-batch at least so often, so that rows are emitted without new ones.
-        options: ``where, state, backend, null_safe, suffixes, partitions, name``, as in `join`.
+        heartbeat: the longest time between two micro-batches, so that rows are emitted without new ones.
+        options: further options, which `gpu_ops.spark.api.streams.TwoSidedOptions` lists.
 
     Returns:
         A streaming DataFrame, or a static one: ``row_kind``, always ``+I``, and the columns of the join.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: a join that cannot be.
+        TypeError: there is no such option.
+        DescriptionError: the join is not possible.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> orders = spark.createDataFrame([("EUR", 1_000), ("EUR", 3_000)], "currency STRING, at BIGINT")
+        >>> columns = "currency STRING, since BIGINT, rate DOUBLE"
+        >>> rates = spark.createDataFrame([("EUR", 500, 1.1), ("EUR", 2_000, 1.2)], columns)
+        >>> gpu_ops.temporal_join(orders, rates, "currency", time=("at", "since")).show()
+        +--------+--------+----+-----+----+
+        |row_kind|currency|  at|since|rate|
+        +--------+--------+----+-----+----+
+        |      +I|     EUR|1000|  500| 1.1|
+        |      +I|     EUR|3000| 2000| 1.2|
+        +--------+--------+----+-----+----+
     """
     check_options(temporal_join, options, TwoSidedOptions)
     sides, emit = settled(two_streams(left, right), {"emit": "at_watermark", **options})
@@ -370,20 +413,20 @@ def temporal_join(
 
 def described(
     join: IntervalJoin,
-    process: Process | None,
+    process: ProcessFunction | None,
     schema: st.StructType | str | None,
     side_outputs: Mapping[str, st.StructType | str] | None,
 ) -> Described | None:
-    """A function as the user gave it, checked; None for none.
+    """Checks a user's function over pairs; None without one.
 
     Args:
-        join: whose pairs it is given.
+        join: the join whose pairs the function takes.
         process: the function.
-        schema: of what it gives.
-        side_outputs: of what it gives beside that, by name.
+        schema: the schema of its result.
+        side_outputs: the schemas of its side outputs, by name.
 
     Raises:
-        DescriptionError: something of this has no place here, or a name is there twice.
+        DescriptionError: an argument has no place here, or a name occurs twice.
     """
     if (process is None) != (schema is None):
         raise DescriptionError("process= and process_schema= go together")
@@ -409,7 +452,7 @@ def described(
 
 
 def _check_names(names: list[str], outputs: list[str]) -> None:
-    """Refuses names that would stand twice beside each other, and row kinds as names of side outputs."""
+    """Refuses names that would be two columns' of the result, and row kinds as names of side outputs."""
     there = [ROW_KIND_COLUMN, *LATE_SIDES]
     for name in names:
         if name.lower() in there:
@@ -421,11 +464,11 @@ def _check_names(names: list[str], outputs: list[str]) -> None:
 
 
 def processed(changes: DataFrame, join: IntervalJoin, process: Described) -> DataFrame:
-    """What a function makes of the pairs, and the late rows beside it.
+    """Applies a user's function to the pairs of a join, and adds the join's late rows to the result.
 
     Args:
         changes: the join's changelog.
-        join: its description.
+        join: the description of the join.
         process: the function.
     """
     times = []
@@ -440,7 +483,7 @@ def processed(changes: DataFrame, join: IntervalJoin, process: Described) -> Dat
             "*", *context, *(late_struct(changes, side, name) for side, name in enumerate(LATE_SIDES))
         )
         late = {name: rows.schema[name].dataType for name in LATE_SIDES}
-    applied = Applied(process.function, process.schema, process.outputs, late)
+    applied = ProcessPairs(process.function, process.schema, process.outputs, late)
     made = rows.mapInArrow(applied, applied.schema)
     if not late and not process.outputs:
         return made
@@ -450,7 +493,7 @@ def processed(changes: DataFrame, join: IntervalJoin, process: Described) -> Dat
 
 
 def _as_timestamp(time: Column, join: IntervalJoin, source: Input) -> Column:
-    """An event time in the type that both inputs' are compared in."""
+    """An event time in the type in which the event times of both inputs are compared."""
     if pa.types.is_timestamp(join.time_type) and source.schema.field(source.event_time).type == pa.int64():
         if join.time_type.tz is not None:
             return f.timestamp_millis(time)

@@ -1,4 +1,4 @@
-"""What every join's function checks and chooses before its plan is built."""
+"""Applies an operator to its inputs: the checks that all operators share, the choice of partitions, the plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.plan.build import build, build_bounded, collated_key
 from gpu_ops.spark.plan.column_metadata import delays, lost_row_time, retracting
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
-from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
@@ -48,15 +48,15 @@ TwoSided = TypeVar("TwoSided", bound=Join)
 
 
 class MemoryOnlyStateWarning(UserWarning):
-    """A join without ``state=``: it cannot resume from a checkpoint."""
+    """Warning: a join without ``state=`` cannot resume from a checkpoint."""
 
 
 class NoWatermarkWarning(UserWarning):
-    """An interval join that never forgets a row, because an input has no watermark."""
+    """Warning: an interval join never forgets a row, because an input has no watermark."""
 
 
 def _check_conditions(description: Description, sides: Sequence[Stream]) -> None:
-    """Refuses text that Spark does not compare by its bytes, in conditions that ask more than whether it is null."""
+    """Refuses text that Spark does not compare by its bytes, in conditions that do more than test it for null."""
     for condition in description.conditions:
         for source, side in zip(description.inputs, sides, strict=True):
             for column in condition.compared.get(source.name, ()) if condition is not None else ():
@@ -79,19 +79,22 @@ def two_sided(
     derive: bool = True,
     **more: Any,
 ) -> tuple[TwoSided, tuple[Stream, Stream], bool]:
-    """The description of a join of two inputs, its inputs with what its condition needs, and whether that is more.
+    """Makes the description of a join of two inputs, and adds columns for its condition to the inputs.
 
     Args:
-        kind: its class.
+        kind: the class of the description.
         how: the join type, also as Spark spells it.
         on: the keys.
         sides: the inputs.
-        options: of the function; ``where``, ``null_safe`` and ``suffixes`` are read.
-        derive: as in `as_input`.
-        more: of the description.
+        options: the function's options, of which ``where``, ``null_safe`` and ``suffixes`` are read.
+        derive: whether a changelog gets the unique key that follows from its join, see `as_input`.
+        more: further fields of the description.
+
+    Returns:
+        The description, the inputs, and True if they have further columns.
 
     Raises:
-        DescriptionError: a join that cannot be.
+        DescriptionError: the join is not possible.
     """
     where, (first, second), hidden = engine_condition(options.get("where"), sides)
     sides = first, second
@@ -110,25 +113,25 @@ def apply_operator(
     *,
     upstream: tuple[str | None, str | None] = (None, None),
     heartbeat_ms: int | None = None,
-    function: Grouped | None = None,
+    function: CoGroupTask | None = None,
     query: str | None = None,
     stacklevel: int = 2,
 ) -> DataFrame:
-    """The result of an operator over its inputs: a static DataFrame of static ones, else a streaming one.
+    """Applies an operator to its inputs: a static DataFrame for static inputs, else a streaming one.
 
     Args:
         description: the operator.
         sides: its inputs, in its order.
-        options: of `gpu_ops.spark.api.streams.RunOptions`, and ``backlog``.
+        options: the options of `gpu_ops.spark.api.streams.RunOptions`, and ``backlog``.
         upstream: see `gpu_ops.spark.driver.queries.JoinPlan`.
-        heartbeat_ms: likewise.
-        function: of a co-group, else None.
+        heartbeat_ms: see `gpu_ops.spark.driver.queries.JoinPlan`.
+        function: the function of a co-group, else None.
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
-        stacklevel: of warnings, seen from the caller.
+        stacklevel: the stack level of warnings, seen from the caller.
 
     Raises:
-        DescriptionError: a join that cannot be.
-        NotBuiltError: a key, or a column that a condition compares, with a collation.
+        DescriptionError: the operator is not possible.
+        NotBuiltError: a key, or a column that a condition compares, has a collation.
         StateError: the state folder belongs to something else.
     """
     given = sides
@@ -163,10 +166,10 @@ def apply_operator(
 def _in_partitions(
     description: Description, sides: Sequence[Stream], options: Mapping[str, Any]
 ) -> tuple[Description, Sequence[Stream]]:
-    """A join that upserts would keep in one partition, of inputs that have become changelogs with retractions.
+    """Replaces upsert inputs that would force one partition by changelogs with retractions.
 
-    See `gpu_ops.descriptions.groups.without_upserts`. `gpu_ops.latest` gives the old row with the new one; its
-    state is in the join's folder, too. A folder that was begun in one partition stays so.
+    See `gpu_ops.descriptions.groups.without_upserts`. `gpu_ops.latest` adds the old row to the new one; its state is in
+    the join's folder, too. A folder that was begun with one partition keeps it.
     """
     if not sides[0].df.isStreaming or options.get("backlog"):
         return description, sides
@@ -202,7 +205,7 @@ def _state_of(options: Mapping[str, Any]) -> StateAddress | None:
 def plan_of(
     description: Description, sides: Sequence[Stream], options: Mapping[str, Any]
 ) -> tuple[JoinPlan, StateAddress | None, list[Warning]]:
-    """The plan of an operator, its state folder, and what is to be said of it; errors as `apply_operator`."""
+    """Makes the plan of an operator, its state folder and its warnings; raises as `apply_operator` does."""
     df, backend, backlog = sides[0].df, options.get("backend", "auto"), bool(options.get("backlog"))
     state, static = _state_of(options), not df.isStreaming
     if backend not in ("auto", "cpu", "gpu"):
@@ -260,15 +263,15 @@ Sides = TypeVar("Sides", bound=tuple[Stream, ...])
 
 
 def settled(sides: Sides, options: Mapping[str, Any]) -> tuple[Sides, Emit]:
-    """The inputs of a function, static ones beside streams loaded, and its ``emit``: ``at_end`` where all are static.
+    """Loads static inputs beside streams, and returns the inputs and ``emit``, ``at_end`` where all are static.
 
     Args:
         sides: the inputs.
-        options: of the function.
+        options: the function's options.
 
     Raises:
         DescriptionError: see `check_frames` and `gpu_ops.spark.api.static.beside_streams`.
-        StateError: likewise.
+        StateError: see `gpu_ops.spark.api.static.beside_streams`.
     """
     if check_frames([side.df for side in sides]):
         return sides, "at_end"
@@ -278,7 +281,7 @@ def settled(sides: Sides, options: Mapping[str, Any]) -> tuple[Sides, Emit]:
 
 
 def _row_times(description: Description, sides: Sequence[Stream]) -> tuple[str, ...]:
-    """The event times of inputs, ``input.column`` each."""
+    """The event-time columns of all inputs, ``input.column`` each."""
     found = [
         f"{source.name}.{column}"
         for source, side in zip(description.inputs, sides, strict=True)
@@ -288,13 +291,13 @@ def _row_times(description: Description, sides: Sequence[Stream]) -> tuple[str, 
 
 
 def check_frames(frames: Sequence[DataFrame]) -> bool:
-    """Whether the inputs are all static DataFrames.
+    """Checks the applications and settings of DataFrames; True if all of them are static.
 
     Args:
         frames: the inputs.
 
     Raises:
-        DescriptionError: of two applications, or a setting of ours that was set while the application runs.
+        DescriptionError: they belong to two applications, or a setting of ours was changed while the application runs.
     """
     context = frames[0].sparkSession.sparkContext
     if any(df.sparkSession.sparkContext is not context for df in frames):
@@ -308,7 +311,7 @@ def check_frames(frames: Sequence[DataFrame]) -> bool:
 
 
 def _check_state(description: Description, *, static: bool, state: StateAddress | None, backlog: bool) -> None:
-    """Refuses a state folder where none has a place, and its absence where it is needed."""
+    """Refuses a state folder where it has no place, and its absence where it is needed."""
     if static and (state is not None or backlog):
         option = "state=" if state is not None else "backlog="
         raise DescriptionError(f"{option} has no place here: bounded input is joined at once and needs no state folder")
@@ -356,17 +359,17 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | Non
 def choose_partitions(
     description: Description, df: DataFrame, state: StateAddress | None, backend: str, asked: int | None
 ) -> tuple[int, str]:
-    """How many partitions an operator has, and why.
+    """Chooses the number of partitions of an operator, and says why.
 
     Args:
         description: the operator.
         df: one of its inputs.
-        state: its folder, or None.
-        backend: as asked for.
+        state: its state folder, or None.
+        backend: the backend that was asked for.
         asked: the option ``partitions=``.
 
     Raises:
-        DescriptionError: it is no such number.
+        DescriptionError: the option is no positive whole number.
     """
     if not description.shuffled_by:
         return 1, "one partition: no equality column that rows could be distributed by"
@@ -389,16 +392,16 @@ def choose_partitions(
 
 
 def default_partitions(shuffle: int, cores: int, taken: int, gpus: int) -> tuple[int, str]:
-    """How many partitions a join has that was not told, and why.
+    """Chooses the number of partitions where the user gave none, and says why.
 
     Engines on one GPU take turns, and each micro-batch of each costs the same number of calls: a second one fills the
     gaps of the first, more only add calls.
 
     Args:
         shuffle: ``spark.sql.shuffle.partitions``, the most.
-        cores: for tasks, beside those of state servers.
-        taken: tasks of state servers.
-        gpus: state servers with a GPU; 0 if the join runs on none.
+        cores: the cores for tasks, besides those of state servers.
+        taken: the number of tasks that run state servers.
+        gpus: the number of state servers with a GPU; 0 if the join runs on none.
     """
     most, why = cores, "one per core beside state servers" if taken else "one per core"
     if gpus and PARTITIONS_PER_GPU * gpus <= cores:

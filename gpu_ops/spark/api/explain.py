@@ -1,4 +1,4 @@
-"""What a join is, in words."""
+"""The text and the picture of the operators in a DataFrame's plan."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.metrics.progress import join_progress
+from gpu_ops.spark.plan.changes import legs_of
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.settings import Settings
 
@@ -43,17 +44,24 @@ _PROBES: Final[Mapping[Probe, str]] = {
 
 
 def explain(df: DataFrame) -> str:
-    """Which operator, backend, key and state the joins in a DataFrame have, and what is kept how long.
+    """Explains the operators in a DataFrame: keys, backend, partitions, state, and the time for which rows are kept.
 
     Args:
-        df: a changelog of this pack, or something made from one.
+        df: a changelog of this package, or a DataFrame made from one.
 
     Returns:
-        A text of some lines per join, the nearest first; before them the plan of a query of `gpu_ops.sql`. A notebook
-        shows it below a picture of the joins.
+        A text of some lines per operator, the nearest first; before them the plan of a query of `gpu_ops.sql`. A
+        notebook shows it below a picture of the operators.
 
     Raises:
-        DescriptionError: no join of this pack is in it.
+        DescriptionError: the DataFrame has no operator of this package.
+
+    Example:
+        >>> orders = spark.createDataFrame([(1, 10)], "id INT, amount INT")
+        >>> payments = spark.createDataFrame([(1, 4)], "id INT, paid INT")
+        >>> text = gpu_ops.explain(gpu_ops.join(orders, payments, on="id", name="paid", partitions=1))
+        >>> print(*text.splitlines()[:3], sep="\
+")
     """
     plans = plans_of(data_frame(df, "what explain() takes"))
     if not plans:
@@ -70,19 +78,27 @@ def explain(df: DataFrame) -> str:
 
 
 def _pictures(node: Any) -> list[str]:
-    """The joins nearest to a node of a logical plan, each with what it joins."""
+    """The pictures of the operators nearest to a node of a logical plan, each with its inputs."""
     plan = JoinPlan.of(node)
     below = children_of(node)
     if plan is None:
         return [picture for child in below for picture in _pictures(child)]
-    while len(below) == 1 < len(plan.join.inputs):  # down to where the inputs are brought together
-        below = children_of(below[0])
-    found = [_pictures(child) for child in below]
-    if len(found) != len(plan.join.inputs):
-        found = [[] for _ in plan.join.inputs]
-    inputs = [joined or [source_box(x.name)] for joined, x in zip(found, plan.join.inputs, strict=True)]
-    what = plan.join.lines()[0].split(":")[0]
-    return [operator_box(f"{plan.name}: {what}", [picture for pictures in inputs for picture in pictures])]
+    if plan.bounded:
+        while len(below) == 1 < len(plan.join.inputs):  # down to where the inputs are brought together
+            below = children_of(below[0])
+        legs = {f"{plan.plan_id}.{number}": child for number, child in enumerate(below)}
+    else:
+        legs = legs_of(node, plan)
+    boxes: dict[str, str] = {}
+    for one in plan.in_task:
+        sides: list[str] = []
+        for number, source in enumerate(one.join.inputs):
+            leg = legs.get(f"{one.plan_id}.{number}")
+            own = [boxes[made] for made in one.sources[number : number + 1] if made is not None]
+            sides += own or (_pictures(leg) if leg is not None else []) or [source_box(source.name)]
+        what = one.join.lines()[0].split(":")[0]
+        boxes[one.plan_id] = operator_box(f"{one.name}: {what}", sides)
+    return [boxes[plan.plan_id]]
 
 
 def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
@@ -102,6 +118,7 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         line("emit", f"{description.emit}: {_EMITS[description.emit]}"),
         line("attributes", _attributes(plan)),
         line("partitions", f"{plan.partitions} ({plan.partitions_reason}){_distribution(plan)}"),
+        *(line("with", f"{names[x]}, in the same Spark task") for x in dict.fromkeys(plan.sources) if x is not None),
         line("backend", _backend(plan, df)),
         *_lookups(plan, df),
         line("state", state),
@@ -126,7 +143,7 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
 
 
 def _attributes(plan: JoinPlan) -> str:
-    """What the operator does with the end of its input and with a backlog."""
+    """The operator's behaviour at the end of its input and with a backlog, in words."""
     has = plan.join.attributes
     words = ["output only once the input has ended" if has.output_only_after_end_of_stream else "output as input comes"]
     words.append("sorts it itself" if has.internal_sorter_supported else "sorts nothing")
@@ -163,7 +180,7 @@ def _backend(plan: JoinPlan, df: DataFrame) -> str:
 
 
 def _lookups(plan: JoinPlan, df: DataFrame) -> list[str]:
-    """How many lookups went which way on GPUs, as running queries have reported it."""
+    """The number of lookups of each way on GPUs, as running queries have reported it."""
     lines = []
     for query in df.sparkSession.streams.active:
         found = [x for progress in query.recentProgress for x in join_progress(progress) if x.name == plan.name]
@@ -188,7 +205,7 @@ def _input(source: Input, kept: str, *, derived: bool) -> list[str]:
 
 
 def _kept(description: Description, side: int) -> str:
-    """What is kept of an input, and how long."""
+    """The layout in which rows of an input are kept, and for how long, in words."""
     source, layout = description.inputs[side], _LAYOUTS[description.layout(side)]
     kept = "for ever" if source.ttl_ms is None else f"{show_ms(source.ttl_ms)} after the last write"
     if isinstance(description, Grouped) and source.insert_only:
@@ -199,7 +216,7 @@ def _kept(description: Description, side: int) -> str:
 
 
 def _kept_by_time(plan: JoinPlan, names: Mapping[str, str], side: int) -> str:
-    """How an input of a join by time brings time on, and how long its rows stay."""
+    """The watermark of an input of a join by time, and the time for which its rows are kept, in words."""
     description, upstream = plan.join, plan.upstream[side]
     source = description.inputs[side]
     if description.interval is not None and description.interval.time == "processing":

@@ -1,4 +1,4 @@
-"""The end of input: the output that a state folder still holds when nothing more will come."""
+"""The end of input: the result that a state folder still holds when no more rows will come."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.tasks.engine import LeftOver
-from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.wire.command import parse_join
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
@@ -50,10 +50,10 @@ def finish(
     apply: Callable[[pa.Table, pa.Table], pa.Table] | None = None,
     schema: st.StructType | str | None = None,
 ) -> DataFrame:
-    """The output that is left once the input has ended.
+    """Returns the remaining output of an operator once its input has ended.
 
-    With ``emit="at_end"``, of an aggregate and of a co-group that is the result; of a join that has seen nothing but
-    backlog its net result; of an interval join the unmatched rows that still waited.
+    With ``emit="at_end"`` that is the whole result, as for a co-group; for a join that has seen nothing but backlog its
+    net result; for an interval join the unmatched rows that still waited.
 
     Call it when the query has stopped of its own accord, as after ``trigger(availableNow=True)``. Afterwards the
     folder is finished: to call it again gives the same rows, and to start the query again is refused until
@@ -63,16 +63,26 @@ def finish(
         spark: a Spark session.
         state: the state folder.
         apply: the function of a co-group that was not described in this session.
-        schema: of what it gives.
+        schema: the schema of that function's result.
 
     Returns:
         A static DataFrame with the changelog's columns, or those that a query of `gpu_ops.sql` selects, or those of a
         co-group's function; without rows for a join that never waits.
 
     Raises:
-        StateError: no state folder, one that a running query uses, or one whose last micro-batch was
-            not done by all partitions.
-        DescriptionError: a co-group's function is not known, or one is given for something else.
+        StateError: there is no state folder, a running query uses it, or its last micro-batch was not done by all
+            partitions.
+        DescriptionError: a co-group's function is not known, or one is given for another operator.
+
+    Example:
+        >>> arrive(folder + "/in", {"user": "a", "amount": 2}, {"user": "a", "amount": 3})
+        >>> sales = spark.readStream.schema("user STRING, amount INT").json(folder + "/in")
+        >>> totals = gpu_ops.aggregate(
+        ...     sales, by="user", aggregates={"total": "sum(amount)"}, emit="at_end", state=folder + "/state"
+        ... )
+        >>> writer = totals.writeStream.format("noop").option("checkpointLocation", folder + "/checkpoint")
+        >>> writer.trigger(availableNow=True).start().awaitTermination()
+        >>> gpu_ops.finish(spark, state=folder + "/state").show()
     """
     refuse_connect(spark)
     refuse_gone(spark.sparkContext)
@@ -80,13 +90,13 @@ def finish(
 
 
 def result_of(df: DataFrame, state: StateAddress) -> DataFrame:
-    """The result of a stream that has one at its end: its query is run to the end of what there is.
+    """Runs the query of a stream to the end of its present input, and returns the result.
 
-    The folder is not finished by that: whoever asked keeps the rows, and does not ask again.
+    The state folder is not marked as finished: the caller keeps the rows, and does not ask again.
 
     Args:
-        df: the stream.
-        state: its operator's state folder.
+        df: the stream, which has a result at its end.
+        state: the state folder of its operator.
     """
     checkpoint = as_hadoop_has_it(state.below(_RUN))
     name = ", ".join(plan.name for plan in plans_of(df))
@@ -96,7 +106,7 @@ def result_of(df: DataFrame, state: StateAddress) -> DataFrame:
 
 
 _RUN: Final = "run"
-"""In a state folder: the checkpoint of the query that was run for the operator above."""
+"""The folder, in a state folder, of the checkpoint of a query that was run for the operator above."""
 
 
 def _left(
@@ -140,7 +150,10 @@ def reopen(*, state: Location) -> None:
     `finish` gives the result of all input anew, as does a backlog that goes live.
 
     Args:
-        state: the state folder; one that is not finished stays as it is.
+        state: the state folder; one that is not finished is left unchanged.
+
+    Example:
+        >>> gpu_ops.reopen(state="/data/state/orders")  # doctest: +SKIP
     """
     of_last(Files.at(state)).delete([FINISHED])
 
@@ -151,8 +164,8 @@ def _function(
     state: StateAddress,
     apply: Callable[[pa.Table, pa.Table], pa.Table] | None,
     schema: st.StructType | str | None,
-) -> Grouped | None:
-    """The function of a co-group, None of anything else."""
+) -> CoGroupTask | None:
+    """The function of a co-group; None for any other operator."""
     if (apply is None) != (schema is None):
         raise DescriptionError("apply= and schema= go together")
     if not description.takes_function:
@@ -160,7 +173,7 @@ def _function(
             raise DescriptionError(f"apply= is for a co-group; the state folder {state} is none's")
         return None
     if apply is not None and schema is not None:
-        return Grouped.of(apply, schema)
+        return CoGroupTask.of(apply, schema)
     found = Directory.of(spark).functions.get(state.identity)
     if found is None:
         raise DescriptionError(
@@ -171,7 +184,7 @@ def _function(
 
 
 def _has_output(description: Description, files: Files, manifest: Manifest, version: int) -> bool:
-    """Whether the end of input gives any output."""
+    """True if the end of input has any output."""
     if description.emit == "at_end":
         return True
     if version == 0 or description.by_time:
@@ -181,18 +194,18 @@ def _has_output(description: Description, files: Files, manifest: Manifest, vers
 
 
 QUERY: Final = "query.json"
-"""In the state folder of a query with an operator that waits for the end of its input: beside that one's manifest, or
-above the folders of several operators."""
+"""The file of a query with an operator that waits for the end of its input, in the state folder: beside the manifest of
+that operator, or above the folders of several."""
 
 
 OF_TABLE: Final = (
     "name", "schema", "row_kind", "unique_key", "updates", "event_times", "sequence_by", "ttl_ms", "grows",
 )  # fmt: skip
-"""What the file has of a table."""
+"""The fields of a table that the file has."""
 
 
 def calculated(node: Calc, rows: DataFrame) -> DataFrame:
-    """Rows filtered and projected."""
+    """Filters and projects rows as a node of a query says."""
     below = node.input.row_kind
     kind = (below, node.row_kind) if below is not None and node.row_kind is not None else None
     select = [(x.name, x.expr.java if x.expr is not None else x.column) for x in node.select]
@@ -200,15 +213,15 @@ def calculated(node: Calc, rows: DataFrame) -> DataFrame:
 
 
 def check_runs(node: Calc, rows: DataFrame, sql: str) -> None:
-    """That Spark can run what `calculated` makes: the physical plan is made over rows like these, with its code.
+    """Checks that Spark can run the result of `calculated`: makes the physical plan over such rows, and its code.
 
     Args:
-        node: filters and projections.
-        rows: what they are of.
+        node: the filters and projections.
+        rows: the rows to filter.
         sql: the query.
 
     Raises:
-        SqlError: it cannot.
+        SqlError: Spark cannot run it.
     """
     parts = [*node.conditions, *(x.expr for x in node.select if x.expr is not None)]
     if not parts:
@@ -239,7 +252,7 @@ def remember(
     """Writes a query into its state folder.
 
     Raises:
-        StateError: another one stands there.
+        StateError: the folder has another query.
     """
     given = {
         name: {**{name: encoded(getattr(table, name)) for name in OF_TABLE}, "spark": schemas[name].json()}
@@ -257,23 +270,23 @@ def remember(
 
 
 def of_last(files: Files) -> Files:
-    """The state folder of the operator that waits for the end: a query's last one, else the folder itself."""
+    """The state folder of the operator that waits for the end: that of a query's last one, else the folder itself."""
     operators = _content(files).get("operators", 1)
     return files if operators == 1 else Files.at(files.address.below(str(operators)))
 
 
 def query_in(files: Files) -> str | None:
-    """The query whose state folder this is; None where it is none's, or not known."""
+    """The query that a state folder belongs to; None where it belongs to none, or it is not known."""
     return _content(files).get("query")
 
 
 def shown(files: Files, description: Description, rows: DataFrame) -> DataFrame:
-    """What the query of a state folder selects of its operator's rows; these rows where it has none.
+    """Applies the SELECT of a state folder's query to the operator's rows; returns them unchanged without a query.
 
     Args:
         files: the state folder.
-        description: of its last operator.
-        rows: what that gives.
+        description: the description of its last operator.
+        rows: the rows of that operator.
 
     Raises:
         StateError: the query means another operator in this session.
@@ -303,6 +316,6 @@ def shown(files: Files, description: Description, rows: DataFrame) -> DataFrame:
 
 
 def _content(files: Files) -> dict[str, Any]:
-    """Of the query's file; nothing where there is none."""
+    """The content of the query's file; empty where there is none."""
     content = files.read(QUERY)
     return {} if content is None else dict(json.loads(content.to_pybytes()))

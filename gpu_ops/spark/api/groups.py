@@ -21,13 +21,14 @@ from gpu_ops.descriptions.arguments import check_options
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups import Keep, Latest, Top, parse_order
-from gpu_ops.descriptions.times import Duration
+from gpu_ops.descriptions.sessions import END, START, SessionAggregate
+from gpu_ops.descriptions.times import Duration, parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import apply_operator, check_frames
-from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, resolve, resolve_all
+from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, resolve, resolve_all, with_options
 from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
@@ -35,51 +36,67 @@ from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
 _FILTER: Final = re.compile(r"(.*\))\s*filter\s*\(\s*where\s+(.+)\)\s*", re.IGNORECASE | re.DOTALL)
 
 
+@with_options(ChangelogOptions)
 def aggregate(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     by: str | Sequence[str] = (),
     aggregates: Mapping[str, Given] | None = None,
     *,
     window_end: str | None = None,
+    session_gap: Duration | None = None,
     late: Literal["drop", "tag"] = "drop",
     heartbeat: Duration | None = None,
     **options: Unpack[ChangelogOptions],
 ) -> DataFrame:
-    """One row per group, kept up to date; retractions are honoured, as Spark's own ``groupBy`` does not.
+    """Aggregates a stream: one row per group, kept up to date, also by retractions, which Spark's ``groupBy`` ignores.
 
     The result is a changelog like that of a join: it can be joined, viewed and aggregated again. Types and nulls are as
-    in Spark. Example::
-
-        gpu_ops.aggregate(changes, by="user_id", aggregates={"total": "sum(amount)", "n": "count(*)"}, state=...)
+    in Spark. With ``emit="at_end"`` a stream has no output: run the query to its end, and `finish` returns the result.
+    With ``emit="at_watermark"`` a group is emitted once, when the watermark of the input (``withWatermark``, or
+    ``stream(event_time=, delay=)``) reaches the end of its window, and is forgotten; rows that come later are late.
 
     Args:
         input: a DataFrame or a `stream`.
-        by: the columns that make a group, null being a value of its own; none for one row in all, which is there while
-            any row is. A column that Spark's ``window()`` has made is one, too.
+        by: the columns of a group, null being a value of its own; none for one row in all, which exists while any input
+            row does. A column of Spark's ``window()`` may be among them.
         aggregates: result column to ``"sum(amount)"``, ``"count(*)"``, ``"count(distinct user)"``, or to a pair like
             ``("sum", "amount")``; there are sum, count, min, max, avg, first and last. The last two go by the stream's
             ``sequence_by``, else by arrival, and leave nulls out. ``"sum(amount) FILTER (WHERE paid)"`` takes rows for
             which a condition of Spark's is true. A function of one's own is a `gpu_ops.AggregateFunction`.
         window_end: with ``emit="at_watermark"`` the column of ``by`` that is the end of a group's window; by default a
             window's own, or the event time if that is in ``by``.
-        late: with ``emit="at_watermark"``, of an insert-only input: ``"tag"`` gives late rows with the row kind
-            ``late``, in columns behind the aggregates, see `side`; by default they are dropped and counted.
-        heartbeat: with ``emit="at_watermark"`` begin a micro-batch at least so often, so that groups are emitted when
-            no rows arrive.
-        options: ``emit, state, backend, partitions, name, backlog``, as in `join`. With ``emit="at_end"`` a stream has
-            no output: run the query to its end, and `finish` gives the result. With ``emit="at_watermark"`` a
-            group is emitted once, when the watermark of the input (``withWatermark``, or ``stream(event_time=,
-            delay=)``) reaches the end of its window, and is forgotten; what comes later is late.
+        session_gap: group by sessions of the input's event time as well: rows of which each comes no later than so long
+            after the one before it. The result has a column ``session_window`` behind the group's, from the first
+            row's time to the last one's plus the gap, as Spark's ``session_window()`` has it. Not with
+            ``emit="per_event"``, ``first`` and ``last``.
+        late: with ``emit="at_watermark"`` the treatment of late rows. ``"drop"``: they are dropped and counted.
+            ``"tag"``: they are emitted with the row kind ``late``, in columns behind the aggregates, see `side`; only
+            for an insert-only input.
+        heartbeat: with ``emit="at_watermark"`` the longest time between two micro-batches, so that groups are emitted
+            when no rows arrive.
+        options: further options, which `gpu_ops.spark.api.streams.ChangelogOptions` lists.
 
     Returns:
         ``row_kind``, the group columns and the aggregates: a static DataFrame for a static input, else a streaming one.
         The group is its unique key where none of its columns may be null.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: no such column or aggregate, a stream with a TTL, or ``emit="at_end"`` without ``state=``.
+        TypeError: there is no such option.
+        DescriptionError: there is no such column or aggregate, a stream has a TTL, or ``emit="at_end"`` lacks
+            ``state=``.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> sales = spark.createDataFrame([("a", 2), ("a", 3), ("b", 5)], "user STRING, amount INT")
+        >>> measures = {"total": "sum(amount)", "sales": "count(*)"}
+        >>> gpu_ops.aggregate(sales, by="user", aggregates=measures).orderBy("user").show()
+        +--------+----+-----+-----+
+        |row_kind|user|total|sales|
+        +--------+----+-----+-----+
+        |      +I|   a|    5|    2|
+        |      +I|   b|    5|    1|
+        +--------+----+-----+-----+
     """
     check_options(aggregate, options, ChangelogOptions)
     source, emit = _one_input(input, options)
@@ -93,10 +110,31 @@ def aggregate(
     period = heartbeat_ms(heartbeat, emit)
     if period is not None and emit != "at_watermark":
         raise DescriptionError("heartbeat= goes with emit='at_watermark' only")
-    if emit == "at_watermark":
-        source, upstream = timed_input(source)
-        end = end or (windows[0].end if windows else None)
-    described = Aggregate(as_input(source), groups, measures, emit, None if static else end, "drop" if static else late)
+    if emit == "at_watermark" or session_gap is not None:
+        source, above = timed_input(source)
+        upstream = above if emit == "at_watermark" else None
+    late = "drop" if static else late
+    described: Aggregate
+    if session_gap is None:
+        if emit == "at_watermark":
+            end = end or (windows[0].end if windows else None)
+        described = Aggregate(as_input(source), groups, measures, emit, None if static else end, late)
+    else:
+        if end is not None:
+            raise DescriptionError("a session is a window of its own: window_end= has no place beside session_gap=")
+        taken = [*source.df.columns, *(measure.name for measure in measures), *(window.name for window in windows)]
+        session = Window(*(free_name(name, taken) for name in ("session_window", START, END)))
+        described = SessionAggregate(
+            as_input(source),
+            groups,
+            measures,
+            emit,
+            late=late,
+            gap_ms=parse_duration(session_gap),  # type: ignore[arg-type]
+            start=session.start,
+            end=session.end,
+        )
+        windows = (*windows, session)
     if described.emit != "at_end" and described.late == "drop":
         described, source = _narrowed(described, source)
     made = apply_operator(described, [source], options, upstream=(upstream, None), heartbeat_ms=period)
@@ -111,7 +149,7 @@ def _one_input(given: DataFrame | Stream, options: Mapping[str, Any]) -> tuple[S
 
 
 def _narrowed(described: Aggregate, source: Stream) -> tuple[Aggregate, Stream]:
-    """The same without columns that are not looked at: they would travel, and perhaps be kept."""
+    """Removes the columns that an aggregate does not read, so that they are neither sent nor kept."""
     given = described.source
     looked_at: set[str | None] = {*described.by, *(given.unique_key or ()), given.sequence_by, given.event_time}
     looked_at.update(column for measure in described.measures for column in measure.columns)
@@ -125,10 +163,10 @@ def _narrowed(described: Aggregate, source: Stream) -> tuple[Aggregate, Stream]:
 
 
 def _measures(source: Stream, aggregates: Mapping[str, Given], label: str) -> tuple[Stream, tuple[Measure, ...]]:
-    """What is aggregated, in the columns' own spelling.
+    """Parses the aggregates, with columns as the DataFrame spells them.
 
-    ``FILTER (WHERE ...)`` leaves nulls of the values that it turns away, which no aggregate counts: the input has a
-    column more.
+    For ``FILTER (WHERE ...)`` the input gets a further column, null where the condition is not true: no aggregate
+    counts nulls.
     """
     found = []
     for name, text in aggregates.items():
@@ -147,7 +185,7 @@ def _measures(source: Stream, aggregates: Mapping[str, Given], label: str) -> tu
 
 
 def _filtered(source: Stream, measure: Measure, condition: str, label: str) -> tuple[Stream, str]:
-    """An input with the values of an aggregate for which a condition is true, and their column."""
+    """Adds a column with the values of an aggregate for which a condition is true; returns the input and its name."""
     value = "1" if measure.column is None else backquoted(measure.column)
     column = free_name(f"{measure.name}_filtered", [*source.df.columns, measure.name])
     expression = f.expr(f"CASE WHEN {condition} THEN {value} END")
@@ -166,7 +204,7 @@ def _filtered(source: Stream, measure: Measure, condition: str, label: str) -> t
 
 
 class Window(NamedTuple):
-    """A column with windows, and the columns that are their starts and ends."""
+    """A column of windows, and the columns of their starts and ends."""
 
     name: str
     start: str
@@ -174,19 +212,20 @@ class Window(NamedTuple):
 
 
 def flattened(source: Stream, by: Sequence[str]) -> tuple[Stream, tuple[str, ...], tuple[Window, ...]]:
-    """An input whose windows among its group columns are two columns each.
+    """Replaces each window among the group columns by two columns, its start and its end.
 
     Returns:
         The input, the group columns, and the windows.
 
     Raises:
-        DescriptionError: one is of ``session_window``, whose rows are those of single events.
+        DescriptionError: a window is of ``session_window``, whose rows are those of single events.
     """
     df = source.df
     for name in by:
         if "spark.sessionWindow" in (df.schema[name].metadata or {}):
             raise DescriptionError(
-                f"by={name!r} is a session_window, which this does not merge: each event would be a session of its own"
+                f"by={name!r} is a session_window, whose rows are those of single events: give the gap, as "
+                "session_gap='10 minutes'"
             )
     names = [name for name in by if is_window(df.schema[name].dataType)]
     if not names:
@@ -207,7 +246,7 @@ def flattened(source: Stream, by: Sequence[str]) -> tuple[Stream, tuple[str, ...
 
 
 def rebuilt(changes: DataFrame, windows: Sequence[Window]) -> DataFrame:
-    """A result with windows as single columns again."""
+    """Puts the two columns of each window in a result together again."""
     if not windows:
         return changes
     starts, ends = {window.start: window for window in windows}, {window.end for window in windows}
@@ -223,6 +262,7 @@ def rebuilt(changes: DataFrame, windows: Sequence[Window]) -> DataFrame:
     return changes.select(columns)
 
 
+@with_options(ChangelogOptions)
 def top(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     by: str | Sequence[str] = (),
@@ -232,32 +272,40 @@ def top(
     number: str | None = None,
     **options: Unpack[ChangelogOptions],
 ) -> DataFrame:
-    """The first n rows of each group of a stream, as a changelog: a top-N.
+    """Keeps the first n rows of each group of a stream, as a changelog (top-N).
 
-    ``ROW_NUMBER() OVER (PARTITION BY region ORDER BY amount DESC) <= 3`` over whatever changes::
-
-        gpu_ops.top(orders, by="region", order_by="amount DESC", n=3, state=...)
+    It is ``ROW_NUMBER() OVER (PARTITION BY region ORDER BY amount DESC) <= 3`` over an input that changes.
 
     Args:
         input: a DataFrame or a `stream`; also the changelog of a join.
-        by: the columns that make a group (null is a value of its own); none for one group in all.
+        by: the columns of a group (null is a value of its own); none for one group in all.
         order_by: ``"amount DESC, id"``, or a list of such terms; nulls as in Spark: first if ascending, last if
             descending, unless ``NULLS FIRST`` or ``NULLS LAST`` is given. Of equal rows the one that arrived earlier
             comes first.
-        n: how many rows of each group.
+        n: the number of rows of each group.
         number: the name of a further column with the number of a row in its group, from 1. Then a row in front that
             comes or goes changes all rows behind it.
-        options: ``emit, state, backend, partitions, name, backlog``, as in `join`.
+        options: further options, which `gpu_ops.spark.api.streams.ChangelogOptions` lists.
 
     Returns:
         ``row_kind``, then the input's columns: a static DataFrame for a static input, else a streaming one. The unique
         key is the input's.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: no such column, no order, or a TTL.
+        TypeError: there is no such option.
+        DescriptionError: there is no such column, no order, or a TTL.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> orders = spark.createDataFrame([("n", 5), ("n", 9), ("s", 4)], "region STRING, amount INT")
+        >>> gpu_ops.top(orders, by="region", order_by="amount DESC").orderBy("region").show()
+        +--------+------+------+
+        |row_kind|region|amount|
+        +--------+------+------+
+        |      +I|     n|     9|
+        |      +I|     s|     4|
+        +--------+------+------+
     """
     check_options(top, options, ChangelogOptions)
     source, emit = _one_input(input, options)
@@ -268,6 +316,7 @@ def top(
     return apply_operator(described, [source], options, stacklevel=2)
 
 
+@with_options(ChangelogOptions)
 def latest(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     key: str | Sequence[str] | None = None,
@@ -277,36 +326,40 @@ def latest(
     unavailable: str | None = None,
     **options: Unpack[ChangelogOptions],
 ) -> DataFrame:
-    """The latest row of each key of a stream of upserts (and deletes), as a changelog with retractions.
+    """Keeps the latest row of each key of a stream of upserts and deletes, as a changelog with retractions.
 
     A join distributes an upsert input by its unique key, as the old and the new row of a key have to meet; where the
-    join goes by other columns, all its rows are in one partition. This gives the old row with the new one, so that
-    the join is distributed by its own columns::
-
-        orders = gpu_ops.latest(orders, key="id", state=...)
-        gpu_ops.join(orders, prices, on="item", state=...)
+    join has another key, all its rows are in one partition. This function adds the old row to the new one, so that the
+    join is distributed by its own key. It has no ``emit="at_end"``.
 
     Args:
         input: a streaming DataFrame or a `stream`; its ``row_kind`` tells deletes. Within a micro-batch
             ``sequence_by`` tells which change is the last, between micro-batches the later one is.
         key: the columns that identify a row; by default the stream's ``unique_key``.
         order_by: the column by which one row is later than another, whenever they arrive; of equal ones the row that
-            arrives later is. By default the order in which they arrive.
-        keep: ``last``, or ``first`` for the first row of each key, which later ones do not replace (with ``order_by``
-            an earlier one does). This and ``order_by`` are for insertions only, without ``row_kind``.
-        unavailable: a column with lists of columns' names, as `read_kafka` has it with ``unavailable=``: of these
-            columns a change does not bring the value, and the row keeps the one that it had. The result does not have
-            that column. A change without a row from before is a bad row.
-        options: ``emit, state, backend, partitions, name, backlog``, as in `join`; no ``emit="at_end"``.
+            arrives later is later. By default the order of arrival.
+        keep: the row that is kept of each key. ``"last"``: the latest one. ``"first"``: the first one, which later ones
+            do not replace (with ``order_by`` an earlier one does). ``"first"`` and ``order_by`` are for insertions
+            only, without ``row_kind``.
+        unavailable: a column with lists of columns' names, as `read_kafka` makes it with ``unavailable=``: a change
+            lacks the values of these columns, and the row keeps those that it had. The result does not have that
+            column. A change without an earlier row is a bad row.
+        options: further options, which `gpu_ops.spark.api.streams.ChangelogOptions` lists.
 
     Returns:
         A streaming DataFrame: ``row_kind``, then the input's columns; its unique key is ``key``.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: no such column, no key, a static DataFrame, or row kinds with ``order_by`` or ``first``.
+        TypeError: there is no such option.
+        DescriptionError: there is no such column, no key, a static DataFrame, or row kinds with ``order_by`` or
+            ``"first"``.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> orders = spark.readStream.schema("id INT, item STRING").json(folder)
+        >>> gpu_ops.latest(orders, key="id", state=folder + "/state").columns
+        ['row_kind', 'id', 'item']
     """
     check_options(latest, options, ChangelogOptions)
     source, emit = _one_input(input, options)

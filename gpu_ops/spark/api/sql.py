@@ -1,6 +1,6 @@
-"""``gpu_ops.sql``: a query over streaming DataFrames, to the changelog of its result; ``gpu_ops.union`` of changelogs.
+"""``gpu_ops.sql``, which runs a query over streaming DataFrames, and ``gpu_ops.union`` of changelogs.
 
-In a UNION ALL a row is there as often as in all of its parts together, so the result has no unique key.
+In a UNION ALL a row occurs as often as in all of its parts together, so the result has no unique key.
 """
 
 from __future__ import annotations
@@ -58,36 +58,38 @@ def sql(
 ) -> DataFrame:
     """Joins streaming DataFrames by a query in SQL; the result is the changelog of what it selects.
 
-    Example::
-
-        gpu_ops.sql("SELECT o.id, p.price FROM orders o LEFT JOIN prices p ON o.id = p.id",
-                    orders=orders, prices=prices, state="...")
-
     Args:
         query: a SELECT in Spark's dialect: joins of every kind, [NOT] EXISTS, [NOT] IN, sub-queries in FROM, WITH,
-            WHERE, GROUP BY, DISTINCT, ORDER BY with LIMIT, UNION [ALL]. What is refused (OVER and so
-            on) says where, and what to do instead.
+            WHERE, GROUP BY, DISTINCT, ORDER BY with LIMIT, UNION [ALL]. The error for anything else (OVER and so on)
+            says where it is, and what to do instead.
         tables: inputs whose names cannot be arguments.
         state: a folder of its own for the state; where the query becomes several joins, each has its own in it:
             ``1``, ``2`` and so on. Without it the state lives in memory only.
-        emit: as in `join`, of every operator; ``"at_watermark"`` where all are joins by time: ASOF joins then give
-            final rows; with ``"at_end"`` nothing is emitted, and `finish` gives the query's result.
-        backend: as in `join`.
-        partitions: as in `join`, of every join.
-        name: as in `join`; of several joins they are ``name_1``, ``name_2`` and so on.
-        multi_way: ``"auto"`` makes one multi-way join of joins that share a key; ``"never"`` a chain of two-way
-            joins.
-        backlog: as in `join`, of every operator.
-        inputs: streaming DataFrames, or what `stream` makes of them, by the names the query calls them.
+        emit: the output of every operator. ``"per_batch"``: the net changes of each micro-batch. ``"per_event"``: the
+            changes as Flink emits them. ``"at_watermark"``, where all are joins by time: final rows, also of ASOF
+            joins. ``"at_end"``: nothing; `finish` returns the query's result.
+        backend: ``"auto"``: GPUs where there are any. ``"cpu"``: the CPU. ``"gpu"``: GPUs, or an error.
+        partitions: the number of partitions of every join, as in `join`.
+        name: the name of the join, as in `join`; several are called ``name_1``, ``name_2`` and so on.
+        multi_way: ``"auto"``: joins that share a key become one multi-way join. ``"never"``: they are a chain of
+            two-way joins.
+        backlog: whether every operator may begin with a backlog, as in `join`.
+        inputs: streaming DataFrames, or streams made by `stream`, by their names in the query.
 
     Returns:
         A streaming DataFrame; first column ``row_kind``, then what the query selects. `explain` shows its plan.
 
     Raises:
-        SqlError: a query that streaming joins cannot do, with line and column.
-        DescriptionError: inputs or options that cannot be.
+        SqlError: streaming joins cannot do the query; with line and column.
+        DescriptionError: inputs or options are invalid.
         NotBuiltError: Spark Connect, or ``emit="at_end"`` above an operator that waits for time to pass.
         StateError: the state folder belongs to something else.
+
+    Example:
+        >>> orders = spark.createDataFrame([(1, "x"), (2, "y")], "id INT, item STRING")
+        >>> prices = spark.createDataFrame([("x", 5)], "item STRING, price INT")
+        >>> query = "SELECT o.id, p.price FROM orders o LEFT JOIN prices p ON o.item = p.item"
+        >>> gpu_ops.sql(query, orders=orders, prices=prices).orderBy("id").show()
     """
     if not isinstance(query, str):
         raise DescriptionError(f"sql() takes the text of a query, not {type(query).__name__}")
@@ -163,7 +165,7 @@ def _streams(given: Mapping[str, DataFrame | Stream]) -> dict[str, Stream]:
 
 
 def _table(label: str, side: Stream) -> Table:
-    """What is known of an input."""
+    """Describes an input as a table of the query."""
     source = as_input(dataclasses.replace(side, name=label))
     nullable = {x.name: x.nullable for x in side.df.schema.fields}
     found = delays(side.df)
@@ -174,7 +176,7 @@ def _table(label: str, side: Stream) -> Table:
 
 
 def _schema(df: DataFrame, table: Table) -> st.StructType:
-    """An input's columns without the row kind."""
+    """The Spark schema of an input's columns, without the row kind."""
     return st.StructType([x for x in df.schema.fields if x.name in table.schema.names])
 
 
@@ -208,21 +210,21 @@ def _scans(node: PlanNode) -> list[Scan]:
 
 
 def _begun(state: StateAddress | None) -> bool:
-    """Whether an operator has its state there."""
+    """True if a folder has the state of an operator."""
     return state is not None and Manifest.read(Files.at(state)) is not None
 
 
 class _Runner:
-    """Makes DataFrames of a plan's nodes.
+    """Makes the DataFrames of a query plan's nodes.
 
-    Operators over static inputs alone are done at once, in Spark's tasks, and what they give is a static input of the
-    operator above; those that a state folder has begun to run live stay so. So do aggregates without group columns: in
-    a query over streams they have no row while there is none in their input, whatever that is.
+    Operators over static inputs alone run at once, in Spark's tasks, and their result is a static input of the operator
+    above, unless a state folder says that they run live. Aggregates without group columns always run live: in a query
+    over streams they have no row while their input has none.
 
     Args:
         planned: the plan.
         streams: the inputs by name.
-        options: those of `gpu_ops.spark.api.streams.RunOptions`, and ``backlog``.
+        options: the options of `gpu_ops.spark.api.streams.RunOptions`, and ``backlog``.
         given: the inputs as they were before static ones were loaded; None where all are static.
     """
 
@@ -246,7 +248,7 @@ class _Runner:
         self.ended = _Runner(planned, static, {**options, "state": None, "backlog": False}) if static else None
 
     def frame(self, node: PlanNode) -> DataFrame:
-        """A node's rows."""
+        """The rows of a node."""
         if isinstance(node, Scan):
             return self.streams[node.table.name].df
         if isinstance(node, Calc):
@@ -261,12 +263,12 @@ class _Runner:
         return self._made[id(node)]
 
     def result(self) -> DataFrame:
-        """The rows of the root, which no operator takes that would know each spelling of a row kind."""
+        """The rows of the root, with row kinds as Flink spells them."""
         self._spell(self.planned.root)
         return self.frame(self.planned.root)
 
     def _spell(self, node: PlanNode) -> None:
-        """Unions above all operators have Flink's row kinds."""
+        """Makes the unions above all operators, with row kinds as Flink spells them."""
         while isinstance(node, Calc):
             node = node.input
         if isinstance(node, Union):
@@ -276,11 +278,11 @@ class _Runner:
                 self._made[id(node)] = self.united(node, spelled=True)
 
     def united(self, node: Union, *, spelled: bool = False) -> DataFrame:
-        """The rows of several nodes; of static inputs alone a static one, else these come with the first micro-batch.
+        """The rows of a union: static for static inputs alone, else static rows come with the first micro-batch.
 
         Args:
             node: the union.
-            spelled: whether row kinds of inputs are to be Flink's.
+            spelled: whether row kinds of inputs are respelled as Flink's.
         """
         if self.ended is not None and all(scan.table.name in self.ended.streams for scan in _scans(node)):
             return self.ended.united(node, spelled=spelled)
@@ -295,13 +297,13 @@ class _Runner:
         return union(*as_streams(frames, self.options["state"]))
 
     def bare(self, node: PlanNode) -> Stream | None:
-        """The stream whose rows a node's are, without an operator between; None of any other."""
+        """The input stream that a node filters and projects; None if there is an operator between."""
         while isinstance(node, Calc | LocalAggregate):
             node = node.input
         return self.streams[node.table.name] if isinstance(node, Scan) else None
 
     def side(self, node: PlanNode, source: Input) -> Stream:
-        """An input of a join."""
+        """The input of an operator that a node makes."""
         frame = self.frame(node)
         given = self.bare(node) or Stream(df=frame)
         if source.event_time is None:
@@ -310,7 +312,7 @@ class _Runner:
         return dataclasses.replace(given, df=frame, **{name: getattr(source, name) for name in planned})
 
     def takes(self, node: JoinNode) -> bool:
-        """Whether an operator is over these inputs alone, and has a result at their end."""
+        """True if an operator is over these inputs alone, and has a result at their end."""
         if any(scan.table.name not in self.streams for scan in _scans(node)):
             return False
         try:
@@ -322,7 +324,7 @@ class _Runner:
         return True
 
     def joined(self, node: JoinNode) -> DataFrame:
-        """An operator's rows."""
+        """The rows of an operator over its inputs."""
         count, options = len(self.planned.joins), dict(self.options)
         number = next(n for n, one in enumerate(self.planned.joins, 1) if one is node)
         if count > 1 and options["state"] is not None:
@@ -351,7 +353,7 @@ class _Runner:
 
 
 def _spelled(rows: DataFrame, stream: Stream) -> DataFrame:
-    """Changes of an input with Flink's row kinds.
+    """Respells the row kinds of an input's changes as Flink's.
 
     An unknown kind, and an update without its old row, end the query, as they do in an operator.
     """
@@ -368,22 +370,30 @@ def _spelled(rows: DataFrame, stream: Stream) -> DataFrame:
 
 
 _UNION: Final = "gpu_ops.union"
-"""Of every column: in the place of what is known of the first changelog's."""
+"""Metadata key of every column, which replaces the metadata of the first changelog's columns."""
 
 
 def union(*changelogs: DataFrame, name: str = "union") -> DataFrame:
-    """The changelog of all rows of several changelogs, as UNION ALL has them.
+    """Puts all rows of several changelogs into one, as UNION ALL does.
 
     Args:
-        changelogs: what joins of this pack give, perhaps filtered or projected; a DataFrame without ``row_kind`` is
-            insert-only. Columns go by their position and have the first one's names.
-        name: of the result, for errors of what takes it.
+        changelogs: changelogs of this package, perhaps filtered or projected; a DataFrame without ``row_kind`` is
+            insert-only. Columns are matched by position and have the names of the first changelog's.
+        name: the name of the result, for errors.
 
     Returns:
-        A DataFrame; first column ``row_kind``. It has no unique key, so a view of it keeps how often a row is there.
+        A DataFrame; first column ``row_kind``. It has no unique key, so a view of it counts equal rows.
 
     Raises:
-        DescriptionError: fewer than two, columns that do not fit, static ones among streams, or two joins of one name.
+        DescriptionError: fewer than two, columns do not fit, some are static and some stream, or two joins have one
+            name.
+
+    Example:
+        >>> orders = spark.createDataFrame([(1, 10), (2, 20)], "id INT, amount INT")
+        >>> payments = spark.createDataFrame([(1, 4)], "id INT, paid INT")
+        >>> paid = gpu_ops.semi_join(orders, payments, on="id")
+        >>> unpaid = gpu_ops.anti_join(orders, payments, on="id")
+        >>> gpu_ops.union(paid, unpaid).orderBy("id").show()
     """
     if len(changelogs) < 2:
         raise DescriptionError("union() takes two changelogs or more")
@@ -414,7 +424,7 @@ def _part(df: DataFrame, names: list[str], name: str, number: int) -> DataFrame:
 
 
 def _check_names(frames: list[DataFrame]) -> None:
-    """Refuses two joins of one name: Spark's progress has the metrics of each under its name."""
+    """Refuses two joins of one name, as Spark's progress has the metrics of each under its name."""
     joins: dict[str, str] = {}
     for df in frames:
         for one in plans_of(df):

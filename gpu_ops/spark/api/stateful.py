@@ -1,6 +1,6 @@
-"""Spark's own stateful operators in a join's input, which may give a row of a group again without taking back the old.
+"""Checks of Spark's own stateful operators in a join's input, which may emit a row again without retracting the old.
 
-In output mode ``update`` a streaming aggregate gives each group that has changed, in ``complete`` all of them, and in
+In output mode ``update`` a streaming aggregate emits each group that has changed, in ``complete`` all of them, and in
 ``append`` each once, when the watermark has closed it. The mode is known only when the query runs.
 """
 
@@ -20,18 +20,18 @@ from gpu_ops.spark.plan.column_metadata import ROW_BY_ROW
 
 _AGGREGATES: Final = {"Aggregate", "Distinct"}
 _WITH_STATE: Final = "WithState"
-"""In the names of ``flatMapGroupsWithState``, ``applyInPandasWithState``, ``transformWithState`` and its kin."""
+"""Part of the names of ``flatMapGroupsWithState``, ``applyInPandasWithState``, ``transformWithState`` and its kin."""
 
 _SHUFFLES: Final = {"Repartition", "RepartitionByExpression", "RebalancePartitions"}
 _WATERMARK: Final = re.compile(r"#\d+-T\d+ms")
-"""How Spark shows a column with a watermark."""
+"""Matches a column with a watermark in Spark's text of a plan."""
 
 
 class _Found(NamedTuple):
     """A stateful operator below an input.
 
     Attributes:
-        node: of Spark's logical plan.
+        node: the operator's node in Spark's logical plan.
         above: the nodes between it and the input, the nearest to the input first.
     """
 
@@ -40,13 +40,13 @@ class _Found(NamedTuple):
 
 
 def final_only(df: DataFrame, name: str, unique_key: Sequence[str] | None, row_kind: str | None) -> bool:
-    """Whether an input's rows are insertions only if its query runs in output mode ``append``.
+    """True if an input's rows are insertions only where its query runs in output mode ``append``.
 
     Args:
         df: the input, a streaming DataFrame.
-        name: what it is called in an error.
-        unique_key: as the user declared it.
-        row_kind: likewise.
+        name: the input's name in errors.
+        unique_key: the unique key that the user declared.
+        row_kind: the row-kind column that the user declared.
 
     Raises:
         DescriptionError: its rows come again, and no unique key says which one each replaces.
@@ -74,7 +74,7 @@ def final_only(df: DataFrame, name: str, unique_key: Sequence[str] | None, row_k
 
 
 def _stateful(node: Any, above: tuple[Any, ...]) -> Iterator[_Found]:
-    """The stateful operators nearest to an input; those of a join of this pack were looked at when it was built."""
+    """Yields the stateful operators nearest to an input; those below a join of this package were checked with it."""
     name = str(node.nodeName())
     if not node.isStreaming() or (name in MAPS and JoinPlan.of(node) is not None):
         return
@@ -86,7 +86,7 @@ def _stateful(node: Any, above: tuple[Any, ...]) -> Iterator[_Found]:
 
 
 def _check_with_state(found: _Found, name: str, unique_key: Sequence[str] | None, row_kind: str | None) -> None:
-    """What a function gives is its own affair; that it gives rows again is known of its output mode."""
+    """Checks an operator with a user's function, whose output mode says that it may emit rows again."""
     if unique_key is None and row_kind is None and str(found.node.outputMode().toString()).lower() != "append":
         raise DescriptionError(
             f"input '{name}' is made by a function with state in output mode 'update', which may give a row again: say "
@@ -99,7 +99,7 @@ def _check_with_state(found: _Found, name: str, unique_key: Sequence[str] | None
 
 
 def _check_key(found: _Found, plan: Any, name: str, unique_key: Sequence[str]) -> None:
-    """The unique key of an aggregate is what it groups by, and no filter may drop a row that replaces one."""
+    """Checks that an aggregate's unique key is its group columns, and that no filter drops a row that replaces one."""
     attributes = items(plan.output())
     wanted = {id_of(a) for a in attributes if str(a.name()) in unique_key}
     for number, node in enumerate(found.above):
@@ -120,7 +120,7 @@ def _check_key(found: _Found, plan: Any, name: str, unique_key: Sequence[str]) -
 
 
 def _groups(path: Sequence[Any], wanted: Set[int], aggregate: Any) -> set[int] | None:
-    """Which of the columns that an aggregate groups by, by their numbers, some columns are; None for any other.
+    """The numbers of the group columns of an aggregate that some columns are; None if one is no group column.
 
     Args:
         path: the nodes down to the aggregate.
@@ -154,7 +154,7 @@ def _groups(path: Sequence[Any], wanted: Set[int], aggregate: Any) -> set[int] |
 
 
 def _check_changelog(aggregate: Any, name: str) -> None:
-    """An aggregate over a changelog has to look at its row kinds."""
+    """Refuses an aggregate of Spark's over a changelog that ignores its row kinds."""
     of = _without_row_kinds(aggregate)
     if of is not None:
         raise DescriptionError(
@@ -165,7 +165,7 @@ def _check_changelog(aggregate: Any, name: str) -> None:
 
 
 def counted_twice(df: DataFrame) -> str | None:
-    """What to know of Spark's aggregates over a changelog in a DataFrame that do not look at its row kinds."""
+    """A warning about Spark's aggregates in a DataFrame that ignore the row kinds of a changelog; None without any."""
     found = _stateful(analyzed(df), ())
     of = next((of for of in (_without_row_kinds(x.node) for x in found) if of is not None), None)
     if of is None:
@@ -177,7 +177,7 @@ def counted_twice(df: DataFrame) -> str | None:
 
 
 def _without_row_kinds(aggregate: Any) -> str | None:
-    """The name of the join over whose changelog it is, if it does not look at its row kinds."""
+    """The name of the join whose changelog an aggregate reads without its row kinds; None for any other."""
     if str(aggregate.nodeName()) != "Aggregate":
         return None
     if ROW_KIND_COLUMN in {str(x.name()) for x in items(aggregate.references().toSeq())}:

@@ -1,11 +1,11 @@
-"""A static DataFrame beside streams: an input that ended before the first micro-batch. So is a result at the end.
+"""Static DataFrames beside streams, and results at the end of input, as inputs that ended before the first micro-batch.
 
-Its rows are written once, into the join's state folder, and come from there as a stream of files: in the first
+The rows are written once, into the join's state folder, and read from there as a stream of files: in the first
 micro-batch, and in no other, as Spark's checkpoint knows. With ``refresh=`` the table is read again from time to time,
-and what differs is written as further changes: by unique key where there is one, else row by row.
+and the difference is written as further changes: by unique key where there is one, else row by row.
 
-In the folder ``static/<input>``: ``changes/0`` has the rows, ``changes/1`` and so on what changed later, ``rows/<n>``
-the table as it was last read, to compare with. What is in ``_next`` is on its way to one of these.
+In the folder ``static/<input>`` are ``changes/0`` with the rows, ``changes/1`` and so on with later changes, and
+``rows/<n>`` with the table as it was last read, to compare with. Files in ``_next`` are not complete yet.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ _log = logging.getLogger(__name__)
 
 FOLDER: Final = "static"
 _LOOK_S: Final = 0.2
-"""How often the thread that refreshes looks at the clock, and whether the application is still there."""
+"""Seconds between two looks of the refreshing thread at the clock and the application."""
 
 _refreshing: dict[str, _Refresh] = {}
-"""By folder what reads its table again."""
+"""The thread that reads a table again, by folder."""
 
 _RESULT: Final = "_gpu_ops_result"
-"""What a stream that is, as it is, all that an operator gives at the end has of its own: its state folder."""
+"""Attribute of a stream that is exactly an operator's result at the end of input: its state folder."""
 
 
 def beside_streams(sides: Sequence[Stream], state: StateAddress | None) -> list[Stream]:
-    """Inputs of which some are streams, the static ones as streams, too; ``load`` of each makes its rows be there.
+    """Turns static inputs beside streams into streams; calling ``load`` of each writes its rows.
 
     Args:
         sides: the inputs.
-        state: the join's state folder; None for none: then the rows are in a temporary folder.
+        state: the join's state folder; None for a temporary folder.
 
     Raises:
-        DescriptionError: options of a stream that a static input cannot have, or no state folder on a cluster.
+        DescriptionError: a static input has options of a stream, or there is no state folder on a cluster.
         StateError: the folder has other columns.
     """
     return [side if is_stream(side) else _loaded(side, side.label, state) for side in sides]
 
 
 def as_streams(frames: Sequence[DataFrame], state: StateAddress | None) -> list[DataFrame]:
-    """The parts of a union, static ones beside streams as streams whose rows come in the first micro-batch.
+    """Turns static parts of a union beside streams into streams whose rows come in the first micro-batch.
 
     Args:
         frames: the parts.
         state: the state folder; None for none.
 
     Raises:
-        DescriptionError, StateError: as `beside_streams`.
+        DescriptionError, StateError: as `beside_streams` does.
     """
     if len({df.isStreaming for df in frames}) < 2:
         return list(frames)
@@ -87,12 +87,12 @@ def as_streams(frames: Sequence[DataFrame], state: StateAddress | None) -> list[
 
 
 def is_stream(side: Stream) -> bool:
-    """Whether an input goes on while the operator runs."""
+    """True if an input goes on while the operator runs."""
     return side.df.isStreaming and _RESULT not in vars(side.df)
 
 
 def has_result(df: DataFrame, state: StateAddress | None) -> DataFrame:
-    """Notes that a streaming DataFrame is, as it is, what an operator gives at the end of its input."""
+    """Marks a streaming DataFrame as exactly an operator's result at the end of its input."""
     if df.isStreaming and state is not None:
         vars(df)[_RESULT] = state
     return df
@@ -148,7 +148,7 @@ _KIND: Final = st.StructField(ROW_KIND_COLUMN, st.StringType())
 
 @contextlib.contextmanager
 def _described(session: SparkSession, what: str) -> Iterator[None]:
-    """Jobs that Spark's UI calls so."""
+    """Context manager that sets the description of jobs in Spark's UI."""
     context = session.sparkContext
     before = context.getLocalProperty("spark.job.description")
     context.setJobDescription(what)
@@ -159,7 +159,7 @@ def _described(session: SparkSession, what: str) -> Iterator[None]:
 
 
 def _location(session: SparkSession, name: str, state: StateAddress | None) -> str:
-    """The folder of an input, as Hadoop writes it."""
+    """The folder of a static input's rows, as Hadoop writes it."""
     if state is None:
         if not one_machine(session.sparkContext):
             raise DescriptionError(
@@ -170,16 +170,16 @@ def _location(session: SparkSession, name: str, state: StateAddress | None) -> s
 
 
 def _folder_name(name: str) -> str:
-    """What an input's folder is called: a name of its own below the others, whatever is in the input's name."""
+    """The name of an input's folder, which is valid and unique whatever the input's name has in it."""
     return hashlib.sha256(name.encode()).hexdigest() if name in (".", "..") else quote(name, safe="")
 
 
 class _Folder:
-    """Where the rows of a static input are.
+    """The folder with the rows of a static input.
 
     Args:
         session: the session.
-        location: as Hadoop writes it.
+        location: the folder, as Hadoop writes it.
     """
 
     def __init__(self, session: SparkSession, location: str) -> None:
@@ -189,25 +189,25 @@ class _Folder:
         self._files = self._path(location).getFileSystem(conf)
 
     def complete(self, part: str) -> bool:
-        """Whether a part is there as a whole."""
+        """True if a part is complete."""
         return bool(self._files.exists(self._path(f"{self.location}/{part}/_SUCCESS")))
 
     def numbers(self, part: str) -> list[int]:
-        """Of the complete folders in a folder."""
+        """The numbers of the folders in a folder, in order."""
         at = self._path(f"{self.location}/{part}")
-        found = self._files.listStatus(at) if self._files.exists(at) else []
-        names = [str(status.getPath().getName()) for status in found]
+        statuses = self._files.listStatus(at) if self._files.exists(at) else []
+        names = [str(status.getPath().getName()) for status in statuses]
         return sorted(int(name) for name in names if name.isdigit())
 
     def settle(self) -> None:
-        """Finish, or forget, what a run that was killed had begun."""
+        """Completes or removes the files that a killed run had begun."""
         last = max(self.numbers("changes"), default=-1)
         if last > max(self.numbers("rows"), default=-1) and self.complete("_next/rows"):
             self._put("_next/rows", f"rows/{last}")
         self._files.delete(self._path(f"{self.location}/_next"), True)
 
     def begin(self, df: DataFrame, *, refreshed: bool) -> None:
-        """Write the rows for the first time."""
+        """Writes the rows for the first time."""
         self._write(df, "_next/rows" if refreshed else "_next/changes")
         if refreshed:
             rows = self._read("_next/rows", df.schema)
@@ -223,21 +223,21 @@ class _Folder:
         """Refuses columns other than those that were written.
 
         Raises:
-            StateError: names the columns.
+            StateError: the columns are others; names them.
         """
-        there = self.session.read.parquet(f"{self.location}/changes/0").schema
-        found, wanted = ([f"{x.name} {x.dataType.simpleString()}" for x in s.fields] for s in (there, schema))
-        if found != wanted:
+        stored = self.session.read.parquet(f"{self.location}/changes/0").schema
+        written, present = ([f"{x.name} {x.dataType.simpleString()}" for x in s.fields] for s in (stored, schema))
+        if written != present:
             raise StateError(
-                f"input '{name}' is static and was loaded with the columns {', '.join(found)}; now it has "
-                f"{', '.join(wanted)}: give another state folder"
+                f"input '{name}' is static and was loaded with the columns {', '.join(written)}; now it has "
+                f"{', '.join(present)}: give another state folder"
             )
 
     def read_again(self, table: DataFrame, key: Sequence[str] | None) -> bool:
-        """Write what differs between a table and what it was; whether anything does.
+        """Writes the difference between a table and its last version; False if there is none.
 
         Args:
-            table: as it is now.
+            table: the table as it is now.
             key: columns that identify a row; None for none.
         """
         number, schema = max(self.numbers("rows")), table.schema
@@ -266,7 +266,7 @@ def _all(df: DataFrame) -> list[Any]:
 
 
 def _difference(before: DataFrame, after: DataFrame, key: Sequence[str] | None) -> DataFrame:
-    """The changes that make one table of another, no two of one row: their order does not matter."""
+    """The changes from one version of a table to another, at most one for each row, so that order is irrelevant."""
     if key is None:
         gone, new = before.exceptAll(after), after.exceptAll(before)
         return gone.select(f.lit("-D").alias(ROW_KIND_COLUMN), *_all(gone)).unionAll(
@@ -290,8 +290,8 @@ class _Refresh:
 
     Args:
         side: the input as it was given.
-        name: of it.
-        folder: where its rows are.
+        name: the input's name.
+        folder: the folder with its rows.
         state: the join's state folder.
     """
 
@@ -307,7 +307,7 @@ class _Refresh:
         self._thread.start()
 
     def end(self) -> None:
-        """Waits for what it has begun."""
+        """Ends the thread, after a write that it has begun."""
         self._stop.set()
         self._thread.join()
 
@@ -328,11 +328,12 @@ class _Refresh:
                 )
 
     def _taken(self) -> bool:
-        """Whether a query runs that has taken the changes that were written last.
+        """True if a running query has taken the changes that were written last.
 
-        Two of them in one micro-batch could come in any order. A micro-batch that began after they were written, and
-        is done, had them: Spark's file source takes all that is there. Not so with ``availableNow``: such a run takes
-        what was there when it began.
+        Two sets of changes in one micro-batch could come in any order. A micro-batch that began after they were
+        written,
+        and is done, had them: Spark's file source takes all files that exist. Not so with ``availableNow``: such a run
+        takes the files that existed when it began.
         """
         queries = self._queries()
         done = [query.lastProgress for query in queries]
@@ -347,7 +348,7 @@ class _Refresh:
             return False
 
     def _queries(self) -> list[Any]:
-        """Those that use the table."""
+        """The running queries that use the table."""
         queries = list(self._session.streams.active)
         if self._state is None:
             return queries
@@ -368,7 +369,7 @@ class _Refresh:
 
 
 def _as_it_is_now(df: DataFrame) -> DataFrame:
-    """A DataFrame over its files as they are now: Spark lists them when a DataFrame is made."""
+    """A DataFrame over the present files of a table, which Spark lists when a DataFrame is made."""
     for leaf in items(df._jdf.queryExecution().analyzed().collectLeaves()):
         with contextlib.suppress(Exception):  # not of files
             leaf.relation().location().refresh()

@@ -1,10 +1,12 @@
-"""What a user declares of streaming DataFrames: the inputs of a join that they become, its options, its ``where=``."""
+"""Inputs of operators: `stream` and its checks, the options that operators share, and ``where=`` conditions."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -31,15 +33,18 @@ from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.column_metadata import derived_key, is_changelog, never_retracts
 from gpu_ops.state.address import Location
 
+Taking = TypeVar("Taking", bound=Callable[..., DataFrame])
+"""A function that takes options and returns a DataFrame."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Stream(Input):
     """An `Input` that is bound to its DataFrame; `stream` makes it, and `as_input` checks it.
 
     Attributes:
-        df: its rows, whose columns are its schema; an empty name is one that the function it is given to chooses.
-        refresh_ms: how often a static DataFrame is read again, milliseconds, or None.
-        table: what gives that DataFrame, or None.
+        df: its rows, whose columns are its schema; an empty name is chosen by the function that takes the stream.
+        refresh_ms: the milliseconds after which a static DataFrame is read again, or None.
+        table: the function that returns that DataFrame, or None.
         load: to be called before the first micro-batch, of a static DataFrame beside a stream; else None.
     """
 
@@ -51,7 +56,7 @@ class Stream(Input):
     load: Callable[[], None] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Nothing is asked of its schema yet: an error of it names the stream as the function does that takes it."""
+        """Leaves the schema unchecked, so that an error names the stream as the function does that takes it."""
 
     def __getattr__(self, name: str) -> Any:
         if name != "schema":
@@ -62,7 +67,7 @@ class Stream(Input):
 
     @property
     def label(self) -> str:
-        """What it is called in errors."""
+        """The stream's name in errors."""
         return self.name or "stream"
 
 
@@ -81,32 +86,40 @@ def stream(
     idle_timeout: Duration | None = None,
     refresh: str | int | None = None,
 ) -> Stream:
-    """Says about a streaming DataFrame what its schema does not; or about a static one that stands beside a stream.
+    """Declares properties of a streaming DataFrame, or of a static one beside streams, that its schema does not have.
 
     Args:
-        df: a streaming DataFrame; or a static one; or, with ``refresh``, a function that gives the static one as it is
-            now.
-        unique_key: columns that identify a row among the live ones. The changelog of a join has the one that
-            follows from the join, where one does.
+        df: a streaming DataFrame; or a static one; or, with ``refresh``, a function that returns the static one as it
+            is now.
+        unique_key: columns that identify a row among the live ones. The changelog of a join has the key that follows
+            from the join, where one does.
         row_kind: a string column with row kinds (Flink's ``+I -U +U -D``, Debezium's ``op``, Delta's
-            ``_change_type``); without one the input is insert-only, a changelog of this pack excepted.
+            ``_change_type``); without one the input is insert-only, except for a changelog of this package.
         sequence_by: a column that orders the changes of a micro-batch; by default the order within each
             source partition is kept.
-        ttl: how long after its last write a row is kept: ``"7 days"``, or milliseconds.
-        name: how SQL text and errors call it; by default ``left`` or ``right``, in a multi-way join ``input_1``
+        ttl: the time after its last write for which a row is kept: ``"7 days"``, or milliseconds.
+        name: the name in SQL text and errors; by default ``left`` or ``right``, in a multi-way join ``input_1``
             and so on.
-        updates: ``"upsert"`` or ``"retract"``: whether an update's old row may be missing.
-        bad_rows: ``"fail"``, ``"drop"`` or ``"tag"``.
-        event_time: for an interval join, the column with the time of a row: a timestamp, or a
+        updates: the form of updates. ``"upsert"``: the new row alone, which replaces the row of its unique key.
+            ``"retract"``: the old row always comes before the new one.
+        bad_rows: the treatment of rows that cannot be joined. ``"fail"``: an error. ``"drop"``: they are dropped and
+            counted. ``"tag"``: they are emitted with the row kind ``bad``.
+        event_time: for a join by time, the column with the time of a row: a timestamp, or a
             bigint with milliseconds since the epoch. ``withWatermark`` names it, too.
-        delay: how late rows may come: ``"10 seconds"``, milliseconds or a timedelta. The watermark is the
-            latest event time less this. It overrides the one of ``withWatermark``.
-        idle_timeout: after this long without rows the input no longer holds the watermark back.
-        refresh: how often a static DataFrame is read again while the query runs: ``"1 hour"``, or milliseconds. What
-            differs comes as changes: by ``unique_key`` where it is given, else row by row.
+        delay: the time by which rows may be late: ``"10 seconds"``, milliseconds or a timedelta. The watermark is the
+            latest event time less this. It overrides the delay of ``withWatermark``.
+        idle_timeout: the time without rows after which the input no longer holds the watermark back.
+        refresh: the time after which a static DataFrame is read again while the query runs: ``"1 hour"``, or
+            milliseconds. The difference comes as changes: by ``unique_key`` where it is given, else row by row.
 
     Raises:
-        DescriptionError: no such column, or no such option.
+        DescriptionError: there is no such column, or no such option.
+
+    Example:
+        >>> changes = [("+I", 1, 10), ("-D", 1, 10), ("+I", 2, 20)]
+        >>> orders = spark.createDataFrame(changes, "kind STRING, id INT, amount INT")
+        >>> payments = spark.createDataFrame([(1, 4), (2, 6)], "id INT, paid INT")
+        >>> gpu_ops.join(gpu_ops.stream(orders, row_kind="kind"), payments, on="id").show()
     """
     table = df if callable(df) and not hasattr(df, "sparkSession") else None
     if table is not None:
@@ -142,7 +155,7 @@ def stream(
 
 
 def _check(side: Stream) -> None:
-    """Refuses at once what no join would take."""
+    """Refuses a stream that no join would take."""
     for option, ms in (("delay", side.delay_ms), ("idle_timeout", side.idle_timeout_ms)):
         if ms is not None and ms < 0:
             raise DescriptionError(f"input '{side.label}': {option} is not negative, this one is {ms} ms")
@@ -152,12 +165,12 @@ def _check(side: Stream) -> None:
 
 
 def as_stream(side: DataFrame | Stream, which: str, name: str) -> Stream:
-    """A join's argument as a `Stream` that has a name; of an insert-only changelog without the row kinds, all alike.
+    """Makes a named `Stream` of a join's argument, and drops the row kinds of an insert-only changelog, all ``+I``.
 
     Args:
         side: the argument.
-        which: what it is called in an error, such as "the left input".
-        name: its name if it was given none.
+        which: its name in an error, such as "the left input".
+        name: the stream's name if the argument has none.
 
     Raises:
         DescriptionError: it is no DataFrame.
@@ -170,19 +183,19 @@ def as_stream(side: DataFrame | Stream, which: str, name: str) -> Stream:
 
 
 def two_streams(left: DataFrame | Stream, right: DataFrame | Stream) -> tuple[Stream, Stream]:
-    """The arguments of a join of two inputs; errors as `as_stream`."""
+    """Makes named streams of the arguments of a join of two inputs; raises as `as_stream` does."""
     return as_stream(left, "the left input", "left"), as_stream(right, "the right input", "right")
 
 
 def as_input(side: Stream, *, derive: bool = True) -> Input:
-    """The description of an input.
+    """Makes the description of an input.
 
     Args:
         side: the stream.
-        derive: give the changelog of a join the unique key that follows from it, if the user gave none.
+        derive: whether the changelog of a join gets the unique key that follows from it, if the user gave none.
 
     Raises:
-        DescriptionError: a column or option that cannot be.
+        DescriptionError: a column or option is invalid.
     """
     given = {field.name: getattr(side, field.name) for field in dataclasses.fields(Input)}
     if side.row_kind is None and is_changelog(side.df):
@@ -192,8 +205,8 @@ def as_input(side: Stream, *, derive: bool = True) -> Input:
         given["unique_key"] = derived_key(side.df)
         given["updates"] = side.updates if given["unique_key"] is None else "retract"
     if row_kind is not None and not isinstance(side.df.schema[row_kind].dataType, st.StringType):
-        found = side.df.schema[row_kind].dataType.simpleString()
-        raise DescriptionError(f"input '{side.label}': row kinds are strings, column {row_kind!r} is {found}")
+        kind_type = side.df.schema[row_kind].dataType.simpleString()
+        raise DescriptionError(f"input '{side.label}': row kinds are strings, column {row_kind!r} is {kind_type}")
     if side.load is not None and side.event_time is not None and side.idle_timeout_ms is None:
         given["idle_timeout_ms"] = 0  # it has ended, and holds no watermark back
     schema = pa.schema([column for column in side.schema if column.name != row_kind])
@@ -201,27 +214,27 @@ def as_input(side: Stream, *, derive: bool = True) -> Input:
 
 
 def refuse_event_time(source: Stream) -> None:
-    """Refuses an event time where nothing goes by it."""
+    """Refuses an event time where no operator by time takes the stream."""
     if source.event_time is not None:
         raise DescriptionError(f"input '{source.label}': event_time= is for gpu_ops.interval_join()")
 
 
 def resolve_all(source: Stream, columns: str | Sequence[str], what: str) -> tuple[str, ...]:
-    """One column's own spelling, or that of several; see `resolve`."""
+    """Finds one or several columns, and returns their names as the DataFrame spells them; see `resolve`."""
     named = (columns,) if isinstance(columns, str) else columns
     return tuple(resolve(source.df, column, source.label, what) for column in named)
 
 
 def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
-    """A column's own spelling; Spark ignores case unless configured otherwise."""
-    found = spelling(df, column)
-    if found is None:
+    """Finds a column, and returns its name as the DataFrame spells it; Spark ignores case unless told otherwise."""
+    spelled = spelling(df, column)
+    if spelled is None:
         raise DescriptionError(f"input '{name}': {what} names {column!r}; {nearest(column, df.columns)}")
-    return found
+    return spelled
 
 
 def resolve_keys(on: On, sides: tuple[Stream, Stream], options: Mapping[str, Any]) -> tuple[Key, ...]:
-    """The keys of a join of two inputs in the columns' own spelling; ``null_safe`` is among the options."""
+    """Parses the keys of a join of two inputs, with columns as the DataFrames spell them."""
     left, right = (side.df for side in sides)
     return tuple(
         Key(spelling(left, key.left) or key.left, spelling(right, key.right) or key.right, key.null_safe, key.using)
@@ -229,23 +242,24 @@ def resolve_keys(on: On, sides: tuple[Stream, Stream], options: Mapping[str, Any
     )
 
 
-How = Literal[
+JoinTypeName = Literal[
     "inner", "left", "right", "full", "semi", "anti",
     "outer", "fullouter", "full_outer", "leftouter", "left_outer", "rightouter", "right_outer",
     "leftsemi", "left_semi", "leftanti", "left_anti",
 ]  # fmt: skip
-"""A join type, also as Spark spells it."""
+"""The names of join types, also as Spark spells them."""
 
 
 class RunOptions(TypedDict, total=False):
-    """Where an operator runs and keeps its state.
+    """The options of every operator: state folder, backend, partitions and name.
 
     Attributes:
         state: a folder of its own for the state; without it the state lives in memory only.
-        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-        partitions: how many; by default what an existing state folder is cut into, or else
+        backend: the processor that computes. ``"auto"``: GPUs where there are any. ``"cpu"``: the CPU. ``"gpu"``: GPUs,
+            or an error.
+        partitions: the number of partitions; by default that of an existing state folder, or else
             ``spark.sql.shuffle.partitions``, but not more than the application has cores, or with GPUs two for each.
-        name: of the operator, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on.
+        name: the operator's name, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on.
     """
 
     state: Location | None
@@ -255,7 +269,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class KeyOptions(RunOptions, total=False):
-    """Those of an operator with keys.
+    """The options of an operator with keys.
 
     Attributes:
         null_safe: whether null keys match (``IS NOT DISTINCT FROM``), for all keys or one by one.
@@ -265,13 +279,14 @@ class KeyOptions(RunOptions, total=False):
 
 
 class ChangelogOptions(RunOptions, total=False):
-    """Those of a join without bounds in time.
+    """The options of an operator without bounds in time.
 
     Attributes:
-        emit: ``"per_batch"`` (net changes), ``"per_event"`` (as Flink emits them), or ``"at_end"``: nothing, until
-            `finish` gives the result.
-        backlog: a run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of a run
-            with another trigger gives the net result, and the join is live from then on.
+        emit: the output. ``"per_batch"``: the net changes of each micro-batch. ``"per_event"``: the changes as Flink
+            emits them, one by one. ``"at_end"``: nothing, until `finish` returns the result. ``"at_watermark"``, for an
+            aggregate and an ASOF join: each row once, when the watermark says that it is final.
+        backlog: whether a run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of
+            a run with another trigger emits the net result, and the operator is live from then on.
     """
 
     emit: Emit
@@ -279,21 +294,21 @@ class ChangelogOptions(RunOptions, total=False):
 
 
 class SemiJoinOptions(KeyOptions, ChangelogOptions, total=False):
-    """Those of a semi or anti join.
+    """The options of a semi or anti join.
 
     Attributes:
-        where: residual condition, SQL text over both inputs' columns.
+        where: a residual condition, SQL text over both inputs' columns.
     """
 
     where: str | None
 
 
 class TwoSidedOptions(KeyOptions, total=False):
-    """Those of a join with the columns of both inputs.
+    """The options of a join with the columns of both inputs.
 
     Attributes:
-        where: residual condition, SQL text over both inputs' columns.
-        suffixes: for column names that both inputs have.
+        where: a residual condition, SQL text over both inputs' columns.
+        suffixes: two suffixes for column names that both inputs have.
     """
 
     where: str | None
@@ -301,39 +316,77 @@ class TwoSidedOptions(KeyOptions, total=False):
 
 
 class JoinOptions(TwoSidedOptions, ChangelogOptions, total=False):
-    """Those of a regular join."""
+    """The options of a regular join."""
 
 
 class IntervalJoinOptions(TwoSidedOptions, total=False):
-    """Those that an interval join shares with others.
+    """The options that an interval join shares with other operators.
 
     Attributes:
-        emit: as in `ChangelogOptions`.
+        emit: the output. ``"per_batch"``: the net changes of each micro-batch. ``"per_event"``: the changes as Flink
+            emits them, one by one. ``"at_end"``: nothing, until `finish` returns the result.
     """
 
     emit: Emit
 
 
+_DEFAULTS: Final[Mapping[str, object]] = {"backend": "auto", "null_safe": False, "emit": "per_batch", "backlog": False}
+"""The defaults of options; that of any other is None, or False for a bool."""
+
+_ENTRY: Final = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
+_LISTED: Final = re.compile(r"^ {8}options: .*(?:\n {12}.*)*", re.MULTILINE)
+
+
+def with_options(options: type) -> Callable[[Taking], Taking]:
+    """Shows the options of a function as keyword arguments, in its signature and in its docstring.
+
+    A TypedDict declares options once, for type checkers (``**options: Unpack[JoinOptions]``) and for `check_options`;
+    with this decorator ``help()`` and editors list them, too.
+
+    Args:
+        options: the TypedDict; its docstring explains the options that are not its bases'.
+    """
+    classes = (RunOptions, KeyOptions, ChangelogOptions, TwoSidedOptions, options)
+    explained = {name: text for each in classes for name, text in _ENTRY.findall(each.__doc__ or "")}
+
+    def shown(function: Taking) -> Taking:
+        named = inspect.signature(function)
+        own = [x for x in named.parameters.values() if x.kind is not x.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=getattr(kind, "__forward_arg__", kind),
+                default=_DEFAULTS.get(name, False if getattr(kind, "__forward_arg__", kind) == "bool" else None),
+            )
+            for name, kind in options.__annotations__.items()
+        ]  # fmt: skip
+        entries = "\n".join(f"        {name}: {explained[name]}" for name in options.__annotations__)
+        vars(function)["__signature__"] = named.replace(parameters=[*own, *more])
+        function.__doc__ = _LISTED.sub(lambda _: entries, function.__doc__ or "", count=1)
+        return function
+
+    return shown
+
+
 HIDDEN: Final = "__where_"
-"""The names of columns that are there for a condition begin so."""
+"""The beginning of the names of columns that are added for a condition."""
 
 
 def engine_condition(
     where: str | None, sides: Sequence[Stream], padded: Sequence[bool] = ()
 ) -> tuple[Condition | str | None, list[Stream], list[str]]:
-    """A condition as Spark's analyser reads it.
+    """Reads a ``where=`` condition with Spark's analyser.
 
     Args:
-        where: a user's, over the columns of the inputs, or None.
+        where: the user's condition over the columns of the inputs, or None.
         sides: the inputs.
-        padded: of each input whether its row may be missing; of none if left out.
+        padded: for each input whether its row may be missing; by default no row may.
 
     Returns:
-        The condition; the inputs, with columns more for what only Spark computes; the names of these columns.
+        The condition; the inputs, with further columns for expressions that only Spark computes; their names.
 
     Raises:
         DescriptionError: it is no text.
-        ConditionError: what Spark does not take, or what only Spark evaluates and is over several inputs.
+        ConditionError: Spark does not understand it, or an expression that only Spark evaluates is over several inputs.
     """
     names = [side.label for side in sides]
     if where is not None and not isinstance(where, str):
@@ -374,7 +427,7 @@ def engine_condition(
 
 
 def without_hidden(df: DataFrame) -> DataFrame:
-    """A join's result without the columns that are there for its condition."""
+    """Removes the columns that were added for a condition from a join's result."""
     hidden = [column for column in df.columns if column.startswith(HIDDEN)]
     return df.drop(*hidden) if hidden else df
 

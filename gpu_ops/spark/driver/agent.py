@@ -1,4 +1,4 @@
-"""What runs on an executor of a cluster: a Spark task that starts state servers as the directory asks for them.
+"""The Spark task on each executor of a cluster that starts state servers as the driver's directory asks for them.
 
 It offers itself to the directory, then asks for commands again and again; each time the directory waits a while for
 one. So either end notices within seconds that the other is gone. The servers end with the task: with its directory, its
@@ -26,7 +26,7 @@ from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.fields import decoded, encoded
 from gpu_ops.spark.driver.machine import find_gpus
 from gpu_ops.spark.driver.pools import Death, Server
-from gpu_ops.spark.driver.process import START_S, Launcher, Process
+from gpu_ops.spark.driver.process import START_S, Launcher, ServerProcess
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import ask
 
@@ -46,7 +46,7 @@ class Offer:
         host: the address that servers listen on.
         cores: of the machine, as far as they are for this process.
         gpus: of those that Spark gave the task, the ones that CUDA finds.
-        found: which these are, or why there are none.
+        found: these GPUs in words, or why there are none.
     """
 
     job: int
@@ -62,7 +62,7 @@ class Offer:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A server has ended, with an exit code; `death` is how it was killed."""
+    """Message of an agent: a server has ended with an exit code; `death` says by what it was killed, if it was."""
 
     pid: int
     name: str
@@ -72,7 +72,7 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class Waiting:
-    """An agent waits for commands; these servers have ended meanwhile."""
+    """Message of an agent that asks for commands, with the servers that have ended since it last asked."""
 
     agent: str
     ended: tuple[Ended, ...] = ()
@@ -80,7 +80,7 @@ class Waiting:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """What an agent is to do: ``start`` a server of a kind, under a name, ``kill`` one, or ``leave``.
+    """Message to an agent: ``start`` a server of a kind under a name, ``kill`` one, or ``leave``.
 
     The number is that of the server in its group: which of the GPUs it has.
     """
@@ -95,7 +95,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What came of a command: a server that listens, how one died, or an error."""
+    """Message of an agent with the result of a command: a server that listens, a server's death, or an error."""
 
     agent: str
     id: int
@@ -107,7 +107,7 @@ class Done:
 
 
 class Agent:
-    """The function of ``mapPartitions`` in a group's job; the element is the number of a group of servers.
+    """Function for ``mapPartitions`` that runs state servers in a Spark task; its elements are numbers of groups.
 
     Args:
         directory: its address.
@@ -119,7 +119,7 @@ class Agent:
         self._directory, self._job, self._arguments = directory, job, dict(arguments)
 
     def __call__(self, groups: Iterator[int]) -> Iterator[int]:
-        """Gives each group's number back when the directory needs its servers here no more."""
+        """Runs the servers of each group, and yields its number when the directory no longer needs them here."""
         for group in groups:
             self._serve(group)
             yield group
@@ -129,33 +129,33 @@ class Agent:
 
         context = TaskContext.get()
         assert context is not None
-        given = context.resources().get("gpu")
-        gpus, found = find_gpus([str(x) for x in given.addresses]) if given is not None else ([], NONE_GIVEN)
+        resource = context.resources().get("gpu")
+        gpus, gpu_note = find_gpus([str(x) for x in resource.addresses]) if resource is not None else ([], NONE_GIVEN)
         host, task, stage = own_address(self._directory), context.taskAttemptId(), context.stageId()
         # All Python workers of an executor have one parent, and no other executor's has its working folder.
         executor = f"{socket.gethostname()}:{os.getppid()}:{os.getcwd()}"
         cores = len(os.sched_getaffinity(0))
-        offer = Offer(self._job, group, task, stage, executor, host, cores, tuple(gpus), found)
+        offer = Offer(self._job, group, task, stage, executor, host, cores, tuple(gpus), gpu_note)
         agent = ask(self._directory, "offer", encoded(offer))["agent"]
         ServerGroup(self._directory, agent, host, gpus, self._arguments).run()
 
 
 def own_address(directory: Address) -> str:
-    """The address of this machine that the directory is reached from; no setting could know it better.
+    """The address of this machine on the network interface that reaches the directory.
 
     Raises:
         StateError: it is not reached.
     """
-    found = urlsplit(directory.location)
+    location = urlsplit(directory.location)
     try:
-        with socket.create_connection((found.hostname, found.port), timeout=SILENT_S) as connection:
+        with socket.create_connection((location.hostname, location.port), timeout=SILENT_S) as connection:
             return str(connection.getsockname()[0])
     except OSError as error:
         raise StateError(f"the driver's directory of state servers does not answer: {error}") from error
 
 
 class ServerGroup:
-    """The servers of one group, children of this process.
+    """The state servers of one group, which are child processes of this task.
 
     Args:
         directory: its address.
@@ -170,13 +170,13 @@ class ServerGroup:
     ) -> None:
         self._directory, self._agent = directory, agent
         self._launcher = Launcher(directory.token, host=host, tls=directory.tls, gpus=gpus, arguments=arguments)
-        self._children: dict[int, tuple[str, Process]] = {}
+        self._children: dict[int, tuple[str, ServerProcess]] = {}
         self._unannounced: set[int | None] = set()  # the directory has to hear that one is there before it has ended
         self._closed = False
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Does what the directory asks for until it says that nothing more is needed.
+        """Carries out the directory's commands until one says ``leave``.
 
         Raises:
             StateError: the directory or the executor is gone.
@@ -214,7 +214,7 @@ class ServerGroup:
             print(f"the directory does not take an answer: {error}", flush=True)  # noqa: T201 - the executor's log
         self._unannounced.discard(done.pid)
 
-    def _start(self, command: Command) -> Process:
+    def _start(self, command: Command) -> ServerProcess:
         process = self._launcher.start(command.kind, command.name, command.number)
         with self._lock:
             if not self._closed:
@@ -239,13 +239,13 @@ class ServerGroup:
             ended = [(pid, name, process) for pid, name, process in known if not process.running]
             for pid, _, _ in ended:
                 del self._children[pid]
-        found = []
+        ended_servers = []
         for pid, name, process in ended:
             tail = self._launcher.tail(name)
             print(f"state server {name}, process {pid}, has ended ({process.code}):\n{tail}", flush=True)  # noqa: T201
-            found.append(Ended(pid, name, process.code, process.death))
+            ended_servers.append(Ended(pid, name, process.code, process.death))
             process.stop()
-        return tuple(found)
+        return tuple(ended_servers)
 
     def _close(self) -> None:
         with self._lock:
@@ -270,11 +270,11 @@ _MORE_S: Final = 10.0
 
 
 class LostError(Exception):
-    """The agent is gone, and its servers with it."""
+    """Raised where an agent is gone, and its servers with it."""
 
 
 class RemoteAgent:
-    """A task that has offered to run state servers.
+    """The directory's side of a Spark task that has offered to run state servers.
 
     Args:
         directory: the address that agents call; what calls to their servers bring is the same.
@@ -295,11 +295,11 @@ class RemoteAgent:
 
     @property
     def silent(self) -> bool:
-        """Whether it has not asked for commands for a long time."""
+        """True if the agent has not asked for commands for `SILENT_S` seconds."""
         return time.monotonic() - self._heard > SILENT_S
 
     def commands(self, waiting: Waiting, is_there: Callable[[], bool]) -> tuple[Command, ...]:
-        """What the agent is to do next; waits a while for it. It is lost when it goes away meanwhile, or leaves.
+        """Returns the agent's next commands, waiting up to a second for one; marks the agent lost when it has gone.
 
         Args:
             waiting: the servers that have ended.
@@ -319,7 +319,7 @@ class RemoteAgent:
         return tuple(commands)
 
     def done(self, done: Done) -> dict[str, Any]:
-        """Takes in what came of a command."""
+        """Hands an agent's result to the thread that waits for it."""
         if done.location is not None and done.pid is not None:
             self._pids.add(done.pid)
             self.deaths.pop(done.pid, None)  # of another one, long ago, with the same id
@@ -334,7 +334,7 @@ class RemoteAgent:
 
         Args:
             kind: ``"cpu"`` or ``"gpu"``.
-            name: of its log.
+            name: the name of its log.
             number: of the server in its group: which of the GPUs it has.
 
         Raises:
@@ -350,7 +350,7 @@ class RemoteAgent:
         return server
 
     def kill(self, pid: int) -> None:
-        """Ends a server."""
+        """Ends one server of this agent."""
         self._pids.discard(pid)
         try:
             self._note(pid, self._ask(Command("kill", next(self._numbers), pid=pid), _MORE_S).death)
@@ -358,11 +358,11 @@ class RemoteAgent:
             _log.debug("%s", error)
 
     def leave(self) -> None:
-        """Ends the task, and lets Spark see that it did what it was for."""
+        """Ends the agent's task, which Spark sees as finished successfully."""
         self._command(Command("leave"))
 
     def lose(self) -> None:
-        """It is gone, or is given up: should it ask for commands again, it is refused, and ends with its servers."""
+        """Marks the agent lost: calls that wait for it fail, and if it asks again it is refused and ends."""
         with self._changed:
             self.alive = False
             waiting, self._waiting = list(self._waiting.values()), {}
@@ -376,7 +376,7 @@ class RemoteAgent:
             self.deaths[pid] = death
 
     def runs(self, pid: int) -> bool:
-        """Whether a server is there."""
+        """True if a server of this agent runs, as far as the directory has heard."""
         return self.alive and pid in self._pids
 
     def _command(self, command: Command) -> None:
@@ -408,7 +408,7 @@ class RemoteServer(Server):
     Args:
         agent: whose child it is.
         pid: its process id there.
-        address: of it.
+        address: the server's address.
     """
 
     def __init__(self, agent: RemoteAgent, pid: int, address: Address) -> None:
@@ -417,20 +417,20 @@ class RemoteServer(Server):
 
     @property
     def running(self) -> bool:
-        """Whether the process is there, as far as is known."""
+        """True if the process runs, as far as its agent has reported."""
         return self.agent.runs(self.pid)
 
     @property
     def death(self) -> Death | None:
-        """How it was killed, as its agent has said."""
+        """The server's death as its agent has reported it; None where it was not killed."""
         return self.agent.deaths.get(self.pid)
 
     def stop(self, *, wait: bool = True) -> None:
-        """Ends it."""
+        """Ends the server, through its agent."""
         del wait
         if self.running:
             self.agent.kill(self.pid)
 
     def kill(self) -> None:
-        """Ends one that no longer answers."""
+        """Ends a server that no longer answers."""
         self.agent.kill(self.pid)

@@ -1,4 +1,4 @@
-"""State servers on the executors of a cluster: who has which, and what is done when one is lost.
+"""State servers on the executors of a cluster: which executor runs which, and how a lost one is replaced.
 
 On each executor a Spark task runs an agent, which starts servers as the directory asks for them
 (`gpu_ops.spark.driver.agent`, `gpu_ops.spark.driver.executors`). The servers of one agent are a *group*. Groups and
@@ -34,7 +34,7 @@ from gpu_ops.spark.driver.agent import (
 from gpu_ops.spark.driver.executors import Executors
 from gpu_ops.spark.driver.pools import Pool, Servers
 from gpu_ops.spark.settings import START_TIMEOUT, Settings
-from gpu_ops.spark.wire.connection import Action, Address
+from gpu_ops.spark.wire.connection import Address, Handler
 
 _log = logging.getLogger(__name__)
 
@@ -48,15 +48,15 @@ _LONGEST_PAUSE_S: Final = 30.0
 
 @dataclasses.dataclass(eq=False)
 class _Group:
-    """The servers of one executor.
+    """The state servers of one executor, as the driver keeps account of them.
 
     Attributes:
-        number: which of them.
+        number: the group's number.
         agent: the task that runs them, if one is there.
-        waiting: tasks that could: copies of that one, or such as came to an executor that has a group.
-        jobs: those that have a task for it which has not left.
-        lost: what was there, until that is logged.
-        since: when it came to have no agent, by `time.monotonic`.
+        waiting: tasks that could run them: copies of that task, or tasks on an executor that has a group already.
+        jobs: the jobs with a task for this group that has not left.
+        lost: the lost agent in words, until that is logged.
+        since: when the group lost its agent, by `time.monotonic`.
     """
 
     number: int
@@ -71,8 +71,8 @@ class ClusterServers(Servers):
     """All state servers of an application on a cluster.
 
     Args:
-        executors: of the application.
-        settings: of the application.
+        executors: the executors of the application.
+        settings: the settings of the application.
         address: gives the directory's address.
     """
 
@@ -94,7 +94,7 @@ class ClusterServers(Servers):
     # --- Servers -----------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Has an agent started on every executor, and waits for them.
+        """Starts an agent on every executor and waits for all of them.
 
         The room for them is taken before a query can take it all and then wait for its servers.
 
@@ -112,18 +112,18 @@ class ClusterServers(Servers):
                     lambda: self._closed or self._failure or all(g.agent for g in self._groups),
                     max(1.0, deadline - time.monotonic()),
                 )
-                there = [group.agent for group in self._groups if group.agent is not None]
-                if self._closed or self._failure or len(there) < len(self._groups):
+                agents = [group.agent for group in self._groups if group.agent is not None]
+                if self._closed or self._failure or len(agents) < len(self._groups):
                     why = self._failure or "other jobs may have taken all room for tasks"
                     raise StateError(
-                        f"state servers came up on {len(there)} of {len(self._groups)} executors within "
+                        f"state servers came up on {len(agents)} of {len(self._groups)} executors within "
                         f"{self.patience_s:.0f} s ({why}); {START_TIMEOUT} sets how long they are waited for"
                     )
-                self._make_pools(there)
+                self._make_pools(agents)
 
     @property
     def tasks(self) -> int:
-        """How many of the application's tasks they are: one for each group.
+        """The number of Spark tasks that run state servers: one for each group.
 
         Raises:
             StateError: as `prepare`.
@@ -132,7 +132,7 @@ class ClusterServers(Servers):
         return len(self._groups)
 
     def _begin(self, deadline: float) -> None:
-        """Starts to place groups, one for each executor that is there."""
+        """Makes one group for each registered executor, and starts the thread that places them."""
         count = self._executors.wait(deadline)
         self._cores = self._executors.cores(count)
         with self._changed:
@@ -172,7 +172,7 @@ class ClusterServers(Servers):
                 self._drop(agent)
 
     def where(self) -> str:
-        """In words, where they run."""
+        """The hosts of the servers, in words."""
         with self._changed:
             agents = [group.agent for group in self._groups if group.agent is not None]
         executors = len({agent.offer.executor for agent in agents})
@@ -194,8 +194,8 @@ class ClusterServers(Servers):
         per_executor = min(self._cores, *(agent.offer.cores for agent in agents))
         self._pools["cpu"] = Pool(self, "cpu", len(agents) * per_executor)
         gpus = min(len(agent.offer.gpus) for agent in agents)
-        found = {agent.offer.found: agent.offer.host for agent in agents if gpus or not agent.offer.gpus}
-        self.gpus = "; ".join(what if len(found) == 1 else f"{what} ({host})" for what, host in found.items())
+        hosts = {agent.offer.found: agent.offer.host for agent in agents if gpus or not agent.offer.gpus}
+        self.gpus = "; ".join(what if len(hosts) == 1 else f"{what} ({host})" for what, host in hosts.items())
         if gpus:
             self._pools["gpu"] = Pool(self, "gpu", len(agents) * gpus)
         elif self.gpus != NONE_GIVEN:
@@ -204,8 +204,8 @@ class ClusterServers(Servers):
     # --- agents ------------------------------------------------------------------------------
 
     @property
-    def actions(self) -> dict[str, Action]:
-        """What agents call the directory for."""
+    def actions(self) -> dict[str, Handler]:
+        """The actions by which agents call the directory, by name."""
         return {
             "offer": lambda request, _: {"agent": self.offer(_read(Offer, request))},
             "commands": lambda request, there: {"commands": encoded(self.commands(_read(Waiting, request), there))},
@@ -213,7 +213,7 @@ class ClusterServers(Servers):
         }
 
     def offer(self, offer: Offer) -> str:
-        """Takes in a task that offers to run servers; gives what it is called from now on."""
+        """Registers a task that offers to run servers, and returns its id."""
         agent = RemoteAgent(self._address(), offer)
         with self._changed:
             self._agents[agent.id] = agent
@@ -226,21 +226,21 @@ class ClusterServers(Servers):
         return agent.id
 
     def commands(self, waiting: Waiting, is_there: Callable[[], bool]) -> tuple[Command, ...]:
-        """What an agent is to do next; see `RemoteAgent.commands`."""
+        """Returns an agent's next commands; see `RemoteAgent.commands`."""
         agent = self._agent(waiting.agent)
-        found = agent.commands(waiting, is_there)
+        commands = agent.commands(waiting, is_there)
         if not agent.alive:
             self._drop(agent)
-        return found
+        return commands
 
     def _done(self, done: Done) -> dict[str, Any]:
         return self._agent(done.agent).done(done)
 
     def _agent(self, name: str) -> RemoteAgent:
-        found = self._agents.get(name)
-        if found is None:
+        agent = self._agents.get(name)
+        if agent is None:
             raise StateError("the directory of state servers has given this agent up")
-        return found
+        return agent
 
     def _drop(self, agent: RemoteAgent) -> None:
         agent.lose()
@@ -255,20 +255,20 @@ class ClusterServers(Servers):
             self._changed.notify_all()
 
     def _assign(self, group: _Group, *, beside: bool = False) -> None:
-        """Gives a group a task that waits for it, if there is one; ``beside``: also on an executor that has a group."""
+        """Gives a group one of the tasks that wait for it; ``beside``: also one on an executor that has a group."""
         if group.agent is not None:
             self._dismiss(group)
             return
         taken = {g.agent.offer.executor for g in self._groups if g.agent is not None}
-        found = next((a for a in group.waiting if a.alive and (beside or a.offer.executor not in taken)), None)
-        if found is None:
+        chosen = next((a for a in group.waiting if a.alive and (beside or a.offer.executor not in taken)), None)
+        if chosen is None:
             return
-        group.agent = found
-        group.waiting.remove(found)
+        group.agent = chosen
+        group.waiting.remove(chosen)
         self._failures = 0
         self._dismiss(group)
-        if found.offer.executor in taken:
-            _log.warning("no executor is free: %s run beside others, and share its memory", found)
+        if chosen.offer.executor in taken:
+            _log.warning("no executor is free: %s run beside others, and share its memory", chosen)
         self._changed.notify_all()
 
     @staticmethod
@@ -284,7 +284,7 @@ class ClusterServers(Servers):
     # --- jobs --------------------------------------------------------------------------------
 
     def _supervise(self) -> None:
-        """Sees to it that every group has a task, as long as the application runs."""
+        """Keeps a task running for every group, as long as the application runs (a thread)."""
         while not self._closed and not self._executors.stopped and self._supervisor is threading.current_thread():
             if self._failure is not None and not self._pools:
                 return  # `prepare` raises it; the next call of it begins anew
@@ -337,7 +337,7 @@ class ClusterServers(Servers):
         return [None] * max(0, len(ids) - len({agent.offer.executor for agent in agents}))
 
     def _run(self, serial: int, group: _Group, executor: str | None) -> None:
-        """A job, as long as it runs."""
+        """Runs the job of a group until its task has left (a thread)."""
         _log.info("state servers of group %d: job %d for executor %s", group.number, serial, executor or "(any)")
         failure = None
         try:
@@ -357,20 +357,20 @@ class ClusterServers(Servers):
 
 
 def _read(kind: type[_Message], request: Mapping[str, Any]) -> _Message:
-    """What an agent says, from JSON.
+    """Reads a message of an agent from JSON.
 
     Raises:
-        DescriptionError: it is none.
+        DescriptionError: the JSON is no such message.
     """
     with reading(kind.__name__):
-        found = decoded(kind, request)
-        if not fits(found, kind):
-            raise TypeError(f"{found!r}")
-        return cast("_Message", found)
+        message = decoded(kind, request)
+        if not fits(message, kind):
+            raise TypeError(f"{message!r}")
+        return cast("_Message", message)
 
 
 def _gist(error: BaseException) -> str:
-    """The lines that matter of Spark's error of a job that failed."""
+    """The lines of Spark's error of a failed job that say what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    found = [line for line in lines if "Error" in line and not line.startswith(("at ", "File "))]
-    return " / ".join((found or lines)[:3])[:1000] or repr(error)
+    naming_errors = [line for line in lines if "Error" in line and not line.startswith(("at ", "File "))]
+    return " / ".join((naming_errors or lines)[:3])[:1000] or repr(error)

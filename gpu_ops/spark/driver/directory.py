@@ -1,4 +1,4 @@
-"""The directory in the driver: which state server owns which partition; it starts and restarts them.
+"""The directory in the driver, which knows the state server of each partition and starts and restarts servers.
 
 One per Spark application. In local mode a server is a child process on this machine, on a cluster one of a
 task on an executor: one per GPU where GPUs are, one per core otherwise. It is gone with the application.
@@ -25,12 +25,12 @@ from gpu_ops.spark.driver.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.driver.process import START_S, EmbeddedServers
 from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.driver.registry import ONE_JOIN, JoinState, Registry, Started
-from gpu_ops.spark.metrics.metrics import TASK_METRICS, Run, metric_names
+from gpu_ops.spark.metrics.metrics import TASK_METRICS, JoinRun, metric_names
 from gpu_ops.spark.metrics.progress import ProgressListener, serve
 from gpu_ops.spark.settings import Settings
-from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.wire.command import BatchContext, LocateReply, LocateRequest, ReportReply, ReportRequest, answering
-from gpu_ops.spark.wire.connection import Action, Address, FlightServer, format_location
+from gpu_ops.spark.wire.connection import Address, FlightServer, Handler, format_location
 from gpu_ops.state import blocks, files
 from gpu_ops.state.address import StateAddress
 
@@ -42,7 +42,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 class Directory:
-    """Answers "who owns partition p of join j?" to callers with the token.
+    """Service in the driver that answers "who owns partition p of join j?" to callers with the token.
 
     It listens on loopback, on a cluster on the driver's address.
 
@@ -54,8 +54,8 @@ class Directory:
             server, or into its folder.
 
     Raises:
-        DescriptionError: a setting that cannot be.
-        StateError: there is nothing to listen on.
+        DescriptionError: a setting is invalid.
+        StateError: the address cannot be listened on.
     """
 
     _of_application: ClassVar[dict[str, Directory]] = {}
@@ -63,7 +63,7 @@ class Directory:
 
     def __init__(self, context: Any) -> None:
         self.registry = Registry(self._queries)
-        self.functions: dict[str, Grouped] = {}
+        self.functions: dict[str, CoGroupTask] = {}
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
         self._context = context
@@ -90,7 +90,7 @@ class Directory:
             arguments = {kind: [*x, "--blocks", str(folder)] for kind, x in settings.server_arguments().items()}
             self.servers = EmbeddedServers(int(context.defaultParallelism), arguments)
         token, tls = self.servers.token, settings.tls
-        actions: dict[str, Action] = {
+        actions: dict[str, Handler] = {
             "locate": answering(LocateRequest, lambda request: self.locate(request)),  # noqa: PLW0108 - tests replace it
             "report": answering(ReportRequest, lambda request: self.report(request)),  # noqa: PLW0108 - likewise
             **self.servers.actions,
@@ -124,11 +124,11 @@ class Directory:
 
     @classmethod
     def of(cls, session: Any) -> Directory:
-        """The directory of a session's application; made when first asked for.
+        """Returns the directory of a session's application, and makes it at the first call.
 
         Raises:
-            DescriptionError: a setting that cannot be.
-            StateError: there is nothing to listen on.
+            DescriptionError: a setting is invalid.
+            StateError: the address cannot be listened on.
         """
         context = session.sparkContext
         with cls._guard:
@@ -136,36 +136,36 @@ class Directory:
                 if application != context.applicationId and old.stopped:
                     del cls._of_application[application]
                     old.close()
-            found = cls._of_application.get(context.applicationId)
-            if found is None:
-                found = cls._of_application[context.applicationId] = cls(context)
-            if found._listener is not None and session not in found._sessions:
-                session.streams.addListener(found._listener)
-            found._sessions.add(session)
-            return found
+            directory = cls._of_application.get(context.applicationId)
+            if directory is None:
+                directory = cls._of_application[context.applicationId] = cls(context)
+            if directory._listener is not None and session not in directory._sessions:
+                session.streams.addListener(directory._listener)
+            directory._sessions.add(session)
+            return directory
 
     @property
     def address(self) -> Address:
-        """What a task needs to ask; it travels with the plan. On a cluster servers have found a place by then.
+        """The address by which tasks reach the directory; on a cluster servers are placed first.
 
         Raises:
-            StateError: there is no place for servers.
+            StateError: servers cannot be placed.
         """
         self.servers.prepare()
         return self._address
 
     @property
     def stopped(self) -> bool:
-        """Whether the application is over."""
+        """True if the Spark application is over."""
         return self._context._jsc is None
 
     def state_in_use(self, state: StateAddress) -> str | None:
-        """The id of the running query that uses a state folder, or None; it need not have had a micro-batch yet."""
+        """The id of the running query that uses a state folder, even before its first micro-batch; else None."""
         active = self._active_runs()
         return next((query_id for query_id, run_id in self.registry.users(state) if run_id in active), None)
 
     def check_at_start(self, plan: JoinPlan, state: StateAddress | None) -> None:
-        """Has the state folder of a join looked at when its query is started, see `check_started`."""
+        """Registers a join's state folder, to be checked when its query is started; see `check_started`."""
         if state is not None:
             self.registry.started[plan.plan_id] = Started(state)
 
@@ -182,7 +182,7 @@ class Directory:
             directory.registry.check_started(query)
 
     def locate(self, request: LocateRequest) -> LocateReply:
-        """The server of a partition, and what goes with the command to it.
+        """Returns the server of a partition, and what all partitions go by in the micro-batch.
 
         Raises:
             StateError: another join uses the state folder, no server can be started or the kernel kills each, the
@@ -207,7 +207,7 @@ class Directory:
         return LocateReply(location, context)
 
     def report(self, request: ReportRequest) -> ReportReply:
-        """Takes in what one partition says after a micro-batch."""
+        """Records the event times and metrics that one partition reports after a micro-batch."""
         known = self.registry.joins.get(request.join_id)
         if known is None or not known.claimed:
             return ReportReply()
@@ -220,7 +220,7 @@ class Directory:
         if request.observed:
             return ReportReply(numbers)
         if known.plan is not None:
-            join, run = known.plan.join, Run(known.query_id, known.run_id, known.plan.name)
+            join, run = known.plan.join, JoinRun(known.query_id, known.run_id, known.plan.name)
             names = metric_names(join.sides, by_time=join.by_time)
             TASK_METRICS.take(run, request.batch_id, request.partition, names, request.numbers)
         return ReportReply()
@@ -259,7 +259,7 @@ class Directory:
         return [query for session in list(self._sessions) for query in session.streams.active]
 
     def _release(self, join_id: str) -> None:
-        """Lets the servers drop what they hold of a join whose query is over."""
+        """Has the servers drop the state of a join whose query is over."""
         known = self.registry.pop(join_id)
         if known is None or not known.claimed:
             return
@@ -270,7 +270,7 @@ class Directory:
             self.servers.pool(kind).release(index, join_id)
 
     def _sweep(self) -> None:
-        """Ends with the application; meanwhile forgets the joins of queries that are over."""
+        """Forgets the joins of queries that are over, and closes the directory when the application ends (a thread)."""
         while not self._closing.wait(_SWEEP_S):
             if self.stopped:
                 self.close()

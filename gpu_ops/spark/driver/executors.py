@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 JOB_GROUP: Final = "gpu_ops state servers"
 DESCRIPTION: Final = "state servers of gpu_ops; they run as long as the application"
 POOL: Final = "gpu_ops"
-"""Of Spark's fair scheduler, where that is on: a query's backlog is not to hold up a lost task."""
+"""The pool in Spark's fair scheduler, where that is on: a query's backlog must not hold up a restarted server."""
 
-#: Of a query in whose thread the servers are asked for; the job is none of its micro-batch.
+#: Properties of the query in whose thread servers are started; the job belongs to none of its micro-batches.
 _OF_A_QUERY: Final = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.sql.execution.id")
 
 _LOOK_S: Final = 0.25
@@ -52,22 +52,22 @@ _ATTEMPTS: Final = 8  # of a stage; spark.stage.maxConsecutiveAttempts is 4
 
 
 def on_cluster(context: Any) -> bool:
-    """Whether an application has executors beside its driver."""
+    """True if an application has executors besides its driver."""
     master = str(context.master)
     return master != "local" and not master.startswith("local[")
 
 
 def one_machine(context: Any) -> bool:
-    """Whether an application's executors, if it has any, are all on the driver's machine."""
+    """True if an application's executors, if it has any, are all on the driver's machine."""
     return not on_cluster(context) or str(context.master).startswith("local-cluster[")
 
 
 class Executors:
-    """The executors of an application.
+    """The executors of one Spark application, and jobs on them.
 
     Args:
         context: its SparkContext.
-        settings: of the application.
+        settings: the settings of the application.
     """
 
     def __init__(self, context: Any, settings: Settings) -> None:
@@ -76,18 +76,18 @@ class Executors:
 
     @property
     def stopped(self) -> bool:
-        """Whether the application is over, or ending."""
+        """True if the application is over or ending."""
         try:
             return self._context._jsc is None or bool(self._context._jsc.sc().isStopped())
         except Exception:  # no JVM to ask
             return True
 
     def ids(self) -> list[str]:
-        """Spark's ids of the executors that are there."""
+        """Spark's ids of the registered executors."""
         return [str(name) for name in items(self._context._jsc.sc().getExecutorIds())]
 
     def wait(self, deadline: float) -> int:
-        """Waits for the executors the application is to have; gives how many are there then.
+        """Waits for the executors that the application is to have, and returns how many have registered.
 
         Args:
             deadline: until when, by `time.monotonic`.
@@ -115,10 +115,10 @@ class Executors:
         return count
 
     def cores(self, count: int) -> int:
-        """The cores of an executor.
+        """The number of cores that one executor has.
 
         Args:
-            count: of executors.
+            count: the number of executors.
 
         Raises:
             StateError: the servers' tasks would take all the room there is for tasks.
@@ -144,8 +144,8 @@ class Executors:
         """The id of the executor that runs a task attempt; None if Spark does not say (yet)."""
         try:
             for attempt in range(_ATTEMPTS):
-                found = self._context._jsc.sc().statusStore().taskList(stage, attempt, 1000)
-                for running in items(found):
+                attempts = self._context._jsc.sc().statusStore().taskList(stage, attempt, 1000)
+                for running in items(attempts):
                     if running.taskId() == task:
                         return str(running.executorId())
         except Exception as error:  # an interface of Spark's own; or the stage is not known yet
@@ -156,9 +156,9 @@ class Executors:
         """Runs the job of a group of servers; returns when its task has left.
 
         Args:
-            agent: what the task does.
+            agent: the function that the task runs.
             group: its number, the task's input.
-            executor: the id of the one it should go to, if any.
+            executor: the id of the executor that it should run on, if any.
         """
         context = self._context
         for name in _OF_A_QUERY:
@@ -175,7 +175,7 @@ class Executors:
         task.mapPartitions(agent).count()
 
     def _task(self, group: int, executor: str | None) -> Any:
-        """An RDD of one partition, which prefers an executor."""
+        """An RDD of one partition that prefers a given executor."""
         from pyspark.rdd import RDD  # noqa: PLC0415 - only with a cluster
         from pyspark.serializers import CPickleSerializer  # noqa: PLC0415
 
@@ -188,8 +188,8 @@ class Executors:
             to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
             pair = jvm.scala.Tuple2(bytearray(CPickleSerializer().dumps(group)), to_seq(preferred))
             tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
-            made = jvm.org.apache.spark.api.java.JavaRDD.fromRDD(spark.makeRDD(to_seq([pair]), tag), tag)
-            return RDD(made, context, CPickleSerializer())
+            rdd = jvm.org.apache.spark.api.java.JavaRDD.fromRDD(spark.makeRDD(to_seq([pair]), tag), tag)
+            return RDD(rdd, context, CPickleSerializer())
         except Exception as error:  # interfaces of Spark's own
             _log.warning("state servers go where Spark places them: %s", error)
             return context.parallelize([group], 1)
@@ -199,7 +199,7 @@ class Executors:
         return str(self._conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
 
     def _profile(self) -> Any:
-        """One core and a small part of a GPU, of executors that are there."""
+        """A resource profile of one core and a small part of a GPU, for running executors."""
         from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests  # noqa: PLC0415
 
         requests = TaskResourceRequests().cpus(1)
@@ -208,7 +208,7 @@ class Executors:
         return ResourceProfileBuilder().require(requests).build
 
     def _wanted(self) -> tuple[int | None, str]:
-        """How many executors the application is to have, None if that is not known; and how that is known."""
+        """The number of executors that the application is to have (None if unknown), and the setting that says so."""
         if self._settings.executors is not None:
             return self._settings.executors, SERVER_EXECUTORS
         local = re.match(r"local-cluster\[\s*(\d+)", str(self._context.master))
@@ -230,7 +230,7 @@ _HADOOP: Final = {"s3": "s3a", "gcs": "gs"}
 
 
 def as_hadoop_has_it(folder: StateAddress) -> str:
-    """A folder's name for Spark to read and write; a local one is made, for its owner alone."""
+    """A folder's URI for Spark (Hadoop) to read and write; a local folder is made, readable by its owner alone."""
     if folder.path is not None:
         os.makedirs(folder.path, mode=0o700, exist_ok=True)
         return f"file://{os.path.abspath(folder.path)}"
@@ -240,7 +240,7 @@ def as_hadoop_has_it(folder: StateAddress) -> str:
 
 
 class LocalStateWarning(UserWarning):
-    """A state folder that only one machine may have, on a cluster of several."""
+    """Warning: the state folder may be on one machine only, and the cluster has several."""
 
 
 def warn_of_local_folder(context: Any, state: StateAddress, *, stacklevel: int) -> None:
@@ -265,17 +265,17 @@ def warn_of_local_folder(context: Any, state: StateAddress, *, stacklevel: int) 
 # --- Python workers ----------------------------------------------------------------------------
 
 _OF_WORKERS: Final = "Python workers of gpu_ops start while the query is planned"
-"""Of the job, in Spark's UI."""
+"""The job's description in Spark's UI."""
 
 BEGINNING: Final = "gpu-join-workers"
-"""The thread that begins Python workers."""
+"""The name of the thread that starts Python workers."""
 
 _begun: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-"""The Spark contexts whose workers have been begun."""
+"""The Spark contexts whose workers have been started."""
 
 
 def make_importable(session: SparkSession) -> None:
-    """Lets Python workers run this interpreter and find this pack, as far as that can be done late.
+    """Lets Spark's Python workers run this interpreter and import this package, as far as a late change can.
 
     On one machine the first call begins them as well, and does not wait: Spark's daemon and each worker take half a
     second to import what they need, which otherwise the first micro-batch waits for.

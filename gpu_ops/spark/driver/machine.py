@@ -1,4 +1,4 @@
-"""What a state server is told of the machine that it runs on: NumPy's variables, its GPU.
+"""The environment of a state server: variables that make NumPy fast on this processor, and the GPU it may use.
 
 **CUDA says which GPUs there are**: files in ``/dev`` bear the host's numbers, which are not CUDA's in a container, and
 are not there under WSL2; of ``CUDA_VISIBLE_DEVICES`` CUDA takes what comes before the first entry that it does not
@@ -37,11 +37,11 @@ can be given back: when the server is idle (`StateServer.trim`), and after each 
 """
 
 _ZEN_4: Final = {"vendor_id": "AuthenticAMD", "cpu family": "25"}
-"""The processors of that family with AVX-512."""
+"""Fields of /proc/cpuinfo on AMD's Zen 4: processors of this family with AVX-512."""
 
 
 def numpy_environment(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Variables of the environment with which NumPy sorts fast.
+    """Environment variables with which NumPy sorts fast on this machine's processor.
 
     NumPy sorts 64-bit numbers with AVX-512 where there is any. On AMD's Zen 4 an instruction of it, a compressing store
     to memory, is microcode, and AVX2 sorts four times as fast (github.com/numpy/x86-simd-sort/issues/6; the JDK chooses
@@ -66,7 +66,7 @@ def numpy_environment(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 def _version(distribution: str) -> str | None:
-    """Of what is installed."""
+    """The version of an installed distribution, or None."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -81,7 +81,7 @@ _WORDS: Final = 300
 
 
 def find_gpus(addresses: Sequence[str] | None = None) -> tuple[list[str], str]:
-    """The GPUs that a server could use, as CUDA_VISIBLE_DEVICES names them; and which they are, or why there are none.
+    """Finds the GPUs that a server could use: their names for CUDA_VISIBLE_DEVICES, and in words which, or why none.
 
     Args:
         addresses: those that are asked for, as Spark names them; None for all that this process may see.
@@ -93,24 +93,24 @@ def find_gpus(addresses: Sequence[str] | None = None) -> tuple[list[str], str]:
     if addresses is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(addresses)
     listed = environment.get("CUDA_VISIBLE_DEVICES")
-    found = _ask(environment)
-    cards, why = found.get("cards", []), found.get("why", "CUDA finds none")
+    answer = _ask(environment)
+    cards, why = answer.get("cards", []), answer.get("why", "CUDA finds none")
     names = [name.strip() for name in (listed or "").split(",")]
-    ids, said = [], []
+    ids, described = [], []
     for number, card in enumerate(cards):
-        lacks = _lacks(card, found["driver"])
+        lacks = _lacks(card, answer["driver"])
         if lacks is None:
-            given = names[number] if number < len(names) else ""
-            ids.append(given if given.startswith(("GPU-", "MIG-")) else card["id"])
+            visible_as = names[number] if number < len(names) else ""
+            ids.append(visible_as if visible_as.startswith(("GPU-", "MIG-")) else card["id"])
         text = f"{card['name']}, {card['memory'] / 2**30:.1f} GiB"
-        said.append(text if lacks is None else f"not {text}: {lacks}")
+        described.append(text if lacks is None else f"not {text}: {lacks}")
     if ids:
-        return ids, f"{len(ids)} GPU{'s' if len(ids) > 1 else ''}: {'; '.join(said)}"
-    return [], f"{'; '.join(said) or why}{'' if listed is None else f' (CUDA_VISIBLE_DEVICES is {listed!r})'}"
+        return ids, f"{len(ids)} GPU{'s' if len(ids) > 1 else ''}: {'; '.join(described)}"
+    return [], f"{'; '.join(described) or why}{'' if listed is None else f' (CUDA_VISIBLE_DEVICES is {listed!r})'}"
 
 
 def _lacks(card: dict[str, Any], driver: int) -> str | None:
-    """What a card lacks for the packages that are installed here; None if nothing."""
+    """Says what a card lacks for the packages that are installed here; None if nothing."""
     newer = _version("cupy-cuda13x") is not None
     if driver < 13000 and newer:
         return (
@@ -118,12 +118,12 @@ def _lacks(card: dict[str, Any], driver: int) -> str | None:
             "a newer driver, or gpu-cu12"
         )
     least = 75 if newer else 70  # CUDA 13 compiles nothing for Volta
-    found = card["capability"]
-    return None if found >= least else f"compute capability {found / 10:.1f}, {least / 10:.1f} is needed"
+    capability = card["capability"]
+    return None if capability >= least else f"compute capability {capability / 10:.1f}, {least / 10:.1f} is needed"
 
 
 def _ask(environment: dict[str, str]) -> dict[str, Any]:
-    """What CUDA says, in a process of its own."""
+    """Asks CUDA for its GPUs in a process of its own; ``why`` in the answer says why there are none."""
     try:
         done = subprocess.run(  # noqa: S603 - this file, by our own interpreter
             [sys.executable, "-I", "-S", __file__],
@@ -143,7 +143,7 @@ _CAPABILITY: Final = (75, 76)
 
 
 def _cuda_says() -> dict[str, Any]:
-    """What CUDA's driver says, without a context on any card; this process has to end then."""
+    """Asks CUDA's driver for its GPUs without making a context on any; the calling process has to end afterwards."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.errors import BackendError, GpuJoinError, StateError
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_HOST
-from gpu_ops.spark.wire.connection import Action, Address
+from gpu_ops.spark.wire.connection import Address, Handler
 
 _log = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ OVERHEAD: Final = "spark.executor.memoryOverhead"
 
 
 class Death(NamedTuple):
-    """A state server that was killed, and not by this application, or has lost its GPU.
+    """The end of a state server that was killed, not by this application, or that has lost its GPU.
 
     Attributes:
-        name: of the server.
+        name: the server's name.
         pid: its process id, on the machine it ran on.
         tail: the end of its log.
         code: its exit code.
@@ -45,7 +45,7 @@ class Death(NamedTuple):
 
     @classmethod
     def of(cls, name: str, pid: int, code: int | None, tail: str) -> Death | None:
-        """From the exit code of a process, that of a signal being negative; None for one that ended otherwise."""
+        """A death by a process's exit code (negative for a signal); None for a process that ended otherwise."""
         return cls(name, pid, tail, code) if code in (-signal.SIGKILL, LOST_GPU) else None
 
     def __str__(self) -> str:
@@ -64,14 +64,14 @@ class Death(NamedTuple):
 
 
 class Server(abc.ABC):
-    """A state server that was started.
+    """A state server that was started, here or on another machine.
 
     Args:
         pid: its process id, on the machine it runs on.
-        address: of it.
+        address: the server's address.
 
     Attributes:
-        on_cpu: of one that was given a GPU and has none: why.
+        on_cpu: why a server that was given a GPU computes on the CPU; None where it does not.
     """
 
     def __init__(self, pid: int, address: Address) -> None:
@@ -80,36 +80,36 @@ class Server(abc.ABC):
 
     @property
     def location(self) -> str:
-        """Where it listens, as Flight writes it."""
+        """The URI that the server listens on, as Flight writes it."""
         return self.address.location
 
     @property
     @abc.abstractmethod
     def running(self) -> bool:
-        """Whether the process is there."""
+        """True if the server's process runs."""
 
     @property
     @abc.abstractmethod
     def death(self) -> Death | None:
-        """How it was killed; None where it runs, or has ended otherwise."""
+        """The server's death; None while it runs, or if it ended otherwise than by being killed."""
 
     @abc.abstractmethod
     def stop(self, *, wait: bool = True) -> None:
-        """Ends it."""
+        """Ends the server; with ``wait``, returns when it has ended."""
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """Ends one that no longer answers."""
+        """Ends a server that no longer answers."""
 
 
 class Servers(abc.ABC):
-    """All state servers of an application.
+    """All state servers of a Spark application.
 
     Args:
         patience_s: how long a server that is gone may take to come back.
 
     Attributes:
-        token: what every call must bring.
+        token: the secret that every call must bring.
         gpus: which GPUs servers have, or why they have none.
     """
 
@@ -118,18 +118,18 @@ class Servers(abc.ABC):
         self._pools: dict[str, Pool] = {}
 
     def prepare(self) -> None:  # noqa: B027 - there may be nothing to do
-        """Sees to it that servers can be started.
+        """Makes sure that servers can be started.
 
         Raises:
             StateError: they cannot.
         """
 
     def begin(self, backend: str, partitions: int) -> None:
-        """Sees to it that the servers of a join come up while Spark plans its query, or later; does not wait for them.
+        """Starts the servers of a join in the background, while Spark plans its query, or leaves them for later.
 
         Args:
-            backend: of the join.
-            partitions: of the join.
+            backend: the join's backend.
+            partitions: the number of the join's partitions.
 
         Raises:
             BackendError: as `pool`.
@@ -139,7 +139,7 @@ class Servers(abc.ABC):
 
     @property
     def tasks(self) -> int:
-        """How many of the application's tasks they are; asks for them to be prepared.
+        """The number of Spark tasks that run state servers; prepares them.
 
         Raises:
             StateError: they cannot.
@@ -147,12 +147,12 @@ class Servers(abc.ABC):
         return 0
 
     @property
-    def actions(self) -> Mapping[str, Action]:
-        """What the directory is called for beside a partition's server."""
+    def actions(self) -> Mapping[str, Handler]:
+        """The directory's actions, by name, besides those that locate a server and report to it."""
         return {}
 
     def pool(self, backend: str) -> Pool:
-        """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any.
+        """The pool of servers for a backend: the GPU pool for ``"auto"`` and ``"gpu"``, where there are GPUs.
 
         Raises:
             BackendError: ``"gpu"`` was asked for, and there are none.
@@ -178,20 +178,20 @@ class Servers(abc.ABC):
 
     @abc.abstractmethod
     def where(self) -> str:
-        """In words, where they run."""
+        """The place where the servers run, in words."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends all servers."""
+        """Ends all servers of the application."""
 
 
 class Pool:
-    """Servers of one kind; slot i is started when first needed, and again when it is gone.
+    """Slots for servers of one kind; the server of slot i is started when first needed, and again when it is gone.
 
     Args:
-        servers: starts them.
+        servers: starts the servers.
         kind: ``"cpu"`` or ``"gpu"``.
-        size: how many slots.
+        size: the number of slots.
 
     Attributes:
         deaths: by location, the servers that were killed.
@@ -208,15 +208,15 @@ class Pool:
 
     @property
     def running(self) -> list[Server]:
-        """The servers that are there."""
+        """The servers of this pool that run."""
         return [s for s in self._slots if s is not None and s.running]
 
     def location(self, index: int, *, failed: str | None = None) -> str:
-        """Where slot ``index`` listens.
+        """Returns the location of slot ``index``'s server, and starts or replaces the server if necessary.
 
         Args:
-            index: which slot.
-            failed: a location that did not answer; if that is still this slot's, it is looked at.
+            index: the slot's number.
+            failed: a location that did not answer; if it is still this slot's, its server is probed.
 
         Raises:
             StateError: the server does not start.
@@ -261,7 +261,7 @@ class Pool:
                 del self.deaths[location]
 
     def begin(self, size: int) -> None:
-        """Starts the servers of the first slots side by side, and does not wait for them."""
+        """Starts the servers of the first slots side by side, without waiting for them."""
         for index, server in enumerate(self._slots[:size]):
             if server is None:
                 threading.Thread(target=self._begin, args=(index,), name="gpu-join-start", daemon=True).start()
@@ -273,7 +273,7 @@ class Pool:
             _log.debug("state server %s-%d: %s", self.kind, index, error)  # whoever needs it tries again, and is told
 
     def release(self, index: int, join_id: str) -> None:
-        """Lets a slot's server drop a join from memory, if it runs."""
+        """Has a slot's server drop a join's state from memory, if the server runs."""
         server = self._slots[index]
         if server is None or not server.running:
             return
@@ -283,7 +283,7 @@ class Pool:
             _log.warning("state server %d did not release join %s: %s", server.pid, join_id, error)
 
     def close(self) -> None:
-        """Ends all of them, side by side."""
+        """Ends all servers of the pool, side by side."""
         for server in self.running:
             server.stop(wait=False)
         for index, lock in enumerate(self._locks):

@@ -38,13 +38,13 @@ PACKAGE_ROOT: Final = str(Path(__file__).resolve().parents[3])
 """The folder to import the pack from; on a source tree nothing else says so to a child."""
 
 
-class Process(Server):
-    """One running state server, a child of this process.
+class ServerProcess(Server):
+    """A state server that is a child of this process.
 
     Args:
         popen: the child; its standard input stays open as long as it should live.
-        address: of it.
-        log: the file of its log, which is called after the server.
+        address: the server's address.
+        log: its log file, which is named after the server.
     """
 
     def __init__(self, popen: subprocess.Popen[bytes], address: Address, log: Path) -> None:
@@ -53,21 +53,21 @@ class Process(Server):
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """True if the process runs."""
         return self._popen.poll() is None
 
     @property
     def code(self) -> int | None:
-        """Its exit code, when it is gone; of a signal the negative number."""
+        """The exit code of a process that has ended, negative for a signal; None while it runs."""
         return self._popen.poll()
 
     @property
     def death(self) -> Death | None:
-        """How it was killed, unless `kill` did."""
+        """The server's death, if something other than `kill` has killed it."""
         return None if self._given_up else Death.of(self._log.stem, self.pid, self.code, tail_of(self._log))
 
     def stop(self, *, wait: bool = True) -> None:
-        """Ends the process: the end of its standard input first, signals if that does not help."""
+        """Ends the process: closes its standard input first, sends signals if that does not help."""
         if self._popen.stdin is not None:
             try:
                 self._popen.stdin.close()
@@ -99,11 +99,11 @@ class Launcher:
     """Starts state servers as children of this process.
 
     Args:
-        token: what every call must bring.
+        token: the secret that every call must bring.
         host: the address they listen on.
         tls: encrypts connections, if given.
         gpus: the ids of the GPUs, as CUDA_VISIBLE_DEVICES takes them; without any a ``"gpu"`` server has the CPU.
-        arguments: for each kind of server more words for the command line.
+        arguments: for each kind of server, further arguments of its command line.
     """
 
     def __init__(
@@ -123,26 +123,26 @@ class Launcher:
         # The kernel may tie a child's life to the thread that started it; handlers' threads end.
         self._starter = concurrent.futures.ThreadPoolExecutor(1, "gpu-join-starter")
 
-    def start(self, kind: str, name: str, number: int = 0) -> Process:
+    def start(self, kind: str, name: str, number: int = 0) -> ServerProcess:
         """Starts a server and waits until it listens.
 
         Args:
             kind: ``"cpu"`` or ``"gpu"``.
-            name: of its log.
-            number: which of the GPUs it has.
+            name: the name of its log.
+            number: the number of the GPU it has.
 
         Raises:
             StateError: it does not; with the end of its log.
         """
         backend = "auto" if kind == "gpu" else "cpu"  # one per core; they would share the first card
-        given = ["--backend", backend, *self._arguments.get(kind, ())]
+        arguments = ["--backend", backend, *self._arguments.get(kind, ())]
         until, killed = time.monotonic() + START_S, 0
         while True:
             if self._closed:
                 raise StateError("the Spark application has ended, and its state servers with it")
             began = time.monotonic()
             try:
-                popen = self._starter.submit(self._spawn, name, self._environment(kind, number), given).result()
+                popen = self._starter.submit(self._spawn, name, self._environment(kind, number), arguments).result()
             except (OSError, RuntimeError) as error:  # no room for a process or its log; it is closed meanwhile
                 raise StateError(f"state server {name} cannot be started: {error}") from error
             try:
@@ -164,49 +164,49 @@ class Launcher:
                 self._starting.discard(popen)
         _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
         location = format_location(self._host, port, encrypted=self._tls is not None)
-        server = Process(popen, Address(location, self._token, self._tls), self._log_of(name))
+        server = ServerProcess(popen, Address(location, self._token, self._tls), self._log_of(name))
         server.on_cpu = greeting.get("on_cpu")
         return server
 
     def _environment(self, kind: str, number: int) -> dict[str, str]:
-        """The environment of a server."""
-        defaults, own = {**numpy_environment(), **KEPT_MEMORY}, ONE_THREAD
+        """The environment variables of a server's process."""
+        defaults, settled = {**numpy_environment(), **KEPT_MEMORY}, ONE_THREAD
         if kind == "gpu":
             defaults |= BY_BUS
-            own = {"CUDA_VISIBLE_DEVICES": self._gpus[number % len(self._gpus)] if self._gpus else ""}
+            settled = {"CUDA_VISIBLE_DEVICES": self._gpus[number % len(self._gpus)] if self._gpus else ""}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
         # what this process can import: modules with a user's aggregate functions, too
         paths = [PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])]
-        return {**defaults, **inherited, "PYTHONPATH": os.pathsep.join(paths), **own}
+        return {**defaults, **inherited, "PYTHONPATH": os.pathsep.join(paths), **settled}
 
     def tail(self, name: str) -> str:
-        """The end of a server's log."""
+        """The last lines of a server's log."""
         return tail_of(self._log_of(name))
 
     def _log_of(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
     def refuse(self) -> None:
-        """Starts no more servers, and ends those that do not listen yet."""
+        """Refuses further starts, and ends servers that do not listen yet."""
         self._closed = True
         for popen in list(self._starting):
             popen.kill()
 
     def close(self) -> None:
-        """Starts no more of them, and forgets their logs."""
+        """Refuses further starts, and removes the logs."""
         self.refuse()
         self._starter.shutdown()
         files.remove_temporary(self.logs)
 
     def _spawn(self, name: str, environment: Mapping[str, str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        shown = [] if self._tls is None else ["--tls-certificate", self._tls.certificate, self._tls.key]
-        own = [sys.executable, "-m", _MODULE, "--name", name, "--host", self._host]
+        encryption = [] if self._tls is None else ["--tls-certificate", self._tls.certificate, self._tls.key]
+        command = [sys.executable, "-m", _MODULE, "--name", name, "--host", self._host]
         if not self.logs.is_dir():  # a cleaner of temporary files has removed it
             files.remove_temporary(self.logs)
             self.logs = files.temporary_folder()
         with self._log_of(name).open("ab") as stderr:
             popen = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
-                [*own, *shown, *arguments],
+                [*command, *encryption, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -222,7 +222,7 @@ class Launcher:
 
 
 def tail_of(log: Path) -> str:
-    """The end of a log, however long that is; empty where it is gone."""
+    """The last 2,000 bytes of a log file; empty where the file is gone."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
@@ -253,7 +253,7 @@ def _handshake(popen: subprocess.Popen[bytes], deadline: float) -> dict[str, Any
 
 
 def _ended(popen: subprocess.Popen[bytes]) -> tuple[bool, int]:
-    """Ends a process that has not come up; whether somebody else has killed it, and its exit code."""
+    """Ends a process that has not come up; returns True if somebody else has killed it, and its exit code."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         popen.wait(_ENDING_S)  # its connections end a moment before it does
     by_others = (popen.poll() or 0) < 0
@@ -269,8 +269,8 @@ class EmbeddedServers(Servers):
     """All state servers of an application in local mode: one per core, or per GPU where there are any.
 
     Args:
-        cores: of the Spark application.
-        arguments: for each kind of server more words for the command line.
+        cores: the number of cores of the Spark application.
+        arguments: for each kind of server, further arguments of its command line.
     """
 
     def __init__(self, cores: int, arguments: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -289,7 +289,7 @@ class EmbeddedServers(Servers):
         """
         self.pool(backend).begin(partitions)
 
-    def start(self, kind: str, index: int, deadline: float) -> Process:
+    def start(self, kind: str, index: int, deadline: float) -> ServerProcess:
         """Starts the server of a slot and waits until it listens.
 
         Raises:
@@ -299,11 +299,11 @@ class EmbeddedServers(Servers):
         return self._launcher.start(kind, f"{kind}-{index}", index)
 
     def where(self) -> str:
-        """In words, where they run."""
+        """The place where the servers run, in words."""
         return "on this machine"
 
     def close(self) -> None:
-        """Ends all servers."""
+        """Ends all servers of the application."""
         self._launcher.refuse()
         for pool in self._pools.values():
             pool.close()

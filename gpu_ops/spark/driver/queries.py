@@ -1,4 +1,4 @@
-"""What the driver knows of Spark's queries: the joins that their plans carry, their triggers and output modes.
+"""The joins in the plans of Spark's queries, and the triggers and output modes of these queries.
 
 The first column that a join's ``mapInArrow`` gives has the join in its metadata, as JSON. The columns above have
 metadata of their own, so no user sees it; and it lives exactly as long as the plan, in a running query, too.
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from pyspark.serializers import CPickleSerializer
@@ -32,20 +32,20 @@ _JOIN: Final = "gpu_ops.join"
 
 _MOST_KNOWN: Final = 1024
 _below: dict[str, _Below] = {}
-"""By plan id of a join those that feed it, which are always the same; each step in a plan is a call into the JVM."""
+"""The joins below a join, by its plan id: a cache, as each step through a plan is a call into the JVM."""
 
 
 @dataclasses.dataclass(frozen=True)
 class JoinPlan:
-    """A join as it was put into a Spark plan.
+    """A join as it stands in a Spark plan, with all that the driver has to know of it.
 
     Attributes:
         plan_id: 12 hexadecimal digits; in Spark's plans the function is called ``gpu_join_<plan_id>``.
-        join: what is joined.
-        name: of its metrics.
-        backend: what was asked for.
-        partitions: how many.
-        partitions_reason: why as many.
+        join: the description of the operator.
+        name: the name of its metrics.
+        backend: the backend that was asked for.
+        partitions: the number of partitions.
+        partitions_reason: why there are as many.
         state: the state folder as it is shown, or None.
         state_identity: the same for all spellings of the folder.
         backlog: whether it may begin with one.
@@ -60,6 +60,10 @@ class JoinPlan:
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
         union_order: the numbers of its inputs as they stand in Spark's union.
         row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
+        chained: the other operators of its task, each behind those that it reads.
+        sources: for each input the plan id of the operator of its task that makes it, or None.
+        legs: what Spark's union brings to its task, in order: the plan id of the operator and the number of its input.
+        below: the plan ids of all operators below it, the nearest first.
     """
 
     plan_id: str
@@ -82,40 +86,56 @@ class JoinPlan:
     query: str | None = None
     row_times: tuple[str, ...] = ()
     union_order: str | None = None
+    chained: tuple[JoinPlan, ...] = ()
+    sources: tuple[str | None, ...] = ()
+    legs: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+    @property
+    def in_task(self) -> tuple[JoinPlan, ...]:
+        """All operators of its task, itself last."""
+        return (*self.chained, self)
 
     @property
     def function_name(self) -> str:
-        """How Spark shows its function in plans."""
+        """The name of the join's function in Spark's plans."""
         return f"gpu_join_{self.plan_id}"
 
     def manifest(self, query_id: str, number: int | None) -> Manifest:
-        """What its state folder belongs to, as that join of a query."""
+        """The manifest that the join's state folder must have, as the join of that number in a query."""
         return Manifest(
             self.join.to_json(), self.partitions, query_id, join_number=number, union_order=self.union_order
         )
 
     def carried_by(self, output: st.StructType) -> st.StructType:
-        """A schema for ``mapInArrow`` that carries this plan."""
-        text = json.dumps({**vars(self), "join": self.join.to_json()})
-        return with_metadata(output, _JOIN, text)
+        """A copy of a schema whose metadata carries this plan, for ``mapInArrow``."""
+        return with_metadata(output, _JOIN, json.dumps(self._to_dict()))
+
+    def _to_dict(self) -> dict[str, Any]:
+        chained = [plan._to_dict() for plan in self.chained]
+        return {**vars(self), "join": self.join.to_json(), "chained": chained}
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any]) -> JoinPlan:
+        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in data.items()}
+        values |= {"join": parse_join(data["join"]), "chained": tuple(map(cls._from_dict, data["chained"]))}
+        return cls(**values)
 
     @classmethod
     def of(cls, node: Any) -> JoinPlan | None:
-        """The join that a node of a logical plan is, or None."""
+        """The operator whose changes a node of a logical plan gives, or None."""
         text = metadata_of(node, _JOIN) if str(node.nodeName()) in MAPS else None
         return None if text is None else _parsed(text)
 
 
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> JoinPlan:
-    """A join as a plan carries it; one query asks for the same ones again and again."""
-    data: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(text).items()}
-    data["join"] = parse_join(data["join"])
-    return JoinPlan(**data)
+    """Reads an operator from the JSON in a plan; cached, as a query's plan is read again and again."""
+    return JoinPlan._from_dict(json.loads(text))
 
 
 def with_metadata(schema: st.StructType, key: str, text: str) -> st.StructType:
-    """A schema whose first column has a text in its metadata; see `metadata_of`."""
+    """A copy of a schema whose first column has a text in its metadata; see `metadata_of`."""
     first, *others = schema.fields
     metadata = {**(first.metadata or {}), key: text}
     return st.StructType([st.StructField(first.name, first.dataType, first.nullable, metadata), *others])
@@ -140,15 +160,15 @@ def analyzed(df: DataFrame) -> Any:
 
 
 def plans_of(df: DataFrame) -> list[JoinPlan]:
-    """The joins of this pack that a DataFrame is made of, the nearest first, each once."""
+    """The joins of this package that a DataFrame is made of, the nearest first, each once."""
     return list(plans_in(analyzed(df)))
 
 
 def plans_in(node: Any, shared: set[str] | None = None) -> Iterator[JoinPlan]:
-    """The joins of this pack in a logical plan, the nearest first, each once.
+    """The joins of this package in a logical plan, the nearest first, each once.
 
     Args:
-        node: of the plan.
+        node: the plan's root.
         shared: takes the plan ids of those that are in it several times, as the input of several others.
     """
     waiting, seen, several = [node], set[str](), set[str]() if shared is None else shared
@@ -170,22 +190,28 @@ def plans_in(node: Any, shared: set[str] | None = None) -> Iterator[JoinPlan]:
 
 
 class _Below(NamedTuple):
-    """The joins below one, and which of them are there several times."""
+    """The joins below one join, and the ids of those that are there several times."""
 
     plans: tuple[JoinPlan, ...]
     shared: frozenset[str]
 
 
 def _plans_below(plan: JoinPlan, node: Any) -> _Below:
-    found = _below.get(plan.plan_id)
-    if found is None:
-        shared = set[str]()
-        plans = tuple(joined for child in children_of(node) for joined in plans_in(child, shared))
-        found = _Below(plans, frozenset(shared))
+    below = _below.get(plan.plan_id)
+    if below is None:
+        several = set[str]()
+        plans = {one.plan_id: one for one in plan.chained}
+        for child in children_of(node):
+            for one in plans_in(child, several):
+                several |= {one.plan_id} & plans.keys()
+                plans.setdefault(one.plan_id, one)
+        places = {plan_id: place for place, plan_id in enumerate(plan.below)}
+        ordered = sorted(plans.values(), key=lambda one: places.get(one.plan_id, len(places)))
+        below = _Below(tuple(ordered), frozenset(several))
         if len(_below) >= _MOST_KNOWN:
             _below.clear()
-        _below[plan.plan_id] = found
-    return found
+        _below[plan.plan_id] = below
+    return below
 
 
 class RunningPlan(NamedTuple):
@@ -204,21 +230,21 @@ class RunningPlan(NamedTuple):
 
 
 def running_plan(queries: Iterable[Any], run_id: str, plan_id: str) -> RunningPlan | None:
-    """A streaming join of a query; None where the query is over, or this version of Spark does not show its plan.
+    """Finds a streaming join of a query; None where the query is over, or this version of Spark does not show its plan.
 
     Args:
         queries: the streaming queries that run.
-        run_id: of one of them.
-        plan_id: of the join.
+        run_id: the run of one of them.
+        plan_id: the plan id of the join.
     """
     query = next((query for query in queries if str(query.runId) == run_id), None)
     if query is None:
         return None
-    return next((found for found in numbered_plans(query) if found.plan.plan_id == plan_id), None)
+    return next((running for running in numbered_plans(query) if running.plan.plan_id == plan_id), None)
 
 
 def numbered_plans(query: Any) -> list[RunningPlan]:
-    """The streaming joins of a query; none where Spark shows no plan."""
+    """The streaming joins of a query, numbered; empty where Spark shows no plan."""
     shared = set[str]()
     try:
         plans = [plan for plan in plans_in(query._jsq.streamingQuery().analyzedPlan(), shared) if not plan.bounded]
@@ -229,13 +255,13 @@ def numbered_plans(query: Any) -> list[RunningPlan]:
 
 
 def takes_what_is_there(queries: Iterable[Any], run_id: str) -> bool:
-    """Whether a run of a query has ``trigger(availableNow=True)``.
+    """True if a run of a query has ``trigger(availableNow=True)``.
 
     PySpark does not say; the JVM's query does (tried on Spark 4.2.0 and 4.3.0).
 
     Args:
         queries: the streaming queries that run.
-        run_id: of one of them.
+        run_id: the run of one of them.
 
     Raises:
         StateError: the run is over, or this version of Spark does not tell.
@@ -252,7 +278,7 @@ def output_mode(queries: Iterable[Any], run_id: str) -> str:
 
     Args:
         queries: the streaming queries that run.
-        run_id: of one of them.
+        run_id: the run of one of them.
 
     Raises:
         StateError: the run is over, or this version of Spark does not tell.
@@ -268,7 +294,7 @@ def next_batch(query: Any) -> int:
     PySpark does not say; the JVM's query does (tried on Spark 4.2.0).
 
     Args:
-        query: that was started.
+        query: the query that was started.
 
     Raises:
         StateError: this version of Spark does not tell.
@@ -291,7 +317,7 @@ def _asked(queries: Iterable[Any], run_id: str, what: str, otherwise: str, ask: 
 
 
 def function_of(node: Any, spark: SparkSession) -> Any:
-    """The function of Python's that a node of ``mapInArrow`` runs."""
+    """The Python function that a node of ``mapInArrow`` runs."""
     of_bytes = java_class(spark, "scala.reflect.ClassTag").Byte()
     function, _ = CPickleSerializer().loads(bytes(node.functionExpr().func().command().toArray(of_bytes)))
     return function

@@ -1,6 +1,6 @@
-"""Which joins run: of each its state folder, the micro-batch it is at, and what its partitions have said of that.
+"""The joins that run: each with its state folder, its current micro-batch, and what its partitions report of that.
 
-And what is looked at when its query starts, or goes on in a new run: state folder, plan, trigger, output mode.
+Also the checks when a query starts, or goes on in a new run: of state folder, plan, trigger and output mode.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ MOST_KILLS: Final = 3
 
 @dataclasses.dataclass
 class JoinState:
-    """A join in a run of its query."""
+    """A join in one run of its query, as the directory keeps account of it."""
 
     query_id: str
     run_id: str
     state: StateAddress | None
     number: int | None
-    """Which join of the query; None where nobody can tell, like the plan."""
+    """The join's number in its query; None, like the plan, where this version of Spark shows no plan."""
     plan: JoinPlan | None = None
     shared: bool = False
-    """Whether it is the input of several others."""
+    """True if it is the input of several other joins."""
     claimed: bool = False
-    """Whether a partition of it was located; not where its folder was refused."""
+    """True if a partition of it was located; False where its state folder was refused."""
     seen: float = 0.0
     batch_id: int = -1
     evaluations: dict[int, str] = dataclasses.field(default_factory=dict)
-    """By task attempt, of the last micro-batch."""
+    """The evaluation of each task attempt of the last micro-batch."""
     asked: set[int] = dataclasses.field(default_factory=set)
-    """Partitions that have computed that micro-batch, or begun to."""
+    """The partitions that have computed that micro-batch, or begun to."""
     counted: dict[int, Packed] = dataclasses.field(default_factory=dict)
-    """By partition that has computed it, its metrics."""
+    """The metrics of each partition that has computed it."""
     killed: dict[int, dict[str, Death]] = dataclasses.field(default_factory=dict)
-    """By partition that has not, its servers that were killed meanwhile, by location."""
+    """For each partition that has not, its servers that were killed meanwhile, by location."""
     servers: set[tuple[str, int]] = dataclasses.field(default_factory=set)
     watermarks: Watermarks | None = None
-    """Of a join by time."""
+    """The watermarks of a join by time; None for any other."""
     backlog: bool | None = None
-    """Whether the run's micro-batches are backlog; None until that is asked."""
+    """True if the run's micro-batches are backlog; None until that is asked."""
     appends: bool = False
-    """Whether the run's output mode is known to be ``append``."""
+    """True if the run's output mode is known to be ``append``."""
 
     def begin(self, request: LocateRequest) -> None:
-        """Notes that a partition computes a micro-batch. When Spark goes on to another, it is done with the last.
+        """Records that a partition computes a micro-batch; when Spark goes on to another, it is done with the last.
 
         Raises:
-            StateError: not all partitions have computed that.
+            StateError: not all partitions have computed the last one.
             DescriptionError: one task runs several partitions.
         """
         batch_id, partitions = request.batch_id, request.partitions
@@ -91,14 +91,14 @@ class JoinState:
             )
 
     def note_death(self, request: LocateRequest, death: Death | None) -> None:
-        """Notes that a partition's server was killed.
+        """Records that a partition's server was killed.
 
         Args:
-            request: of a task that may have found it so.
-            death: of the server that failed the task, if the kernel killed it.
+            request: the request of a task that may have noticed it.
+            death: the death of the server that failed the task, if the kernel killed it.
 
         Raises:
-            StateError: it is not the first one in this micro-batch; the query ends with that.
+            StateError: the server was killed `MOST_KILLS` times in this micro-batch; the query ends with that.
         """
         if request.batch_id != self.batch_id:
             return
@@ -114,7 +114,7 @@ class JoinState:
             )
 
     def take(self, request: ReportRequest) -> Sequence[Packed] | None:
-        """Takes in what a partition has counted; gives that of all once it is there."""
+        """Records a partition's metrics; returns those of all partitions once they are complete."""
         if request.batch_id != self.batch_id:  # of a task that nobody waits for any more
             return None
         self.killed.pop(request.partition, None)
@@ -129,7 +129,7 @@ _NO_PLAN: Final = (None, None, False)
 
 @dataclasses.dataclass
 class Started:
-    """A plan that was built with a state folder, and the query and run that began with it last."""
+    """A plan that was built with a state folder, and the query and run that last started with it."""
 
     state: StateAddress
     query_id: str | None = None
@@ -137,10 +137,10 @@ class Started:
 
 
 class Registry:
-    """The joins of an application that run, by id: its plan's and its query's.
+    """The running joins of an application, by join id (``<plan id>-<query id>``).
 
     Args:
-        queries: gives the running streaming queries of all its sessions.
+        queries: returns the running streaming queries of all its sessions.
     """
 
     def __init__(self, queries: Callable[[], Sequence[Any]]) -> None:
@@ -154,16 +154,16 @@ class Registry:
         return join_id in self.joins
 
     def of_run(self, join_id: str, run_id: str) -> JoinState | None:
-        """A join, if it is known in this run of its query."""
+        """Returns a join if it is known in this run of its query, else None."""
         known = self.joins.get(join_id)
         return known if known is not None and known.run_id == run_id else None
 
     def claim(self, opened: JoinState, request: LocateRequest, server: tuple[str, int]) -> str | None:
-        """Notes that a server has a partition; gives the id of another join that has the state folder.
+        """Records that a server has a partition; returns the id of another join if that one has the state folder.
 
         Args:
             opened: the join.
-            request: for the partition.
+            request: the request for the partition.
             server: the kind of the server, and its number.
 
         Raises:
@@ -184,19 +184,19 @@ class Registry:
             return None
 
     def users(self, state: StateAddress) -> list[tuple[str | None, str | None]]:
-        """The queries and runs that use a state folder, or have; they need not have had a micro-batch yet."""
+        """The queries and runs that use a state folder or have used it, even before their first micro-batch."""
         with self.lock:
             claimed = [known for known in self.joins.values() if known.claimed]
             users: list[JoinState | Started] = [*claimed, *self.started.values()]
         return [(x.query_id, x.run_id) for x in users if x.state is not None and x.state.identity == state.identity]
 
     def pop(self, join_id: str) -> JoinState | None:
-        """Forgets a join."""
+        """Forgets a join and returns it; None if it is not known."""
         with self.lock:
             return self.joins.pop(join_id, None)
 
     def idle(self, seconds: float) -> dict[str, str]:
-        """By join that nobody has asked for lately, or that was refused, its run."""
+        """The run of each join that was refused, or that nobody has asked for in so many seconds."""
         now = time.monotonic()
         with self.lock:
             return {j: k.run_id for j, k in self.joins.items() if not k.claimed or now - k.seen > seconds}
@@ -210,7 +210,7 @@ class Registry:
         return Watermarks(plan.join, manifest, known.state, (left, right))
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
-        """How to ask a join in the same query for its output watermark."""
+        """A function that asks a join of the same query for its output watermark; None without a join."""
         if plan_id is None:
             return None
 
@@ -245,10 +245,10 @@ class Registry:
             check_stored(Files.at(started.state), plan.manifest(query_id, number), lambda: next_batch(query))
 
     def _take_folder(self, started: Started, query_id: str, run_id: str) -> None:
-        """Notes which run has a state folder.
+        """Records which run has a state folder.
 
         Raises:
-            StateError: another one that is not over has it.
+            StateError: another run has it that is not over.
         """
         active = {str(query.runId): str(query.id) for query in self._queries()}
         with self.lock:
@@ -262,20 +262,20 @@ class Registry:
             started.query_id, started.run_id = query_id, run_id
 
     def open(self, request: LocateRequest) -> JoinState:
-        """A join as the plan of its query's run has it.
+        """Returns a join of a query's run, looked up in the run's plan at the first call.
 
         Raises:
             StateError: the folder is finished, though a server may hold its state still; some partitions have not done
                 the micro-batch before; the run is over.
         """
         join_id, run_id = request.join_id, request.run_id
-        found = self.of_run(join_id, run_id)
-        if found is not None:
-            return found
+        known = self.of_run(join_id, run_id)
+        if known is not None:
+            return known
         with self._one_at_a_time:  # one task finds out, the others wait for it
-            found = self.of_run(join_id, run_id)
-            if found is not None:
-                return found
+            known = self.of_run(join_id, run_id)
+            if known is not None:
+                return known
             if request.state is not None:
                 files, batch_id = Files.at(request.state), request.batch_id
                 check_open(files)
@@ -317,7 +317,7 @@ class Registry:
         known.appends = True
 
     def in_backlog(self, known: JoinState) -> bool:
-        """Whether a run takes in a backlog: it goes by its trigger.
+        """True if a run takes in a backlog, as its trigger says.
 
         Raises:
             StateError: the query is gone, or this version of Spark does not tell.

@@ -1,4 +1,4 @@
-"""Streaming queries are looked at when they start: ``DataStreamWriter.start`` and ``toTable`` call checks of ours."""
+"""Checks of streaming queries when they start, called by ``DataStreamWriter.start`` and ``toTable``."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pyspark.sql.streaming import DataStreamWriter
 
 _STARTING: Final = ("start", "toTable")
 _MARK: Final = "gpu_ops_checked"
-"""An attribute of a method that calls the checks; `functools.wraps` hands it on to what wraps that."""
+"""Attribute of a method that calls the checks already; `functools.wraps` copies it to wrappers of that method."""
 
 _guard = threading.Lock()
 
-Check = Callable[[Any], None]
+StartCheck = Callable[[Any], None]
 """Takes a query that has just been started, and raises an error of ours where it cannot go on."""
 
 Refusal = Callable[[Any, AnalysisException], None]
 """Takes a writer that Spark does not start, and raises a better error where there is one."""
 
-_checks: list[Check] = []
+_checks: list[StartCheck] = []
 _refusals: list[Refusal] = []
 
 
-def check_starts(check: Check, refusal: Refusal | None = None) -> None:
-    """Has every query looked at when it is started; again is as good as once.
+def check_starts(check: StartCheck, refusal: Refusal | None = None) -> None:
+    """Registers a check of every query that is started; idempotent.
 
     Args:
-        check: what it raises ``start`` raises, and the query is stopped.
-        refusal: what is asked where Spark itself refuses to start a query.
+        check: called with the started query; where it raises, the query is stopped and ``start`` raises that.
+        refusal: called where Spark itself refuses to start a query; may raise a better error.
     """
     with _guard:
         if check not in _checks:

@@ -22,15 +22,15 @@ from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
 
 Upstream = Callable[[int], int | None]
-"""The output watermark of the join by time that makes an input, in the micro-batch before this one."""
+"""Returns the output watermark of the join by time that makes an input, in the micro-batch before this one."""
 
 
 class Moment(NamedTuple):
-    """What all partitions go by in a micro-batch, milliseconds since the epoch.
+    """The watermark and the clock of one micro-batch, for all partitions, in milliseconds since the epoch.
 
     Attributes:
         watermark: None while there is none, and by processing time.
-        clock_ms: the time it began.
+        clock_ms: the time at which the micro-batch began.
     """
 
     watermark: int | None
@@ -41,10 +41,10 @@ class Watermarks:
     """The watermarks of one join by time of one query.
 
     Args:
-        join: the description.
-        manifest: what its state folder must belong to; has the number of partitions, too.
-        state: the folder, or None.
-        upstream: for inputs that are changelogs of a join by time in the same query.
+        join: the description of the join.
+        manifest: the manifest that its state folder must have; it also says the number of partitions.
+        state: the state folder, or None.
+        upstream: for each input that is the changelog of a join by time in the same query, its output watermark.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Watermarks:
         self._reports: dict[int, EventTimes] = {}
 
     def begin(self, batch_id: int, clock_ms: int) -> Moment:
-        """What a micro-batch goes by; the same however often it is asked for.
+        """Returns the watermark and clock of a micro-batch, the same ones however often it is asked for.
 
         Args:
             batch_id: the micro-batch.
-            clock_ms: the time now, used when it is asked for first.
+            clock_ms: the time now, used at the first call.
 
         Raises:
-            StateError: it does not follow, or the state folder refuses.
+            StateError: the micro-batch does not follow the last one, or the state folder does not fit.
         """
         with self._lock:
             if batch_id == self._batch:
@@ -91,13 +91,13 @@ class Watermarks:
             return self._moment
 
     def report(self, batch_id: int, partition: int, report: EventTimes) -> None:
-        """Takes in a partition's report; again is as good as once."""
+        """Records a partition's report of its event times; idempotent."""
         with self._lock:
             if batch_id == self._batch:
                 self._reports[partition] = report
 
     def output_before(self, batch_id: int) -> int | None:
-        """The output watermark of the micro-batch before one: nothing it emitted by then is older.
+        """The output watermark of the micro-batch before the given one: no row emitted since is older.
 
         Rows that a watermark ends are emitted under it, so the output of micro-batch N may be as old as the
         output watermark of N - 1.
@@ -123,8 +123,8 @@ class Watermarks:
                 return done.watermark
         inputs = range(len(self._join.inputs))
         silent = tuple(clock_ms - self._rows_at[number] for number in inputs)
-        own = tuple(self._of_input(number, batch_id) for number in inputs)
-        return operator_watermark(self._join, own, silent, self._before.watermark)
+        input_watermarks = tuple(self._of_input(number, batch_id) for number in inputs)
+        return operator_watermark(self._join, input_watermarks, silent, self._before.watermark)
 
     def _of_input(self, side: int, batch_id: int) -> int | None:
         upstream, latest = self._upstream[side], self._before.latest[side]
@@ -134,21 +134,21 @@ class Watermarks:
         return None if latest is None or delay is None else latest - delay
 
     def _stored(self, batch_id: int) -> tuple[Times, Times | None]:
-        """What all partitions knew before a micro-batch, and what one that did it already stored."""
+        """The stored event times of all partitions before a micro-batch, and those of one that did it already."""
         if batch_id == 0 and self._batch < 0 and self._state is None:
             return NO_TIMES, None
         if self._state is None:
             held = f"the watermark of batch {self._batch}" if self._batch >= 0 else "nothing"
             raise recovery.memory_refused(str(self), held, batch_id)
         files = Files.at(self._state)
-        found = ensure(files, self._manifest, create=False)
-        if found is None:
+        manifest = ensure(files, self._manifest, create=False)
+        if manifest is None:
             if batch_id == 0:
                 return NO_TIMES, None
             raise recovery.nothing_stored(str(self), str(self._state), batch_id)
         before, done = NO_TIMES, None
         for partition in range(self._manifest.partitions):
-            log = PartitionLog(files, found, partition)
+            log = PartitionLog(files, manifest, partition)
             if batch_id > 0:
                 before = before.later(self._partition_times(log, partition, batch_id))
             done = done or log.record_times(batch_id)
@@ -169,20 +169,20 @@ class Watermarks:
 
 
 def operator_watermark(
-    join: Description, own: Sequence[int | None], silent_ms: Sequence[int], before: int | None
+    join: Description, input_watermarks: Sequence[int | None], silent_ms: Sequence[int], before: int | None
 ) -> int | None:
     """The watermark of a micro-batch: that of the input which is behind, and never less than before.
 
     Args:
-        join: whose inputs may have idle timeouts.
-        own: each input's watermark.
-        silent_ms: for each input, how long it has brought no rows.
+        join: the description; its inputs may have idle timeouts.
+        input_watermarks: each input's watermark.
+        silent_ms: for each input, the milliseconds since it last brought rows.
         before: the watermark of the micro-batch before.
     """
     timeouts = [source.idle_timeout_ms for source in join.inputs]
     counting = [
         watermark
-        for watermark, silent, timeout in zip(own, silent_ms, timeouts, strict=True)
+        for watermark, silent, timeout in zip(input_watermarks, silent_ms, timeouts, strict=True)
         if timeout is None or silent < timeout
     ]
     known = [watermark for watermark in counting if watermark is not None]

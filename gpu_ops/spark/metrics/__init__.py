@@ -1,1 +1,1 @@
-"""What is counted, and how it comes to the driver."""
+"""The metrics of joins, and their ways to the driver, to Spark's progress and to Prometheus."""

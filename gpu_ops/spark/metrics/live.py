@@ -27,19 +27,19 @@ _NUMBERS: Final = (
 )  # fmt: skip
 
 Values = Mapping[str, float]
-"""Of one join, by a sample's name, of lookups with their way; what differs in another label only is added up."""
+"""The numbers of one join by name; lookups are told apart by way, samples that differ in other labels are added up."""
 
 
 class UnservedError(GpuJoinError, OSError):
-    """Nothing serves metrics where they were asked for."""
+    """Raised where nothing serves metrics at the given address."""
 
 
 class Scrape(NamedTuple):
-    """What was served at one moment.
+    """The metrics of all joins at one moment.
 
     Attributes:
-        at: seconds of the monotonic clock.
-        joins: by query and join.
+        at: the time, in seconds of the monotonic clock.
+        joins: the numbers of each join, by query and join.
     """
 
     at: float
@@ -47,14 +47,14 @@ class Scrape(NamedTuple):
 
 
 def scrape(url: str) -> Scrape:
-    """Asks once.
+    """Reads the metrics of all joins once.
 
     Args:
-        url: of the metrics.
+        url: the address of the metrics.
 
     Raises:
         UnservedError: nothing answers there.
-        NotBuiltError: there is no prometheus-client.
+        NotBuiltError: prometheus-client is not installed.
     """
     try:
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - optional
@@ -80,11 +80,11 @@ def scrape(url: str) -> Scrape:
 
 
 def show(now: Scrape, before: Scrape | None = None) -> Table:
-    """The joins as a table.
+    """Draws the metrics of all joins as a table.
 
     Args:
-        now: what was served last.
-        before: and a while before, for rates; None for none.
+        now: the last metrics.
+        before: earlier metrics, for rates; None to show none.
     """
     table = Table(box=None, header_style="bold")
     table.add_column("query")
@@ -118,20 +118,20 @@ def show(now: Scrape, before: Scrape | None = None) -> Table:
 
 
 def _share_of_hash_joins(more: Mapping[str, float]) -> str:
-    """Of the lookups between two looks; a table that is kept is one, too."""
+    """The share of lookups that went by a hash join, kept hash tables included, as a percentage."""
     counts = {way: more.get(f"lookups_total_{way}", 0.0) for way in LOOKUPS}
     total = sum(counts.values())
     return f"{1 - counts['index'] / total:.0%}" if total else "-"
 
 
 def watch(url: str, console: Console, *, every_s: float, once: bool = False) -> None:
-    """Shows the joins until Ctrl-C.
+    """Shows the metrics of all joins until Ctrl-C.
 
     Args:
-        url: of the metrics.
-        console: where.
-        every_s: seconds between two looks.
-        once: look twice, print, and end.
+        url: the address of the metrics.
+        console: the console to draw on.
+        every_s: seconds between two readings.
+        once: whether to read twice, print, and end.
 
     Raises:
         UnservedError: nothing answers there.
@@ -157,12 +157,16 @@ def progress(query: StreamingQuery, total: int | None = None, *, console: Consol
     """Draws a bar of a running query from Spark's own progress, until it has ended.
 
     Args:
-        query: what ``start()`` gave. To interrupt the bar (a notebook's cell, Ctrl-C) leaves it running.
-        total: rows that will come, of all sources together; without it there is no share done.
+        query: the query that ``start()`` returned. Interrupting the bar (a notebook's cell, Ctrl-C) leaves it running.
+        total: rows that will come, of all sources together; without it no share is shown.
         console: where to draw; by default standard error, or the notebook's cell.
 
     Raises:
         StreamingQueryException: the query has failed.
+
+    Example:
+        >>> query = orders.writeStream.format("noop").trigger(availableNow=True).start()  # doctest: +SKIP
+        >>> gpu_ops.progress(query, total=1_000_000)  # doctest: +SKIP
     """
     rows, last, began = 0, -1, time.monotonic()
     with _bar(total, console) as bar:
@@ -193,8 +197,8 @@ class BacklogProgress(ProgressListener):
         spark.streams.addListener(BacklogProgress(total=60_000_000))
 
     Args:
-        total: rows of all inputs together; without it there is no share done.
-        name: the join, of those in the query; by default the first that reports.
+        total: rows of all inputs together; without it no share is shown.
+        name: the name of the join in the query; by default the first one that reports.
         console: where to draw; by default standard error.
     """
 
@@ -206,21 +210,21 @@ class BacklogProgress(ProgressListener):
         self._bar: tuple[Progress, TaskID] | None = None
         self._query, self._began = "", 0.0
         self.rows = 0
-        """Taken in by the run, all inputs together."""
+        """Rows taken in by the run, of all inputs together."""
 
     @property
     def rows_per_second(self) -> float:
-        """Since the run began."""
+        """Rows taken in per second since the run began."""
         return self.rows / max(time.monotonic() - self._began, 1e-9) if self.rows else 0.0
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's interface
-        """A run begins; whose it is shows with its first micro-batch."""
+        """Starts the clock of a run, whose query is known with its first micro-batch."""
         with self._guard:
             if self._bar is None:
                 self._began = time.monotonic()
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """The bar of a run that is over stays as it is."""
+        """Stops the bar of a run that is over."""
         super().onQueryTerminated(event)
         with self._guard:
             if str(event.id) == self._query:

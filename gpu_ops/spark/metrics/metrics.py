@@ -1,4 +1,4 @@
-"""Metrics of a join: what is counted, how partitions add up, and how Spark's own progress has that."""
+"""The metrics of a join: their names, their sums over partitions, and their way into Spark's own progress."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 METRICS_COLUMN: Final = "__gpu_join_metrics"
-"""The hidden column: null in every row of the changelog, and once or more in a micro-batch what was counted, as JSON.
+"""The hidden column: null in every row of the changelog, but in one or more rows of a micro-batch its metrics as JSON.
 
-It has a longer name where the changelog has a column of this one.
+It has a longer name where the changelog has a column of this name.
 """
 
 METRICS_FIELD: Final = "metrics"
-"""The one column of what a join's name stands for in ``observedMetrics``."""
+"""The one column under a join's name in ``observedMetrics``."""
 
 METRICS_TYPE: Final = pa.string()
-"""A text costs a row four bytes where it is null; a struct of as many numbers costs it two hundred."""
+"""The type of the hidden column: a null text takes four bytes, a null struct of as many numbers two hundred."""
 
 _OF_INPUT: Final = (
     "rows_in", "state_rows", "state_bytes", "cold_bytes", "disk_bytes", "unknown_retractions", "expired", "bad_rows",
@@ -41,16 +41,16 @@ _TASKS: Final = ("retries", "gpu_partitions", "partitions")
 _MARKS: Final = ("watermark_ms", "output_watermark_ms", "watermark_lag_ms")
 
 OF_AN_INPUT: Final = re.compile(f"(.*)_({'|'.join((*_OF_INPUT, *_OF_TIMED_INPUT))})", re.DOTALL)
-"""A metric of an input: the input's name, and what."""
+"""Matches the name of an input's metric: the input's name, and the metric."""
 
 ALWAYS: Final = frozenset((*_ROWS_OUT, *_DISK, *_TIMES, *_LOOKUPS, *_TASKS))
-"""What every join counts."""
+"""The metrics that every join has."""
 
 
 def metric_names(sides: Sequence[str], *, by_time: bool = False) -> tuple[str, ...]:
-    """What is counted of a join, in the order in which it travels.
+    """The names of a join's metrics, in the order in which they are sent.
 
-    Counts are summed over the partitions; of times, the slowest partition's is shown. Those of an input begin with
+    Counts are summed over the partitions; times are those of the slowest one. Names of an input's metrics begin with
     ``left_`` or ``right_``, in a multi-way join with the input's name. ``lookups_`` counts those of a probe row in a
     run of an index, by way: a hash join, a table that one has built and kept, or a search. ``retries`` counts
     exchanges that were repeated because a state server was gone; ``gpu_partitions`` says how many of the
@@ -58,8 +58,8 @@ def metric_names(sides: Sequence[str], *, by_time: bool = False) -> tuple[str, .
     micro-batch's clock less the watermark as ``watermark_lag_ms``; None while there is none.
 
     Args:
-        sides: what the join calls its inputs.
-        by_time: whether rows come and go with time.
+        sides: the join's names of its inputs.
+        by_time: whether it is a join by time, which has watermarks.
     """
     of_input = (*_OF_INPUT, *_OF_TIMED_INPUT) if by_time else _OF_INPUT
     counts = [f"{side}_{what}" for what in of_input for side in sides]
@@ -67,11 +67,11 @@ def metric_names(sides: Sequence[str], *, by_time: bool = False) -> tuple[str, .
 
 
 def pack(names: Sequence[str], metrics: Mapping[str, float | None], *, backend: str, retries: int) -> list[int | None]:
-    """A partition's metrics as whole numbers, by `metric_names`; times in microseconds."""
+    """Packs a partition's metrics as whole numbers in the order of `metric_names`; times in microseconds."""
     watermark, clock = metrics.get("watermark_ms"), metrics.get("clock_ms")
     lag = None if watermark is None or clock is None else clock - watermark
-    own = {"retries": retries, "gpu_partitions": int(backend == "gpu"), "partitions": 1, "watermark_lag_ms": lag}
-    return [_whole(n, own[n] if n in own else metrics.get(n)) for n in names]
+    of_task = {"retries": retries, "gpu_partitions": int(backend == "gpu"), "partitions": 1, "watermark_lag_ms": lag}
+    return [_whole(n, of_task[n] if n in of_task else metrics.get(n)) for n in names]
 
 
 def _whole(name: str, value: float | None) -> int | None:
@@ -81,55 +81,56 @@ def _whole(name: str, value: float | None) -> int | None:
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:
-    """A name for a column of our own beside a user's: the one that is wanted, or a longer one. Spark heeds no case."""
+    """A name that no other column has, in upper or lower case: the given one, or a longer one."""
     names = {name.lower() for name in taken}
     while wanted.lower() in names:
         wanted += "_"
     return wanted
 
 
-def observed(names: Sequence[str], column: str) -> Column:
+def observed(names: Sequence[str], column: str, number: int = 0) -> Column:
     """What ``DataFrame.observe`` is given: one column `METRICS_FIELD`, with a field per metric.
 
-    Spark analyses, optimises and generates code of it for every operator in every micro-batch, and updates every
-    aggregate in every row. So partitions are added up elsewhere, see `total`, and one function makes all fields.
+    Spark analyses, optimises and compiles it for every operator in every micro-batch, and updates every aggregate in
+    every row. So partitions are added up elsewhere, see `total`, and one function makes all fields.
 
     Args:
-        names: of the metrics.
+        names: the names of the metrics.
         column: the hidden column.
+        number: of the row that has them, among those that have any.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
     from pyspark.sql import types as st  # noqa: PLC0415
 
     fields = [st.StructField(name, st.DoubleType() if name in _TIMES else st.LongType()) for name in names]
-    said = f.get(f.collect_list(f.col(backquoted(column))), f.lit(0))
+    said = f.get(f.collect_list(f.col(backquoted(column))), f.lit(number))
     return f.from_json(said, st.StructType(fields)).alias(METRICS_FIELD)
 
 
 def total(names: Sequence[str], partitions: Sequence[Sequence[int | None]]) -> str:
-    """What the hidden column has in one row of a micro-batch: `added_up`, as JSON."""
+    """The text of the hidden column in one row of a micro-batch: `added_up` as JSON."""
     return json.dumps(added_up(names, partitions))
 
 
 def added_up(names: Sequence[str], partitions: Sequence[Sequence[int | None]]) -> dict[str, int | float | None]:
-    """A join's metrics of all its partitions.
+    """Adds up a join's metrics over all its partitions.
 
     Args:
-        names: of the metrics.
-        partitions: for each what `pack` made.
+        names: the names of the metrics.
+        partitions: for each partition the numbers that `pack` returned.
     """
-    found: dict[str, int | float | None] = {}
+    totals: dict[str, int | float | None] = {}
     for name, *numbers in zip(names, *partitions, strict=True):
-        there = [n for n in numbers if n is not None]
+        known = [n for n in numbers if n is not None]
         if name in _MARKS:
-            found[name] = max(there, default=None)
+            totals[name] = max(known, default=None)
         else:
-            found[name] = max(there, default=0) / 1000 if name in _TIMES else sum(there)
-    return found
+            totals[name] = max(known, default=0) / 1000 if name in _TIMES else sum(known)
+    return totals
 
 
 Packed = Sequence[int | None]
-"""What `gpu_ops.spark.metrics.metrics.pack` makes of a partition's metrics."""
+"""A partition's metrics as `pack` returns them."""
 
 Total = Mapping[str, int | float | None]
 """A join's metrics of one micro-batch, by name."""
@@ -137,12 +138,12 @@ Total = Mapping[str, int | float | None]
 _KEPT: Final = 1000
 
 
-class Run(NamedTuple):
-    """A join in a run of a query.
+class JoinRun(NamedTuple):
+    """A join in one run of a query.
 
     Attributes:
         query_id: Spark's id of the query.
-        run_id: of its run.
+        run_id: Spark's id of the run.
         join: the join's name.
     """
 
@@ -152,7 +153,7 @@ class Run(NamedTuple):
 
 
 class _Latest(NamedTuple):
-    """A join's latest micro-batch; by partition, as a task may be repeated."""
+    """The metrics of a join's latest micro-batch, by partition, as a task may be repeated."""
 
     run_id: str
     batch_id: int
@@ -164,7 +165,7 @@ class TaskMetrics:
     """The metrics of micro-batches whose tasks have reported; the oldest are forgotten.
 
     Args:
-        kept: how many micro-batches, all joins of all queries together, besides the latest of each that runs.
+        kept: the number of micro-batches to keep, of all joins of all queries together, besides the latest of each.
     """
 
     def __init__(self, kept: int = _KEPT) -> None:
@@ -172,15 +173,15 @@ class TaskMetrics:
         self._latest: dict[tuple[str, str], _Latest] = {}
         self._totals: OrderedDict[tuple[str, str, int], Total] = OrderedDict()
 
-    def take(self, run: Run, batch_id: int, partition: int, names: tuple[str, ...], numbers: Packed) -> None:
-        """Takes in what one partition counted; again is as good as once.
+    def take(self, run: JoinRun, batch_id: int, partition: int, names: tuple[str, ...], numbers: Packed) -> None:
+        """Records one partition's metrics of a micro-batch; idempotent.
 
         Args:
-            run: whose it is.
-            batch_id: the micro-batch; of one that the run is done with nothing more is taken.
-            partition: which.
-            names: of the metrics.
-            numbers: them.
+            run: the join and its run.
+            batch_id: the micro-batch; an earlier one than the run's latest is ignored.
+            partition: the partition's number.
+            names: the names of the metrics.
+            numbers: their values, as `pack` returned them.
         """
         key = run.query_id, run.join
         with self._lock:
@@ -193,13 +194,13 @@ class TaskMetrics:
             latest.partitions[partition] = tuple(numbers)
 
     def over(self, query_id: str) -> None:
-        """A run of a query has ended: what its partitions counted is kept as a sum."""
+        """Ends a run of a query: the metrics of its partitions are kept as sums."""
         with self._lock:
             for key in [key for key in self._latest if key[0] == query_id]:
                 self._fold(key)
 
     def of(self, query_id: str, batch_id: int) -> dict[str, Total]:
-        """The metrics of a micro-batch's joins, by the join's name; none for one that nothing is known of."""
+        """The metrics of a micro-batch's joins, by the join's name; empty for an unknown micro-batch."""
         with self._lock:
             totals = {
                 j: total for (query, j, batch), total in self._totals.items() if (query, batch) == (query_id, batch_id)
@@ -221,4 +222,4 @@ class TaskMetrics:
 
 
 TASK_METRICS: Final = TaskMetrics()
-"""Of this driver. Ids of queries are unique, so all its applications share it."""
+"""The metrics of this driver's queries; ids of queries are unique, so all its applications share it."""

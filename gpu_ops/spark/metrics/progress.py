@@ -1,6 +1,6 @@
-"""What the joins of a query did in each micro-batch: from Spark's progress, to a program, a trace, and Prometheus.
+"""The progress of a query's joins: read from Spark's progress, passed to listeners, traces and Prometheus.
 
-Prometheus has counters of rows, histograms of times, and gauges of what is there now.
+Prometheus gets counters of rows, histograms of times, and gauges of the present state.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 @dataclasses.dataclass(frozen=True)
 class JoinProgress:
-    """What one join did in one micro-batch.
+    """The metrics of one join in one micro-batch.
 
     Attributes:
         name: the join's name.
         query_id: Spark's id of the query.
-        query_name: its name, or None.
+        query_name: the query's name, or None.
         batch_id: the micro-batch.
         timestamp: when the trigger began, ISO 8601.
-        metrics: see `metric_names`; a watermark that there is none of is left out.
-        trigger_ms: how long the trigger took, all joins and Spark's own work; None where that is not known.
+        metrics: the metrics by name, see `metric_names`; without watermarks that do not exist yet.
+        trigger_ms: milliseconds that the trigger took, with all joins and Spark's own work; None if unknown.
     """
 
     name: str
@@ -51,20 +51,24 @@ class JoinProgress:
 
     @property
     def backend(self) -> Literal["cpu", "gpu", "mixed"]:
-        """Where the partitions ran."""
+        """The backend of the partitions: ``"cpu"``, ``"gpu"``, or ``"mixed"`` where some ran on each."""
         on_gpu = self.metrics["gpu_partitions"]
         return "cpu" if on_gpu == 0 else "gpu" if on_gpu == self.metrics["partitions"] else "mixed"
 
 
 def join_progress(progress: Any) -> list[JoinProgress]:
-    """The joins of a micro-batch.
+    """Reads the metrics of each join from Spark's progress of a micro-batch.
 
     Args:
-        progress: ``query.lastProgress``, or the progress a listener is given.
+        progress: ``query.lastProgress``, or the progress that a listener gets.
 
     Returns:
-        One entry per join of this pack; other observed metrics are left alone. What tasks reported to the
-        driver, because the RAPIDS plugin is on, is among them.
+        One entry per join of this package, also where tasks reported to the driver because the RAPIDS plugin is on;
+        other observed metrics are ignored.
+
+    Example:
+        >>> for join in gpu_ops.spark.join_progress(query.lastProgress):  # doctest: +SKIP
+        ...     print(join.name, join.metrics["left_state_rows"])
     """
 
     def fact(name: str) -> Any:
@@ -91,21 +95,21 @@ def join_progress(progress: Any) -> list[JoinProgress]:
 
 
 def observed_metrics(progress: Any) -> Mapping[str, Any]:
-    """By name, what was observed in a micro-batch; Spark 3.5 leaves it out where it is nothing."""
+    """The observed metrics of a micro-batch, by name; Spark 3.5 leaves the attribute out where there are none."""
     if not isinstance(progress, Mapping):
         return dict(progress.observedMetrics or {})
     return dict(progress["observedMetrics"] or {}) if "observedMetrics" in progress else {}
 
 
 def followed(query: StreamingQuery, stop: threading.Event | None = None) -> Generator[Mapping[str, Any], None, None]:
-    """What Spark reports of each trigger, until the query ends or is to stop; in the end it is stopped.
+    """Yields Spark's progress of each trigger until the query ends or ``stop`` is set; then the query is stopped.
 
     Args:
-        query: that runs.
-        stop: set from elsewhere, ends it.
+        query: a running query.
+        stop: ends the query when another thread sets it.
 
     Raises:
-        StreamingQueryException: it failed.
+        StreamingQueryException: the query failed.
     """
     seen, ended = (-1, ""), False
     try:
@@ -127,12 +131,12 @@ def followed(query: StreamingQuery, stop: threading.Event | None = None) -> Gene
 
 
 def _trigger_ms(progress: Any) -> int | None:
-    found = progress.get("durationMs") if isinstance(progress, Mapping) else getattr(progress, "durationMs", None)
-    return None if found is None or "triggerExecution" not in found else int(found["triggerExecution"])
+    durations = progress.get("durationMs") if isinstance(progress, Mapping) else getattr(progress, "durationMs", None)
+    return None if durations is None or "triggerExecution" not in durations else int(durations["triggerExecution"])
 
 
 def _fields(row: Any) -> dict[str, Any]:
-    """Of a row, or of the JSON of one; nothing of anything else."""
+    """The fields of a Spark row, or of the JSON of one, by name; empty for anything else."""
     if hasattr(row, "asDict"):
         return dict(row.asDict())
     return dict(row) if isinstance(row, Mapping) else {}
@@ -158,7 +162,7 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
         prometheus: keep metrics for Prometheus, `gpu_ops.spark.metrics.progress.METRICS`, with the labels ``join``
             and ``query`` (needs the package prometheus-client). ``spark.gpu_ops.prometheus.port`` does so by itself.
         registry: the Prometheus registry, by default the global one.
-        keep: how many entries to hold on to.
+        keep: the number of entries to keep.
 
     Raises:
         NotBuiltError: ``prometheus=True`` without prometheus-client.
@@ -179,12 +183,12 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
 
     @property
     def entries(self) -> list[JoinProgress]:
-        """What came so far, oldest first."""
+        """The entries so far, oldest first."""
         with self._lock:
             return list(self._entries)
 
     def add(self, entry: JoinProgress) -> None:
-        """Takes an entry in."""
+        """Adds an entry, and passes it to Prometheus, the trace and ``on_progress``."""
         with self._lock:
             self._entries.append(entry)
             del self._entries[: -self._keep]
@@ -195,18 +199,18 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
             self._on_progress(entry)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's interface
-        """Nothing to do."""
+        """Does nothing when a query starts."""
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """Takes in the joins of a micro-batch."""
+        """Adds an entry for each join of a micro-batch."""
         for entry in join_progress(event.progress):
             self.add(entry)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing to do."""
+        """Does nothing when a query is idle."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Logs why a query failed: the message alone."""
+        """Logs why a query failed, in one message."""
         if self._prometheus is not None:
             self._prometheus.ended(str(event.id))
         if event.exception:
@@ -214,7 +218,7 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
 
 
 def trace(entry: JoinProgress) -> None:
-    """A span ``gpu_join.micro_batch`` of what one join did in one micro-batch, with its metrics as attributes.
+    """Writes a span ``gpu_join.micro_batch`` for one join in one micro-batch, with its metrics as attributes.
 
     It begins and ends with Spark's trigger; milliseconds of the join's steps are among the attributes.
     """
@@ -238,7 +242,7 @@ def trace(entry: JoinProgress) -> None:
 
 
 class _Metric(NamedTuple):
-    """A metric: its class in prometheus_client, name, text, the label beside `_LABELS`, and a factor."""
+    """A metric in Prometheus: its class in prometheus_client, name, text, further label, and factor."""
 
     kind: str
     name: str
@@ -259,7 +263,7 @@ _OF_INPUT: Final = {
     "cold_bytes": _Metric("Gauge", "cold_bytes", "bytes of state moved from GPU to host memory", "input"),
     "disk_bytes": _Metric("Gauge", "disk_bytes", "bytes of state moved to local disk", "input"),
 }
-"""By what an input's metric is called behind the input's name."""
+"""The metrics of inputs, by their name without the input's."""
 _OF_JOIN: Final = {
     **{
         f"rows_out_{kind}": _Metric("Counter", "rows_out", "changes given out", "kind")
@@ -292,14 +296,14 @@ _OF_JOIN: Final = {
 _BATCH: Final = _Metric("Gauge", "micro_batch", "the number of the last micro-batch")
 _TIME: Final = _Metric("Histogram", "micro_batch_seconds", "time of a micro-batch, all of Spark's work included")
 METRICS: Final = tuple({x.name: x for x in (*_OF_INPUT.values(), *_OF_JOIN.values(), _BATCH, _TIME)}.values())
-"""All there are, each called ``gpu_join_<name>``; a counter's ends in ``_total``."""
+"""All metrics in Prometheus, each called ``gpu_join_<name>``; a counter's name ends in ``_total``."""
 
 
 class Prometheus:
-    """The metrics of all joins in a registry.
+    """The metrics of all joins in a registry of Prometheus.
 
     Args:
-        registry: of ``prometheus_client``.
+        registry: a registry of ``prometheus_client``.
     """
 
     _of_registry: ClassVar[weakref.WeakKeyDictionary[Any, Prometheus]] = weakref.WeakKeyDictionary()
@@ -317,10 +321,10 @@ class Prometheus:
 
     @classmethod
     def of(cls, registry: Any = None) -> Prometheus:
-        """Those in a registry, by default the global one; made when first asked for.
+        """Returns the metrics in a registry, by default the global one, and makes them at the first call.
 
         Raises:
-            NotBuiltError: there is no prometheus-client.
+            NotBuiltError: prometheus-client is not installed.
         """
         try:
             from prometheus_client import REGISTRY  # noqa: PLC0415 - optional
@@ -334,7 +338,7 @@ class Prometheus:
         return cls._of_registry[registry]
 
     def add(self, entry: JoinProgress) -> None:
-        """Takes a join's micro-batch in."""
+        """Adds the metrics of a join's micro-batch."""
         for name, value in entry.metrics.items():
             of_input = OF_AN_INPUT.fullmatch(name)
             if of_input is not None:
@@ -346,7 +350,7 @@ class Prometheus:
             self._put(_TIME, entry, "", entry.trigger_ms / 1e3)
 
     def ended(self, query_id: str) -> None:
-        """What a query's gauges say is no more; its counters stay."""
+        """Removes the gauges of a query that has ended; its counters stay."""
         for name, labels in self._gauges.pop(query_id, ()):
             self._made[name].remove(*labels)
 
@@ -363,19 +367,19 @@ class Prometheus:
 
 
 def _label(name: str) -> str:
-    """A kind of rows, a step, or a way of lookups, out of a metric's name."""
+    """The label in a metric's name: a kind of rows, a step, or a way of lookups."""
     return name.removeprefix("rows_out_").removeprefix("lookups_").removesuffix("_ms")
 
 
 def serve(address: tuple[str, int]) -> Any:
-    """A server of the global registry's metrics, at ``http://host:port/metrics``; its ``shutdown()`` ends it.
+    """Serves the global registry's metrics at ``http://host:port/metrics``; ``shutdown()`` of the result ends it.
 
     Args:
         address: host and port.
 
     Raises:
-        NotBuiltError: there is no prometheus-client.
-        DescriptionError: it cannot listen there.
+        NotBuiltError: prometheus-client is not installed.
+        DescriptionError: the address cannot be listened on.
     """
     Prometheus.of()
     from prometheus_client import start_http_server  # noqa: PLC0415 - optional

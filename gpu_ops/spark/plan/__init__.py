@@ -1,1 +1,1 @@
-"""The streaming plan of a join: how inputs become one stream, the shuffle, the metadata of columns."""
+"""The Spark plan of an operator: the union of its inputs, the shuffle, the metadata of columns."""

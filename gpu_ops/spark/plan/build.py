@@ -1,8 +1,8 @@
-"""The streaming plan of a join: union, repartition, mapInArrow, and observe with a filter for its metrics.
+"""Builds the Spark plan of an operator: union, repartition, mapInArrow, and observe with a filter for its metrics.
 
-**The union layout**: how the columns of all inputs travel in one stream of rows. A column of the union carries a column
-of one input in that input's rows and of another in the other's, so the union needs no padding. Keys share a column
-first: then the shuffle hashes a plain column.
+**The union layout**: the columns of all inputs travel in one stream of rows. A union column carries a column of one
+input in that input's rows and of another in the other's, so the union needs no padding. Keys share a column first: then
+the shuffle hashes a plain column.
 """
 
 from __future__ import annotations
@@ -27,17 +27,25 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
-from gpu_ops.spark.driver.queries import JoinPlan
+from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.driver.starts import check_starts
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
-from gpu_ops.spark.plan.changes import Changes, Reading, holds_sources, observed_once, observing, source_of
+from gpu_ops.spark.plan.changes import (
+    Changes,
+    OperatorChainBuilder,
+    Reading,
+    holds_sources,
+    observed_once,
+    observing,
+    source_of,
+)
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
-from gpu_ops.spark.tasks.functions import Grouped
-from gpu_ops.spark.tasks.join import Task
+from gpu_ops.spark.tasks.functions import CoGroupTask
+from gpu_ops.spark.tasks.join import Edge, Task
 from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import FirstRows, OfRows
+from gpu_ops.spark.tasks.rows import FirstOfGroup, OfRows
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
@@ -50,26 +58,26 @@ else:  # before Spark 4 there are no data sources in Python
     DataSource = DataSourceStreamReader = InputPartition = object
 
 _PLACE: Final = "__place"
-"""A number that rises with a static input's rows."""
+"""The column of a number that rises with a static input's rows."""
 
 _CO_GROUP: Final = "gpu_ops.coGroup"
-"""Metadata of the first column that a co-group gives; its value is the co-group's name."""
+"""Metadata key of the first column of a co-group's result; its value is the co-group's name."""
 
 NAME = "gpu_ops_heartbeat"
 INPUT: Final = "__input"
-"""The number of the input that a row is of."""
+"""The column of the number of a row's input."""
 
 _PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
 MESSAGE_BYTES: Final = 1 << 18
-"""About as much goes into one of Spark's rows."""
+"""The size of the packed rows in one row of Spark's, about."""
 
 
 def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | None) -> DataFrame:
-    """The changelog of a join as a streaming DataFrame.
+    """Builds the changelog of an operator as a streaming DataFrame.
 
     Args:
-        plan: the join, and where it runs; its name is unique in the query.
-        inputs: in its order; their columns are those of its inputs, and the row kinds.
+        plan: the operator, backend and partitions; its name is unique in the query.
+        inputs: the inputs, in the operator's order; their columns are those of its description, and the row kinds.
         state: the state folder, or None.
     """
     join, name = plan.join, plan.name
@@ -82,25 +90,36 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         union_order=",".join(map(str, order)),
         read=tuple(None if reading is None else str(reading) for reading in readings),
         reported=metrics_reported(session),
+        below=tuple(dict.fromkeys(below.plan_id for number in order for below in plans_of(inputs[number]))),
     )
     make_importable(session)
     names = metric_names(join.sides, by_time=join.by_time)
     directory = Directory.of(session)
-    sides, arrivals = packed_rows(join, inputs, readings, layout, plan, blocks=directory.blocks)
+    packers, arrivals = packers_of(join, inputs, readings, layout, plan, blocks=directory.blocks)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
         plan.function_name, _command(plan, state, layout), directory.address, arrivals,
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
         blocks=directory.blocks,
     )  # fmt: skip
-    sides = observed_once(sides)
-    union = functools.reduce(DataFrame.unionAll, (sides[number] for number in order))
+    chain, legs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
+    for number in order:
+        reading, packer = readings[number], packers[number]
+        if reading is not None and isinstance(reading.source, Changes) and chain.takes(reading.source):
+            chain.add(number, reading.source, Edge(reading.taken, packer))
+            legs |= {leg: frame for leg, frame in reading.source.legs().items() if leg not in legs}
+        else:
+            legs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], reading, packer)
     if plan.heartbeat_ms is not None:
-        union = union.unionAll(heartbeats(session, plan.heartbeat_ms, union.schema))
+        like = next(iter(legs.values()))
+        legs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
+    plan, function = chain.plan(tuple(legs)), chain.function
+    union = functools.reduce(DataFrame.unionAll, observed_once(list(legs.values()), plan.in_task))
     output = output_type(join, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
-    changes = union.repartition(plan.partitions, "route").mapInArrow(task, plan.carried_by(output))
+    tasks = 1 if plan.chained else plan.partitions
+    changes = union.repartition(tasks, "route").mapInArrow(function, plan.carried_by(output))
     directory.check_at_start(plan, state)
     check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
@@ -108,7 +127,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
 
 
 def union_order(inputs: Sequence[DataFrame]) -> list[int]:
-    """The inputs' numbers in the order of the union: a source's tasks take longest, and Spark begins tasks in order.
+    """Orders the inputs for the union: sources first, as their tasks take longest and Spark starts tasks in order.
 
     A query's checkpoint counts its sources in this order, so it stays as it was when rows that Spark reads went through
     another shuffle: there changelogs came first, those of more partitions before others.
@@ -126,7 +145,7 @@ def union_order(inputs: Sequence[DataFrame]) -> list[int]:
 
 
 def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionColumn]) -> dict[str, Any]:
-    """The exchange's command, without what only a task knows."""
+    """The exchange's command, without the fields that only a task knows."""
     return {
         "op": "apply",
         "join_id": plan.plan_id,
@@ -141,7 +160,7 @@ def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionC
 
 
 def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.StructType:
-    """The Spark schema of the changelog."""
+    """The Spark schema of an operator's changelog."""
     fields = [st.StructField(ROW_KIND_COLUMN, st.StringType(), False)]
     for column in join.output:
         # A column that two inputs show together: either's type will do if it is the common one.
@@ -152,15 +171,15 @@ def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.Struc
     return st.StructType(fields)
 
 
-def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped | None = None) -> DataFrame:
-    """The result over static DataFrames, as insertions, in a static DataFrame.
+def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: CoGroupTask | None = None) -> DataFrame:
+    """Builds the result of an operator over static DataFrames, as insertions in a static DataFrame.
 
-    It runs in Spark's tasks, on the CPU unless ``backend="gpu"``: tasks that run side by side would share a card.
+    The operator runs in Spark's tasks, on the CPU unless ``backend="gpu"``: tasks side by side would share a card.
 
     Args:
-        plan: the join, which emits at the end, and where it runs.
-        inputs: in its order; their columns are those of its inputs, and the row kinds.
-        function: of a co-group, else None.
+        plan: the operator, which emits at the end, backend and partitions.
+        inputs: the inputs, in the operator's order; their columns are those of its description, and the row kinds.
+        function: the function of a co-group, else None.
     """
     join = plan.join
     session = inputs[0].sparkSession
@@ -191,13 +210,13 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped
 
 
 def _row_of_no_input(like: DataFrame) -> DataFrame:
-    """A row of no input: where there is no row at all Spark runs no task, and an aggregate of nothing has a row."""
+    """A row of no input, so that Spark runs a task: an aggregate of no rows has a result row."""
     values = [f.lit(NO_INPUT if x.name == INPUT else None).cast(x.dataType).alias(x.name) for x in like.schema.fields]
     return like.sparkSession.range(1).select(*values)
 
 
 def _order(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
-    """What puts each input's rows in order: its ``sequence_by``, nulls first, then its own order."""
+    """The sort columns that order each input's rows: its ``sequence_by``, nulls first, then its own order."""
     by = []
     for number, source in enumerate(join.inputs):
         if source.sequence_by is not None:
@@ -207,61 +226,61 @@ def _order(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
 
 
 class Beats(DataSourceStreamReader):  # type: ignore[misc]
-    """A stream whose offset counts the periods since 1970.
+    """A stream without rows whose offset counts periods since 1970, so that each period has a micro-batch.
 
     Args:
-        period_ms: milliseconds.
+        period_ms: the length of a period in milliseconds.
     """
 
     def __init__(self, period_ms: int) -> None:
         self._period_ms = period_ms
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's interface
-        """Where a new query begins."""
+        """The offset at which a new query begins."""
         return {"beat": 0}
 
     def latestOffset(self) -> dict[str, int]:  # noqa: N802
-        """The number of the period that is running."""
+        """The number of the current period."""
         return {"beat": time.time_ns() // 1_000_000 // self._period_ms}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Any]:
-        """One that is empty."""
+        """One partition, which is empty."""
         del start, end
         return [InputPartition(0)]
 
     def read(self, partition: Any) -> Any:
-        """No row."""
+        """Returns an iterator without rows."""
         del partition
         return iter(())
 
 
 class Heartbeat(DataSource):  # type: ignore[misc]
-    """The source of `Beats`; its option ``period_ms`` is their length."""
+    """The Spark data source of `Beats`; its option ``period_ms`` is the length of a period."""
 
     @classmethod
     def name(cls) -> str:
-        """How it is called in Spark."""
+        """The name of the format in Spark."""
         return NAME
 
     def schema(self) -> str:
-        """One column, of which there is never a value."""
+        """The schema of one column, which never has a value."""
         return "beat bigint"
 
     def streamReader(self, schema: Any) -> Beats:  # noqa: N802 - Spark's interface
-        """The stream."""
+        """Makes the stream of beats."""
         del schema
         return Beats(int(self.options["period_ms"]))
 
 
 def heartbeats(session: SparkSession, period_ms: int, schema: st.StructType) -> DataFrame:
-    """No rows of a schema, and a micro-batch at least so often.
+    """Makes a stream without rows that causes a micro-batch in each period.
 
-    Spark 3.5 has no sources in Python; its ``rate`` source takes the place, with a beat each second.
+    Spark 3.5 has no Python data sources; there its ``rate`` source beats each second.
 
     Args:
         session: a Spark session.
-        period_ms: milliseconds.
-        schema: of the rows that there are none of.
+        period_ms: the length of a period in milliseconds.
+        schema: the schema of the stream.
     """
     if DataSource is object:
         beats = session.readStream.format("rate").option("rowsPerSecond", 1).option("numPartitions", 1).load()
@@ -272,10 +291,10 @@ def heartbeats(session: SparkSession, period_ms: int, schema: st.StructType) -> 
 
 
 def _without_output_modes(writer: Any, error: AnalysisException) -> None:
-    """Says of an output mode that a changelog does not have what there is instead.
+    """Replaces Spark's error about an output mode that a changelog does not have by one that names an alternative.
 
     Raises:
-        DescriptionError: it is that.
+        DescriptionError: the error is about an output mode, and the DataFrame is a changelog.
     """
     if "output mode" in str(error).lower() and is_changelog(writer._df):
         raise DescriptionError(
@@ -285,7 +304,7 @@ def _without_output_modes(writer: Any, error: AnalysisException) -> None:
 
 
 class UnionColumn(NamedTuple):
-    """One physical column: the column of each input that it carries, or None."""
+    """A physical column of the union, and the column of each input that it carries, or None."""
 
     columns: tuple[str | None, ...]
     name: str
@@ -293,18 +312,18 @@ class UnionColumn(NamedTuple):
 
 
 def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[UnionColumn]:
-    """The columns of the union, row kinds included; those that carry a column of several inputs come first.
+    """Lays out the union columns, row kinds included; those that carry a column of several inputs come first.
 
     Args:
-        join: its keys share a column where their types are equal.
-        schemas: of the DataFrames.
+        join: the description; its keys share a column where their types are equal.
+        schemas: the schemas of the DataFrames.
     """
     types = [{x.name: nullable(x.dataType) for x in schema.fields} for schema in schemas]
     made: list[tuple[dict[int, str], st.DataType]] = []  # of each column of the union those of the inputs, and its type
     taken: list[set[str]] = [set() for _ in types]
 
     def share(columns: Sequence[str | None]) -> None:
-        """Columns of equal types in one, as far as they have none yet."""
+        """Puts columns of equal types into one union column, as far as they have none yet."""
         free = {n: c for n, c in enumerate(columns) if c is not None and c not in taken[n]}
         while free:
             kind = next(types[n][c] for n, c in free.items())
@@ -335,18 +354,18 @@ def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[U
 
 
 def wire(layout: Sequence[UnionColumn]) -> Wire:
-    """How the inputs' columns are those of the union."""
+    """The layout of the rows on the wire."""
     return Wire("__side", "__order", tuple((*x.columns, x.name) for x in layout))
 
 
 def wire_schema(layout: Sequence[UnionColumn]) -> pa.Schema:
-    """The schema in which rows travel: side, order and the columns of the union."""
+    """The schema of the rows on the wire: side, order and the union columns."""
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
     return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in layout)])
 
 
 def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataFrame:
-    """One input's rows as Spark's: the number of the input and the columns of the union."""
+    """The rows of one input in the columns of the union, with the number of the input."""
     columns = [f.lit(number).cast("tinyint").alias(INPUT)]
     for column in layout:
         own = column.columns[number]
@@ -356,15 +375,15 @@ def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataF
 
 
 def shuffle(rows: DataFrame, join: Description, layout: Sequence[UnionColumn], partitions: int) -> DataFrame:
-    """Rows of `in_union` by partition, by Spark's own hash: nothing is stored of where they went."""
+    """Partitions rows of `in_union` by Spark's own hash; used where no state is stored by partition."""
     return rows.repartition(partitions, *(_distributed(value, layout) for value in join.shuffled_by))
 
 
 def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
-    """An expression by which rows are partitioned.
+    """The Spark expression by which rows are partitioned.
 
-    Rows that are equal in the join are equal here: all inputs' in the type they are compared in, one
-    zero, one NaN.
+    Keys that are equal in the join are equal here: values of all inputs in the type they are compared in, with one zero
+    and one NaN.
     """
     own = [next(x for x in layout if x.columns[n] == column) for n, column in enumerate(by.columns)]
     kind = spark_type(by.type, *(x.type for x in own))
@@ -383,11 +402,11 @@ def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
 
 
 def collated_key(join: Description, schemas: Sequence[st.StructType]) -> str | None:
-    """A key column, or one that is compared, whose collation makes different bytes equal, or None."""
+    """The name of a compared column whose collation makes different bytes equal, or None."""
     return next((name for n, name in join.compared_columns if not is_binary_collated(schemas[n][name].dataType)), None)
 
 
-def packed_rows(
+def packers_of(
     join: Description,
     inputs: Sequence[DataFrame],
     readings: Sequence[Reading | None],
@@ -395,31 +414,31 @@ def packed_rows(
     plan: JoinPlan,
     *,
     blocks: Blocks | None,
-) -> tuple[list[DataFrame], Arrivals]:
-    """Each input with many rows in one, made for a partition each, and what a task makes of those.
+) -> tuple[list[Packer], Arrivals]:
+    """How many rows of each input go in one, made for a partition each, and what a task makes of those.
 
-    What packs is a function in Python: the optimizer takes neither it away nor, where the sources have nothing new, the
+    A Python function packs them: so the optimizer does not remove it and, where the sources have nothing new, the
     shuffle and the join behind it, whose partitions would miss a micro-batch.
 
     Args:
         join: the description.
-        inputs: in its order.
-        readings: `gpu_ops.spark.plan.changes.source_of` each.
-        layout: of their columns.
-        plan: what is known of the join besides.
-        blocks: where tasks leave their messages, if all are on one machine.
+        inputs: the inputs, in its order.
+        readings: the result of `gpu_ops.spark.plan.changes.source_of` for each input.
+        layout: the union columns.
+        plan: the plan of the operator.
+        blocks: the folders in which tasks leave their messages, if all are on one machine.
     """
     partitions = plan.partitions
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
-    roads, sides = routes(partitions), []
-    for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
+    roads, packers = routes(partitions), []
+    for number, reading in enumerate(readings):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
-        first = FirstRows.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
-        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES, first, blocks)
-        sides.append(_packed(df, reading, packer))
+        first = FirstOfGroup.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
+        name, schema = join.inputs[number].name, schemas[number]
+        packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
-    return sides, Arrivals(wire_schema(layout), carried, first=plan.loaded)
+    return packers, Arrivals(wire_schema(layout), carried, first=plan.loaded)
 
 
 def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:

@@ -1,11 +1,11 @@
-"""What a join's tasks give in Spark's plan: its changes, or what is made of them before they would be Spark's rows."""
+"""The mapInArrow node of an operator in Spark's plan, and the encodings and sources that are fused into it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -19,68 +19,78 @@ from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, function_of, metadata_of, plans_of
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
+from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import selection, taken_of_join
-from gpu_ops.spark.tasks.join import OfChanges, Task
+from gpu_ops.spark.tasks.join import ChainedOperator, Edge, OfChanges, OperatorChain, Task
 from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
 from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
-    """What the tasks of a join give, their metrics observed; see `gpu_ops.spark.plan.column_metadata.hides_metrics`.
+    """Observes the metrics in a join's rows, and filters them out; `column_metadata.hides_metrics` finds that filter.
 
     Args:
-        rows: what they give.
-        plan: the join.
+        rows: the rows of the join's tasks.
+        plan: the plan of the join.
         hidden: the column with metrics, or None where there is none.
     """
     if hidden is None:
         return rows
-    names = metric_names(plan.join.sides, by_time=plan.join.by_time)
-    return rows.observe(plan.name, observed(names, hidden)).filter(f.isnull(hidden))
+    for number, one in enumerate(plan.in_task):
+        names = metric_names(one.join.sides, by_time=one.join.by_time)
+        rows = rows.observe(one.name, observed(names, hidden, number))
+    return rows.filter(f.isnull(hidden))
 
 
-def observed_once(sides: Sequence[DataFrame]) -> list[DataFrame]:
+def observed_once(sides: Sequence[DataFrame], above: Sequence[JoinPlan] = ()) -> list[DataFrame]:
     """The inputs of a join as one plan has them: of a join that feeds several of them one alone observes its metrics.
 
     Each has a function of its own make something else of that join's changes, and Spark refuses two observations of
     one name that are not of the same rows.
+
+    Args:
+        sides: the inputs.
+        above: the operators of the join's own task, which are observed there.
     """
-    counted = Counter(plan.plan_id for side in sides for plan in plans_of(side))
+    counted = Counter([plan.plan_id for side in sides for plan in plans_of(side)] + [plan.plan_id for plan in above])
     several = {plan_id for plan_id, count in counted.items() if count > 1}
     if not several:
         return list(sides)
-    seen = set[str]()
+    seen = several & {plan.plan_id for plan in above}
     return [frame_of(side.sparkSession, _observed_once(analyzed(side), several, seen, side)) for side in sides]
 
 
 def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) -> Any:
-    """A plan without the observations of some joins' metrics that were seen before."""
+    """A plan without the observations of joins' metrics that were seen before."""
     below = children_of(node)
-    if str(node.nodeName()) == "CollectMetrics":
-        plan = JoinPlan.of(below[0])
-        if plan is not None and plan.plan_id in seen:
+    join = observed_join(node)
+    if join is not None:
+        plan = JoinPlan.of(join)
+        assert plan is not None
+        observes = {one.plan_id for one in plan.in_task if one.name == str(node.name())}
+        if observes & seen:
             return _observed_once(below[0], several, seen, of)
-        seen |= {plan.plan_id} & several if plan is not None else set()
+        seen |= observes & several
     made = [_observed_once(child, several, seen, of) for child in below]
     if all(new is old for new, old in zip(made, below, strict=True)):
         return node
     return node.withNewChildren(scala_seq(of.sparkSession, made))
 
 
-def task_of(node: Any, spark: SparkSession) -> Task | None:
+def task_of(node: Any, spark: SparkSession) -> Task | OperatorChain | None:
     """The function that a join's node runs; None for a join whose inputs are static, or what is made of changes."""
     task = function_of(node, spark)
-    return task if isinstance(task, Task) else None
+    return task if isinstance(task, Task | OperatorChain) else None
 
 
 def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructType, spark: SparkSession) -> DataFrame:
-    """What a function makes of a join's changes, in the place of these.
+    """Replaces a join's node by one whose function also encodes the changes.
 
     Args:
-        node: the join's.
-        plan: the join.
+        node: the join's node.
+        plan: the plan of the join.
         made: the function.
-        output: the types of what it makes.
+        output: the types of its result.
         spark: the session.
     """
     hidden, names = made.task.hidden, output.names
@@ -93,13 +103,13 @@ def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructTyp
 
 
 def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.StructType) -> DataFrame:
-    """What is made of rows by the tasks that have them; of a join's, where Arrow can, before they are Spark's rows.
+    """Encodes rows in the tasks that have them: in the join's own task where Arrow can, else from Spark's rows.
 
     Args:
         changes: the rows.
-        maker: makes it.
-        name: how Spark shows it in plans where it is made of Spark's rows.
-        output: the types of what it makes.
+        maker: the encoder.
+        name: the function's name in Spark's plans, where it takes Spark's rows.
+        output: the types of the result.
     """
     found, spark = taken_of_join(changes), changes.sparkSession
     plan = None if isinstance(found, str) else JoinPlan.of(found.node)
@@ -114,11 +124,11 @@ def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.Struct
 
 
 class Reading(NamedTuple):
-    """What is read of a source.
+    """A scan of a source with a filter and projection of its rows.
 
     Attributes:
-        source: the files or messages, or a join's changes; as text it is what `explain()` says of it.
-        taken: of their rows.
+        source: the files or messages, or a join's changes; its text is shown by `explain()`.
+        taken: the filter and projection.
     """
 
     source: sources.Source | Changes
@@ -135,30 +145,115 @@ class Reading(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """A join's changes, where its tasks make them.
+    """The changelog of a join as a source that is read in the join's own tasks.
 
     Attributes:
-        node: the join's.
-        plan: the join.
-        task: its function.
+        node: the join's node.
+        plan: the plan of the join.
+        task: the join's function.
         session: the session.
     """
 
     node: Any
     plan: JoinPlan
-    task: Task
+    task: Task | OperatorChain
     session: SparkSession
 
     def __str__(self) -> str:
         return f"changes of '{self.plan.name}'"
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The changes as they travel; see `gpu_ops.spark.plan.build`."""
+        """The changes packed for the shuffle; see `gpu_ops.spark.plan.build`."""
         return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
+
+    @property
+    def nodes(self) -> tuple[ChainedOperator, ...]:
+        """The operators of its task."""
+        return self.task.nodes if isinstance(self.task, OperatorChain) else (ChainedOperator(self.task),)
+
+    def legs(self) -> dict[str, DataFrame]:
+        """What Spark brings to its task, see `legs_of`."""
+        return {leg: frame_of(self.session, node) for leg, node in legs_of(self.node, self.plan).items()}
+
+
+def legs_of(node: Any, plan: JoinPlan) -> dict[str, Any]:
+    """The nodes whose rows Spark brings to a task, by what they are for: below a shuffle, and a union of several.
+
+    Args:
+        node: the task's.
+        plan: of its last operator.
+    """
+    waiting, found = [node.children().head().children().head()], list[Any]()
+    while waiting:
+        below = waiting.pop()
+        if str(below.nodeName()) == "Union":
+            waiting += reversed(children_of(below))
+        else:
+            found.append(below)
+    return dict(zip(plan.legs, found, strict=True))
+
+
+MOST_IN_ONE_TASK: Final = 4
+"""Partitions of an operator: with more of them what a task has to cut costs more time than stages of Spark's."""
+
+
+class OperatorChainBuilder:
+    """Which operators run in the task of another one that reads their changes.
+
+    Args:
+        plan: the operator that comes last.
+        task: its function.
+    """
+
+    def __init__(self, plan: JoinPlan, task: Task) -> None:
+        self._plan, self._task = plan, task
+        self._plans: dict[str, JoinPlan] = {}
+        self._tasks: dict[str, Task] = {}
+        self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
+        self._sources: list[str | None] = [None] * len(plan.join.inputs)
+
+    def takes(self, changes: Changes) -> bool:
+        """Whether the operator that makes them runs in this task, with all that run in its own."""
+        return all(plan.partitions <= MOST_IN_ONE_TASK for plan in (self._plan, *changes.plan.in_task))
+
+    def add(self, number: int, changes: Changes, edge: Edge) -> None:
+        """Takes the operators below an input; one that is there is not computed again.
+
+        Args:
+            number: of the input.
+            changes: what the input is made of.
+            edge: what is taken of these.
+        """
+        for plan, node in zip(changes.plan.in_task, changes.nodes, strict=True):
+            alone = dataclasses.replace(plan, chained=(), below=(), legs=())
+            self._plans.setdefault(plan.plan_id, alone)
+            self._tasks.setdefault(plan.plan_id, node.task)
+            self._edges.setdefault(plan.plan_id, {}).update(
+                ((one.packer.operator, one.packer.number), one) for one in node.edges
+            )
+        self._edges[changes.plan.plan_id][edge.packer.operator, number] = edge
+        self._sources[number] = changes.plan.plan_id
+
+    @property
+    def function(self) -> Task | OperatorChain:
+        """What runs in the task."""
+        if not self._tasks:
+            return self._task
+        below = [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
+        return OperatorChain([*below, ChainedOperator(self._task)])
+
+    def plan(self, legs: tuple[str, ...]) -> JoinPlan:
+        """The plan of the last operator, which has those of the others.
+
+        Args:
+            legs: what Spark brings to the task.
+        """
+        chained, sources = tuple(self._plans.values()), tuple(self._sources)
+        return dataclasses.replace(self._plan, chained=chained, sources=sources, legs=legs)
 
 
 def source_of(df: DataFrame) -> Reading | None:
-    """The source of a DataFrame's rows, if these are filtered, columns left out, moved or renamed; None otherwise."""
+    """The source of a DataFrame that only filters and projects it as Arrow can; None for any other DataFrame."""
     found = selection(df, lambda node: str(node.nodeName()) in MAPS)
     if isinstance(found, str):
         return None
@@ -173,7 +268,7 @@ def source_of(df: DataFrame) -> Reading | None:
 
 
 def holds_sources(node: Any) -> bool:
-    """Whether a plan's rows come from files or messages that Arrow reads, or from streaming joins of these."""
+    """True if a plan's rows come from files or messages that Arrow reads, or from streaming joins of these."""
     below = children_of(node)
     if str(node.nodeName()) in MAPS:
         if metadata_of(below[0], sources.ARROW) is not None:
@@ -185,11 +280,11 @@ def holds_sources(node: Any) -> bool:
 
 
 def sliced(node: LocalAggregate, rows: DataFrame) -> DataFrame:
-    """Rows aggregated; those of files as they are read.
+    """Aggregates rows by slices of windows; rows of files as they are read.
 
     Args:
-        node: how.
-        rows: of the node below.
+        node: the aggregation.
+        rows: the rows of the node below.
     """
     window, calls = node.window, tuple((function, of) for _, function, of in node.calls)
     schema = arrow_schema(rows.schema, node.time)

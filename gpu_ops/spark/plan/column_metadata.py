@@ -1,7 +1,7 @@
-"""What is known of a DataFrame: of a changelog's columns, in Spark's column metadata; of its plan, the join in it.
+"""Facts about a changelog: those in Spark's column metadata, and those that follow from the join in its plan.
 
-Metadata survives filters, projections and ``foreachBatch``, and is how `gpu_ops.side` and the next join know what they
-are given. In the plan a join stands below filters and projections, which take some of its rows.
+Metadata survives filters, projections and ``foreachBatch``; `gpu_ops.side` and the next join read it. In the plan a
+join stands below filters and projections, which take some of its rows.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, 
 from gpu_ops.spark.failures import data_frame
 
 CHANGELOG: Final = "gpu_ops.changelog"
-"""Of the row-kind column; its value is the join's name."""
+"""Metadata key of the row-kind column; its value is the join's name."""
 
 DELAY: Final = "gpu_ops.watermarkDelayMs"
-"""Of an event time: how many milliseconds behind the latest of it a row may still come."""
+"""Metadata key of an event-time column: the milliseconds by which a row may be older than the latest one."""
 
 KEY: Final = "gpu_ops.uniqueKey"
-"""Of the row-kind column: the columns that identify a row of the changelog, where that is known."""
+"""Metadata key of the row-kind column: the unique key of the changelog, where that is known."""
 
 KEY_COLUMN: Final = "gpu_ops.uniqueKeyColumn"
-"""Of such a column: the join's plan id and the column's name, so that another of that name is not taken for it."""
+"""Metadata key of a column of that key: the join's plan id and the column's name, to tell it from others."""
 
 _SPARK_DELAY: Final = "spark.watermarkDelayMs"
 _SOURCE: Final = "gpu_ops.watermarkOf"
 INPUTS: Final = "gpu_ops.inputs"
-"""Of the row-kind column: the names of the join's inputs."""
+"""Metadata key of the row-kind column: the names of the join's inputs."""
 
 OWN_COLUMN: Final = ("gpu_ops.left", "gpu_ops.right")
-"""Of a join by time, per side: which column of that input it shows in a row of this input alone."""
+"""Metadata keys, per side, of a join by time: the input's column that fills this column in a late or unmatched row."""
 
 OWN_TIME: Final = ("gpu_ops.leftTime", "gpu_ops.rightTime")
-"""Likewise, of its event time: whether it is that alone."""
+"""Metadata keys, per side, of the event time: True if the column shows that input's event time alone."""
 
 LATE_SIDES: Final = ("left_late", "right_late")
 """The side outputs of an input's late rows."""
 
 SIDE: Final = "gpu_ops.side"
-"""Of a struct column: the side output whose rows it has."""
+"""Metadata key of a struct column: the side output whose rows it has."""
 
 ROW_BY_ROW: Final = {
     "Project", "Filter", "SubqueryAlias", "CollectMetrics", "EventTimeWatermark", "ResolvedHint", "UnresolvedHint",
     "View",
 }  # fmt: skip
-"""Logical nodes that give each row at most once, in the order they come."""
+"""Logical nodes that pass each row on at most once, in order."""
 
 _ONE_FOR_ONE: Final = ROW_BY_ROW - {"Filter"}
-"""Those that give each row once."""
+"""Logical nodes that pass each row on exactly once."""
 
 _SAME_PARTITIONS: Final = ROW_BY_ROW | MAPS | {
     "Generate", "Expand", "Sample", "TypedFilter", "MapElements", "MapPartitions",
     "SerializeFromObject", "DeserializeToObject", "WithCTE",
 }  # fmt: skip
-"""Those whose partitions are their child's."""
+"""Logical nodes whose partitions are their child's."""
 
 
 class Delay(NamedTuple):
-    """What is known of an event-time column's watermark.
+    """The watermark delay of an event-time column.
 
     Attributes:
-        ms: its delay.
-        plan_id: of the join by time that made it, which knows better; or None.
+        ms: the delay in milliseconds.
+        plan_id: the plan id of the join by time that made the column, whose watermark is exact; or None.
     """
 
     ms: int
@@ -89,7 +89,7 @@ def delays(df: DataFrame) -> dict[str, Delay]:
 
 
 def is_changelog(df: DataFrame) -> bool:
-    """Whether a DataFrame still has the row kinds that a join of this pack gave it."""
+    """True if a DataFrame still has the row-kind column of an operator of this package."""
     return any(x.name == ROW_KIND_COLUMN and CHANGELOG in (x.metadata or {}) for x in df.schema.fields)
 
 
@@ -98,7 +98,7 @@ def known_key(df: DataFrame, plan_id: str | None = None) -> tuple[str, ...] | No
 
     Args:
         df: the changelog of a join, filtered or projected.
-        plan_id: of that join; None for whichever join the key's columns agree on.
+        plan_id: the plan id of that join; None for whichever join the key's columns agree on.
     """
     there = {x.name: x.metadata or {} for x in df.schema.fields}
     key = there.get(ROW_KIND_COLUMN, {}).get(KEY)
@@ -114,8 +114,8 @@ def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column
 
     Args:
         join: the description.
-        name: of its metrics.
-        plan_id: of the join.
+        name: the name of its metrics.
+        plan_id: the plan id of the join.
     """
     inputs = [source.name for source in join.inputs]
     of_kind: dict[str, Any] = {CHANGELOG: name, INPUTS: inputs}
@@ -134,7 +134,7 @@ def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column
 
 
 def _metadata(join: Description, column: OutputColumn, plan_id: str) -> dict[str, Any]:
-    """Of one column of the changelog of a join by time."""
+    """The metadata of one column of the changelog of a join by time."""
     metadata: dict[str, Any] = {}
     times: list[int] = []  # the inputs whose event time it is
     for side, source in enumerate(join.inputs):
@@ -157,12 +157,20 @@ def side(df: DataFrame, name: str) -> DataFrame:
     Flink: ``getSideOutput(OutputTag)``.
 
     Args:
-        df: what the join gave, whole or a micro-batch of it in ``foreachBatch``.
+        df: the join's changelog, whole or a micro-batch of it in ``foreachBatch``.
         name: ``"left_late"`` or ``"right_late"`` (or an input's name and ``_late``) for late rows with ``late="tag"``,
             or one of ``side_outputs=``.
 
     Raises:
-        DescriptionError: no output of an operator by time, or no such side output.
+        DescriptionError: ``df`` is no changelog of an operator by time, or has no such side output.
+
+    Example:
+        >>> clicks = spark.createDataFrame([("a", 1_000)], "id STRING, at BIGINT")
+        >>> buys = spark.createDataFrame([("a", 1_500)], "id STRING, paid BIGINT")
+        >>> joined = gpu_ops.interval_join(
+        ...     clicks, buys, "id", time=("at", "paid"), lower=0, upper="1 minute", late="tag"
+        ... )
+        >>> gpu_ops.side(joined, "left_late").columns
     """
     return _rows(df, name, "side()")
 
@@ -171,17 +179,25 @@ def late(df: DataFrame, side: str) -> DataFrame:
     """The late rows of an input of a join or aggregate by time with ``late="tag"``: `side` of ``left_late`` and so on.
 
     Args:
-        df: as in `side`.
-        side: ``"left"``, ``"right"``, or the input's name (of an aggregate ``"input"`` where it was given none).
+        df: the operator's changelog, whole or a micro-batch of it in ``foreachBatch``.
+        side: ``"left"``, ``"right"``, or the input's name (``"input"`` for an aggregate whose input has no name).
 
     Raises:
-        DescriptionError: no output of an operator by time, or no such input.
+        DescriptionError: ``df`` is no changelog of an operator by time, or has no such input.
+
+    Example:
+        >>> clicks = spark.createDataFrame([("a", 1_000)], "id STRING, at BIGINT")
+        >>> buys = spark.createDataFrame([("a", 1_500)], "id STRING, paid BIGINT")
+        >>> joined = gpu_ops.interval_join(
+        ...     clicks, buys, "id", time=("at", "paid"), lower=0, upper="1 minute", late="tag"
+        ... )
+        >>> gpu_ops.late(joined, "right").columns
     """
     return _rows(df, f"{side}_late", "late()")
 
 
 def inputs_metadata(df: DataFrame) -> dict[str, Any]:
-    """Of the row-kind column: what the inputs of the join are called; empty if that is not known."""
+    """The metadata of the row-kind column that names the join's inputs; empty if they are not known."""
     metadata = next((x.metadata or {} for x in df.schema.fields if x.name == ROW_KIND_COLUMN), {})
     return {INPUTS: metadata[INPUTS]} if INPUTS in metadata else {}
 
@@ -217,7 +233,7 @@ def _rows(df: DataFrame, name: str, who: str) -> DataFrame:
 
 
 def _late_columns(df: DataFrame, side: int, who: str) -> tuple[Column, list[Column]]:
-    """Which rows of a changelog are one input's late ones, and that input's columns."""
+    """The condition for one input's late rows in a changelog, and that input's columns."""
     fields = [x for x in df.schema.fields if x.metadata]
     time = next((x.name for x in fields if x.metadata.get(OWN_TIME[side])), None)
     if time is None:
@@ -228,18 +244,18 @@ def _late_columns(df: DataFrame, side: int, who: str) -> tuple[Column, list[Colu
 
 
 def made_by(df: DataFrame) -> JoinPlan | None:
-    """The join whose rows, filtered or projected, a DataFrame is; None for anything else."""
+    """The join whose filtered or projected rows a DataFrame has; None for any other DataFrame."""
     return _join_below(df, (_SAME_PARTITIONS - MAPS) | {"Repartition", "RepartitionByExpression"})
 
 
 def join_written(df: DataFrame) -> str | None:
-    """The name of the join of which a DataFrame has every change, each once; None where that cannot be told."""
+    """The name of the join whose every change a DataFrame has exactly once; None where that cannot be told."""
     plan = _join_below(df, _ONE_FOR_ONE)
     return None if plan is None else plan.name
 
 
 def lost_row_time(df: DataFrame) -> str | None:
-    """Which join a DataFrame's rows lost their event time in, as half a sentence; None where none did.
+    """Half a sentence that names the join in which a DataFrame's rows lost their event time; None where none did.
 
     Flink's planner: "Rowtime attributes must not be in the input rows of a regular join".
     """
@@ -253,7 +269,7 @@ def lost_row_time(df: DataFrame) -> str | None:
 
 
 def derived_key(df: DataFrame) -> tuple[str, ...] | None:
-    """The unique key of a changelog of this pack, where it follows from its join; None otherwise.
+    """The unique key of a changelog, where it follows from the join that makes it; else None.
 
     Only for a changelog that was merely filtered or projected: an explode or a union repeats keys, and a
     repartition loses the order of a key's changes.
@@ -263,13 +279,13 @@ def derived_key(df: DataFrame) -> tuple[str, ...] | None:
 
 
 def never_retracts(df: DataFrame) -> bool:
-    """Whether a changelog of this pack, perhaps filtered or projected, is insert-only, as follows from its join."""
+    """True if a changelog, perhaps filtered or projected, is insert-only, as follows from the join that makes it."""
     plan = _join_below(df, ROW_BY_ROW)
     return plan is not None and plan.join.insert_only
 
 
 def retracting(df: DataFrame) -> bool:
-    """Whether a stream is the changelog of an operator that takes rows back; not of a filter by row kinds above it."""
+    """True for the changelog of an operator that retracts rows; False with a filter above it, perhaps by row kind."""
     if not df.isStreaming or not is_changelog(df):
         return False
     plan = _join_below(df, _ONE_FOR_ONE)
@@ -287,15 +303,21 @@ def _join_below(df: DataFrame, through: Set[str]) -> JoinPlan | None:
 
 
 def hides_metrics(node: Any) -> bool:
-    """Whether it is the filter right above a join that takes the row with the metrics out."""
-    below = node.children().head()
-    if str(node.nodeName()) != "Filter" or str(below.nodeName()) != "CollectMetrics":
-        return False
-    return JoinPlan.of(below.children().head()) is not None
+    """Whether it is the filter above a join that takes the rows with the metrics of its task's operators out."""
+    return str(node.nodeName()) == "Filter" and observed_join(node.children().head()) is not None
+
+
+def observed_join(node: Any) -> Any:
+    """The join whose metrics a node observes, or those of an operator of its task; None for any other node."""
+    if str(node.nodeName()) != "CollectMetrics":
+        return None
+    while str(node.nodeName()) == "CollectMetrics":
+        node = node.children().head()
+    return None if JoinPlan.of(node) is None else node
 
 
 def open_joins(df: DataFrame) -> list[Any]:
-    """What the stage that ends in a DataFrame consists of: for each part of a union the join's node, or None."""
+    """The join nodes in the stage that ends in a DataFrame: one for each part of a union, None for a part without."""
     return _open_joins(analyzed(df))
 
 

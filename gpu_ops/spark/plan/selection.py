@@ -1,8 +1,8 @@
-"""What a DataFrame takes of a node of its plan, by filters and projections that Arrow does with batches likewise.
+"""Translates Spark filters and projections to Arrow expressions, where both give the same result.
 
 Catalyst's expressions become trees of `gpu_ops.conditions.expressions`, where these mean the same. So tasks filter rows
-and compute columns while they are Arrow's. What is made of literals alone is folded: it is the same in every
-micro-batch. Types are those that Spark's analyser has given everything, casts included.
+and compute columns of Arrow batches. Expressions over literals are folded, as they are the same in every micro-batch.
+Types are those that Spark's analyser has assigned, casts included.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gpu_ops.query.catalyst import ansi_mode, arrow_type_of, id_of, items
 from gpu_ops.query.expressions import STRUCTURES, Expr, TreeReader
 from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed
-from gpu_ops.spark.plan.column_metadata import hides_metrics
+from gpu_ops.spark.plan.column_metadata import hides_metrics, observed_join
 from gpu_ops.spark.tasks.rows import ROWS, Taken
 
 _ALIKE: Final = (
@@ -47,22 +47,22 @@ _ALIKE: Final = (
     st.StringType, st.BinaryType, st.DateType, st.TimestampType, st.TimestampNTZType,
 )  # fmt: skip
 _TYPES: Final = {kind().simpleString(): arrow_type(kind()) for kind in _ALIKE}
-"""By Spark's name the types whose values mean the same to both; text in a collation has another name."""
+"""The types whose values mean the same to Spark and Arrow, by Spark's name; text in a collation has another name."""
 
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
 _DAY: Final = 86_400_000_000
-"""In microseconds."""
+"""A day in microseconds."""
 
 _MOST_VALUES: Final = 1000
-"""Of an ``IN``: each costs the driver some calls."""
+"""The most values of an ``IN``, as each costs the driver some calls."""
 
 
 class OnlySparkError(Exception):
-    """Something that only Spark evaluates; the message is its text."""
+    """Raised for an expression that only Spark evaluates; the message is its text."""
 
 
 Known = Mapping[int, Callable[[], Node]]
-"""By the ids of attributes what they are: columns, or what a projection below computes of these.
+"""The expression of each attribute, by its id: a column, or an expression that a projection below computes.
 
 Raises:
     OnlySparkError: only Spark computes it.
@@ -70,21 +70,21 @@ Raises:
 
 
 def _column(attribute: Any) -> Node:
-    """The column of rows that an attribute is."""
+    """The column of the rows that an attribute stands for."""
     return ColumnRef(ROWS, str(attribute.name()), _type(attribute) or arrow_type_of(attribute))
 
 
 def _expression(java: Any, known: Known, builder: Builder, text: str) -> Expression:
-    """An expression over rows.
+    """Translates one of Catalyst's expressions to an expression over Arrow rows.
 
     Args:
-        java: Catalyst's, analysed.
+        java: the analysed Catalyst expression.
         known: the attributes that it names.
-        builder: of these, too.
-        text: what errors call it.
+        builder: the builder of expressions, which those of ``known`` share.
+        text: the expression's text, for errors.
 
     Raises:
-        OnlySparkError: it means something else here, or nothing.
+        OnlySparkError: it has another meaning here, or none.
     """
     root = _RowReader(known, builder).of(java)
     fails = failing(root) if builder.ansi else None
@@ -93,44 +93,48 @@ def _expression(java: Any, known: Known, builder: Builder, text: str) -> Express
 
 
 class _Analysed(Expr):
-    """An expression of which the JVM is asked for everything."""
+    """A Catalyst expression whose properties are read from the JVM."""
 
     def __init__(self, java: Any) -> None:
-        """Args: Catalyst's, analysed."""
+        """Wraps an analysed Catalyst expression.
+
+        Args:
+            java: the expression.
+        """
         self._java = java
 
     @functools.cached_property
     def kind(self) -> str:
-        """The name of its class."""
+        """The name of the expression's class."""
         return str(self._java.nodeName())
 
     @property
     def java(self) -> Any:
-        """Catalyst's own."""
+        """The expression in the JVM."""
         return self._java
 
     @functools.cached_property
     def args(self) -> tuple[Expr, ...]:
-        """Its operands."""
+        """The operands of the expression."""
         return tuple(map(_Analysed, items(self._java.children())))
 
 
 class _RowReader(TreeReader):
-    """Reads expressions; arguments as of `_expression`."""
+    """Translates Catalyst expressions over rows; its arguments are those of `_expression`."""
 
     def __init__(self, known: Known, builder: Builder) -> None:
         super().__init__(builder)
         self._known = known
 
     def of(self, java: Any) -> Node:
-        """The tree of one of Catalyst's."""
+        """Translates an expression of the JVM's."""
         return self.node(_Analysed(java))
 
     def node(self, expr: Expr) -> Node:
-        """The tree of one.
+        """Translates an expression, or refuses it.
 
         Raises:
-            OnlySparkError: it means something else here, or nothing.
+            OnlySparkError: it has another meaning here, or none.
         """
         try:
             found = self._node(expr)
@@ -142,7 +146,7 @@ class _RowReader(TreeReader):
         return found
 
     def _node(self, expr: Expr) -> Node | None:
-        """The tree; None where there is none."""
+        """Translates an expression; None where that is impossible."""
         java = expr.java
         if expr.kind == "AttributeReference":
             return self._known[id_of(java)]()
@@ -175,13 +179,13 @@ class _RowReader(TreeReader):
         return self.value(_Analysed(java.replacement()))  # what Spark will evaluate in its place, if it is such a one
 
     def value(self, expr: Expr) -> Node:
-        """What is compared or calculated with: a type of Spark's that means the same here."""
+        """Translates an operand, whose type must mean the same here."""
         if _type(expr.java) is None:
             raise OnlySparkError(str(expr.java.sql()))
         return self.node(expr)
 
     def calculated(self, expr: Expr, operator: str, left: Node, right: Node) -> Node | None:
-        """Arithmetic of numbers of one kind."""
+        """Translates arithmetic of two numbers of one kind."""
         if kind(left.type) not in ("integer", "float", "decimal") or kind(left.type) != kind(right.type):
             return None
         if kind(left.type) != "decimal" and str(expr.java.evalMode()) != ("ANSI" if self.builder.ansi else "LEGACY"):
@@ -189,7 +193,7 @@ class _RowReader(TreeReader):
         return self.builder.arithmetic(operator, left, right)
 
     def _later(self, java: Any) -> Node | None:
-        """A time and an interval of less than a day: whole days depend on the zone."""
+        """Translates the sum of a time and an interval of less than a day; whole days depend on the zone."""
         interval = java.interval()
         if not str(interval.dataType().sql()).lower().startswith("interval") or not interval.foldable():
             return None
@@ -200,7 +204,7 @@ class _RowReader(TreeReader):
         return Call(Op.ADD, (start, Literal(moved, pa.duration("us"))), start.type)
 
     def among(self, value: Node, members: list[Node]) -> Node | None:
-        """IN a list, looked up in one go where it can be."""
+        """Translates IN with a list, which is looked up in one go where that is possible."""
         literals = [x for x in members if isinstance(x, Literal) and x.value is not None and x.type == value.type]
         if kind(value.type) == "float" or len(literals) < len(members):
             return self.builder.is_in(value, members)
@@ -217,7 +221,7 @@ class _RowReader(TreeReader):
 
 
 def _type(java: Any) -> pa.DataType | None:
-    """The type of an expression, where its values mean the same here."""
+    """The Arrow type of an expression, where its values mean the same here; else None."""
     name = str(java.dataType().sql()).lower()
     exact = _DECIMAL.fullmatch(name)
     return pa.decimal128(*map(int, exact.groups())) if exact else _TYPES.get(name)
@@ -238,7 +242,7 @@ def _folded(java: Any, wanted: pa.DataType) -> Literal | None:
 
 
 def _widened(node: Node, wanted: pa.DataType) -> Node | None:
-    """A cast that loses nothing, or to the nearest double of an integer."""
+    """Translates a cast that loses nothing, or goes from an integer to the nearest double; else None."""
     own, new = kind(node.type), kind(wanted)
     if node.type == wanted:
         return node
@@ -253,26 +257,27 @@ def _widened(node: Node, wanted: pa.DataType) -> Node | None:
 
 
 class Selection(NamedTuple):
-    """What a DataFrame takes of the rows of a node of its logical plan."""
+    """The filter and projection between a DataFrame and a node of its logical plan."""
 
     node: Any
     taken: Taken
 
 
 def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
-    """What a DataFrame takes of the nearest node below that ends the search; a reason where Arrow cannot do the same.
+    """Translates all filters and projections down to a node; a reason in words where Arrow cannot do the same.
 
     Args:
         df: a DataFrame.
-        ends: whether a node is the one.
+        ends: returns True for the node that ends the search.
     """
     node = top = analyzed(df)
     above = []
     while not ends(node):
         name = str(node.nodeName())
-        if name == "Filter" and hides_metrics(node):
-            node = node.children().head()
-        elif name in ("Project", "Filter"):
+        if hides_metrics(node):
+            node = observed_join(node.children().head())
+            continue
+        if name in ("Project", "Filter"):
             above.append(node)
         elif name != "SubqueryAlias":  # not even a watermark: Spark's operators behind the join may go by it
             return f"{name} stands above"
@@ -301,5 +306,5 @@ def _moved(expression: Any) -> bool:
 
 
 def taken_of_join(df: DataFrame) -> Selection | str:
-    """What a DataFrame takes of the join below it, as `selection`."""
+    """Translates all filters and projections of a DataFrame down to the join below it; see `selection`."""
     return selection(df, lambda node: JoinPlan.of(node) is not None)

@@ -1,1 +1,1 @@
-"""The state server: a process that owns the state of some partitions; and what its folders hold."""
+"""The state server, a process that owns the state of some partitions, and the content of state folders."""

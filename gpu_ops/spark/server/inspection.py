@@ -1,4 +1,4 @@
-"""What a state folder holds, for people: ``gpu-join inspect``."""
+"""A readable summary of a state folder, for ``gpu-join inspect``."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _ATTEMPTS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """What one partition's part of a state folder holds; rows and changes are None where not counted.
+class StoredPartition:
+    """The content of one partition in a state folder; rows and changes are None where not counted.
 
     Attributes:
-        partition: its number.
-        version: micro-batches that are durable; the last of them may yet be repeated.
-        snapshot: version of the newest snapshot, or None.
-        snapshot_bytes: its size, with that of all pieces.
-        rows: live rows at that version, of each input: the snapshot's, after what is logged since.
-        records: micro-batches logged since the snapshot.
-        record_bytes: their size.
-        changes: changes in them, both inputs together.
+        partition: the partition's number.
+        version: the number of durable micro-batches; the last of them may yet be repeated.
+        snapshot: the version of the newest snapshot, or None.
+        snapshot_bytes: the snapshot's size, with all pieces.
+        rows: live rows of each input at that version: those of the snapshot with the logged changes applied.
+        records: the number of micro-batches logged since the snapshot.
+        record_bytes: the size of these records.
+        changes: the number of changes in them, of all inputs together.
     """
 
     partition: int
@@ -48,15 +48,15 @@ class Held:
 
 
 def describe(location: Location, console: Console, *, rows: bool = True) -> None:
-    """Prints whose state a folder holds, and how much of it.
+    """Prints the operator, the inputs and the sizes of a state folder.
 
     Args:
         location: a path or URI.
-        console: where to print.
-        rows: count rows, which takes reading and replaying every partition; else names and sizes are enough.
+        console: the console to print on.
+        rows: whether to count rows, which takes reading and replaying every partition.
 
     Raises:
-        StateError: no state folder, or a damaged one.
+        StateError: there is no state folder, or it is damaged.
     """
     files = Files.at(location)
     manifest = Manifest.of(files)
@@ -70,13 +70,13 @@ def describe(location: Location, console: Console, *, rows: bool = True) -> None
         console.print(f"{empty} of {manifest.partitions} partitions hold nothing yet")
 
 
-def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bool) -> Held:
-    """Reads one partition. Nothing is written or deleted: the query may be running.
+def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bool) -> StoredPartition:
+    """Reads one partition without writing or deleting anything, as the query may be running.
 
     Args:
         files: the state folder.
-        manifest: its manifest.
-        partition: its number.
+        manifest: the folder's manifest.
+        partition: the partition's number.
         rows: whether to count rows and changes.
 
     Raises:
@@ -95,12 +95,14 @@ def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bo
     return _read(files, manifest, log, log.stored(clean=False), partition, rows=rows)
 
 
-def _read(files: Files, manifest: Manifest, log: PartitionLog, stored: Stored, partition: int, *, rows: bool) -> Held:
+def _read(
+    files: Files, manifest: Manifest, log: PartitionLog, stored: Stored, partition: int, *, rows: bool
+) -> StoredPartition:
     records, snapshots = stored.records, stored.snapshots
     snapshot = max(snapshots, default=None)
     since = sorted(batch for batch in records if batch >= (snapshot or 0))
     version = since[-1] + 1 if since else snapshot or 0
-    return Held(
+    return StoredPartition(
         partition=partition,
         version=version,
         snapshot=snapshot,
@@ -113,30 +115,30 @@ def _read(files: Files, manifest: Manifest, log: PartitionLog, stored: Stored, p
 
 
 def _inputs(join: Description, manifest: Manifest) -> Table:
-    shown = Table(
+    table = Table(
         title=f"{join.title}, emit {join.emit}\nquery {manifest.query_id}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
     for heading in ("input", "unique key", "row kind", "TTL", "columns"):
-        shown.add_column(heading)
+        table.add_column(heading)
     for source in join.inputs:
-        shown.add_row(
+        table.add_row(
             source.name,
             ", ".join(source.unique_key or ()) or "none",
             source.row_kind or "insert-only",
             "none" if source.ttl_ms is None else f"{source.ttl_ms / 1000:,.0f} s",
             ", ".join(f"{field.name} {field.type}" for field in source.schema),
         )
-    return shown
+    return table
 
 
-def _partitions(held: list[Held], join: Description, *, rows: bool) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_footer=len(held) > 1)
+def _partitions(held: list[StoredPartition], join: Description, *, rows: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_footer=len(held) > 1)
     columns: list[list[str]] = []
 
     def column(heading: str, cells: list[str], total: str = "") -> None:
-        shown.add_column(heading, justify="right", footer=total, overflow="fold")
+        table.add_column(heading, justify="right", footer=total, overflow="fold")
         columns.append(cells)
 
     def numbers(heading: str, values: list[int | None], show: Callable[[int], str] = "{:,}".format) -> None:
@@ -154,5 +156,5 @@ def _partitions(held: list[Held], join: Description, *, rows: bool) -> Table:
     numbers("log\nsize", [h.record_bytes for h in held], size_text)
     numbers("log\nchanges", [h.changes for h in held])
     for cells in zip(*columns, strict=True):
-        shown.add_row(*cells)
-    return shown
+        table.add_row(*cells)
+    return table

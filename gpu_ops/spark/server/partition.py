@@ -1,4 +1,4 @@
-"""What a partition keeps of a micro-batch that may be repeated, and what makes two commands be about one state."""
+"""The state of one partition and the steps by which it advances: apply, repeat, commit, replay, snapshot."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.server import recovery
-from gpu_ops.spark.server.recovery import Held, Snapshots
+from gpu_ops.spark.server.recovery import RecoveredState, Snapshots
 from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
 from gpu_ops.state import files
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.blocks import Part
+from gpu_ops.state.blocks import FilePart
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times, pair
 from gpu_ops.state.files import Activity, Files, Stamp
 from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
 
 
 class Recorded(NamedTuple):
-    """What a micro-batch that is repeated went by the first time."""
+    """The clock, watermark and backlog flag of the first application of a micro-batch, which repetitions take."""
 
     clock_ms: int
     watermark: int | None
@@ -44,15 +44,15 @@ class Applied:
     backend: str
     backend_reason: str
     latest: tuple[int | None, ...] = ()
-    """Per input, the latest event time that this partition has ever seen, whatever the engine remembers, ms."""
+    """Per input, the latest event time (ms) that this partition has ever seen, even if the engine has forgotten it."""
 
 
 class Answer(NamedTuple):
-    """What a micro-batch was answered, for those who ask for it again.
+    """The kept answer to a micro-batch, for a repetition in the same run.
 
     Attributes:
-        run_id: of the query; in another run it may have other rows.
-        rows: how many came.
+        run_id: the query's run; in another run the micro-batch may have other rows.
+        rows: the number of rows that came.
         applied: the answer.
     """
 
@@ -68,21 +68,21 @@ class Pending:
     batch_id: int
     clock_ms: int
     stamp: Stamp | None
-    """Of its record, where there is a state folder."""
+    """The stamp of its record, where there is a state folder."""
     record: Record | None
-    """Its input, where there is none."""
+    """The micro-batch's input, where there is no state folder."""
     times: Times
-    """What is known of event time after it."""
+    """The watermark and latest event times after it."""
     backlog: bool = False
-    """Whether it was taken in silently."""
+    """True if it was taken in as backlog."""
     prepared: bool = True
-    """Whether the engine has it prepared; not after a repetition that failed."""
+    """True if the engine has it prepared; False after a repetition that failed."""
     answer: Answer | None = None
-    """Where several ask for it."""
+    """The answer, kept where several tasks ask for it."""
 
 
 def identity(command: ApplyCommand) -> tuple[object, ...]:
-    """What two commands must have in common to be about one state."""
+    """The fields that two commands must have in common to belong to one state."""
     options = tuple(sorted((name, repr(value)) for name, value in command.options.items()))
     return (
         command.join_id, command.query_id, command.state, command.description,
@@ -94,7 +94,7 @@ _log = logging.getLogger(__name__)
 
 
 class AbandonedError(GpuJoinError):
-    """The caller went away before its rows were complete; nothing was applied."""
+    """Raised where the caller went away before its rows were complete; nothing was applied."""
 
 
 class PartitionState:
@@ -102,10 +102,10 @@ class PartitionState:
 
     Args:
         command: any command for this partition: names join, query, state folder and options.
-        state: the state folder, by default the one the command names.
-        clock: milliseconds since the epoch; what state TTL goes by.
-        budget: of memory, shared with other partitions; the option ``memory_limit`` goes before it.
-        probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
+        state: the state folder, by default the one that the command names.
+        clock: returns the milliseconds since the epoch, by which state TTL is measured.
+        budget: the memory budget, shared with other partitions; the option ``memory_limit`` takes precedence.
+        probe: the way in which a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class PartitionState:
         self.activity = Activity()
 
     def serves(self, command: ApplyCommand) -> bool:
-        """Whether a command is for this very join, folder, query and partition."""
+        """True if a command is for this very join, folder, query and partition."""
         return self._identity == identity(command)
 
     def status(self) -> dict[str, Any]:
-        """What is held, and the metrics of the last micro-batch."""
+        """The version in memory and the metrics of the last micro-batch, as JSON-like values."""
         pending = self._pending
         return {
             "partition": self.partition,
@@ -163,7 +163,7 @@ class PartitionState:
 
     @property
     def backend(self) -> str | None:
-        """The backend in use, when there is an engine."""
+        """The backend in use, or None without an engine."""
         engine = self._engine
         return engine.backend if engine is not None else None
 
@@ -183,25 +183,25 @@ class PartitionState:
         clock_ms: int | None = None,
         backlog: bool = False,
         shared_in: str | None = None,
-        parts: tuple[Part, ...] = (),
+        parts: tuple[FilePart, ...] = (),
     ) -> Applied:
-        """Applies a micro-batch; what it did is durable before this returns.
+        """Applies a micro-batch, whose input is durable before this returns.
 
         Args:
             batch_id: Spark's number of the micro-batch.
             table: rows of all inputs, as they came.
-            wire: how they map to the inputs.
+            wire: the layout of these rows.
             alive: whether the caller is still there; asked again before anything is made durable.
-            watermark: of an interval join by event time, in ms; a repetition goes by the first one's.
-            clock_ms: the time, ms; by default now. A repetition goes by the first one's.
-            backlog: whether it is backlog; likewise. Once one was not, none is.
+            watermark: the watermark of an interval join by event time, in ms; a repetition takes the first one's.
+            clock_ms: the time, ms; by default now. A repetition takes the first one's.
+            backlog: whether it is backlog; a repetition takes the first one's. Once one was not, none is.
             shared_in: a run in which a repetition with as many rows gets the first one's answer; None: in no run.
-            parts: which rows lie in files, that a record may keep.
+            parts: the rows that lie in files, which a record may keep.
 
         Raises:
-            StateError: the micro-batch does not follow, or the state folder refuses.
-            BadInputError: rows that cannot be joined; the state is as it was.
-            AbandonedError: the caller is gone; the state is as it was.
+            StateError: the micro-batch does not follow, or the state folder does not fit.
+            BadInputError: rows cannot be joined; the state is unchanged.
+            AbandonedError: the caller is gone; the state is unchanged.
         """
         with self._lock:
             looked_at = files.CURRENT_ACTIVITY.set(self.activity)
@@ -228,7 +228,7 @@ class PartitionState:
                 files.CURRENT_ACTIVITY.reset(looked_at)
 
     def _kept(self, batch_id: int, table: pa.Table, shared_in: str | None) -> Applied | None:
-        """The answer that this micro-batch had in this run already, where it was kept."""
+        """Returns the kept answer to this micro-batch in this run, or None."""
         pending = self._pending
         if shared_in is None or pending is None or pending.batch_id != batch_id or pending.answer is None:
             return None
@@ -238,7 +238,7 @@ class PartitionState:
     def _apply(
         self,
         batch_id: int,
-        arrived: tuple[pa.Table, tuple[Part, ...]],
+        arrived: tuple[pa.Table, tuple[FilePart, ...]],
         wire: Wire,
         alive: Callable[[], bool],
         given: Recorded,
@@ -296,7 +296,7 @@ class PartitionState:
         return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason, times.latest)
 
     def left_over(self, version: int) -> Iterator[pa.Table]:
-        """The rows that the end of input emits for a version of the state, in parts; the state folder stays as it is.
+        """Yields the rows that the end of input emits for a version of the state, in parts; the folder is unchanged.
 
         Raises:
             StateError: there is no such version.
@@ -305,8 +305,8 @@ class PartitionState:
             yield from engine.finish_parts()
 
     @contextlib.contextmanager
-    def held_at(self, version: int) -> Iterator[Held]:
-        """The state of a version, for as long as it is looked at; the state folder stays as it is.
+    def held_at(self, version: int) -> Iterator[RecoveredState]:
+        """Context manager with the state of a version; the state folder is unchanged.
 
         Raises:
             StateError: there is no such version.
@@ -315,7 +315,7 @@ class PartitionState:
             yield self._state(engine)
 
     def rows_at(self, version: int) -> tuple[int, ...]:
-        """How many live rows of each input the state of a version holds; the state folder stays as it is.
+        """Counts the live rows of each input in the state of a version; the state folder is unchanged.
 
         Raises:
             StateError: there is no such version.
@@ -326,7 +326,7 @@ class PartitionState:
 
     @contextlib.contextmanager
     def _at(self, version: int) -> Iterator[JoinEngine]:
-        """An engine with the state of a version, for as long as it is looked at; nothing is written."""
+        """Context manager with an engine that has the state of a version; nothing is written."""
         with self._lock:
             self._load(version, over=True)
             assert self._engine is not None
@@ -338,14 +338,14 @@ class PartitionState:
     # --- versions ----------------------------------------------------------------------------
 
     def _under(self, watermark: int | None) -> dict[str, Any]:
-        """The watermark as the engine takes it; it is not to find one of its own in its part of the rows."""
+        """The engine's argument for the watermark, so that it does not compute one from its part of the rows."""
         return {"watermark": (None, None) if watermark is None else watermark} if self._by_event_time else {}
 
     def _advance(self, batch_id: int) -> Recorded | None:
         """Brings the engine to exactly version ``batch_id``, nothing prepared.
 
         Returns:
-            What the batch went by when it was applied before, None if it never was.
+            The clock, watermark and backlog flag of an earlier application of the batch, None if there was none.
         """
         if self._engine is not None and self._engine.needs_restore:
             self._forget()
@@ -398,9 +398,9 @@ class PartitionState:
         self._last_clock, self._times, self._in_backlog = record.clock_ms, record.times, record.backlog
 
     def _load(self, batch_id: int, *, over: bool = False) -> Recorded | None:
-        """Brings the engine to version ``batch_id`` from the state folder; result as `_advance`.
+        """Brings the engine to version ``batch_id`` from the state folder; returns what `_advance` returns.
 
-        A refusal leaves what is held as it is. ``over``: nothing will follow, and nothing is written.
+        An error leaves the state in memory unchanged. ``over``: no micro-batch will follow, and nothing is written.
         """
         location = self._location
         if location is None:
@@ -465,15 +465,15 @@ class PartitionState:
     # --- snapshots ---------------------------------------------------------------------------
 
     def _compact(self, engine: JoinEngine) -> None:
-        """Has a snapshot written when one is due, and deletes what it replaces."""
+        """Has a snapshot written when one is due, and deletes the files that it replaces."""
         if self._snapshots is not None:
             self._snapshots.take(self._version, lambda: self._state(engine))
 
-    def _state(self, engine: JoinEngine) -> Held:
-        return Held(engine.kept(), self._last_clock, self._times, self._in_backlog)
+    def _state(self, engine: JoinEngine) -> RecoveredState:
+        return RecoveredState(engine.kept(), self._last_clock, self._times, self._in_backlog)
 
     def _remove_older(self) -> None:
-        """Deletes what `gpu_ops.rescale` left: a micro-batch of what it made in its place is final."""
+        """Deletes the old partitions that `gpu_ops.rescale` left, once a micro-batch of the new ones is final."""
         assert isinstance(self._location, Files)
         self._older = False
         try:
@@ -522,13 +522,13 @@ def _require(alive: Callable[[], bool], batch_id: int) -> None:
 
 
 def stored_state(files: Files, manifest: Manifest, partition: int, budget: Budget | None = None) -> PartitionState:
-    """One partition of a state folder, to be looked at, on the CPU.
+    """Opens one partition of a state folder for reading, on the CPU.
 
     Args:
         files: the folder.
-        manifest: its manifest.
-        partition: which partition.
-        budget: of memory.
+        manifest: the folder's manifest.
+        partition: the partition's number.
+        budget: the memory budget.
     """
     command = ApplyCommand(
         "", files.address, manifest.description, manifest.query_id, 0, partition, manifest.partitions, "cpu",

@@ -1,4 +1,4 @@
-"""From what a state folder holds to a version of a partition: what is needed, and when it is refused."""
+"""Recovery of a partition's version from a state folder, the errors where that is impossible, and snapshots."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gpu_ops.memory import give_back
 from gpu_ops.state.durable import PartitionLog, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
-from gpu_ops.state.pieces import WHOLE_BYTES, Flush, Piece, Pieced, Storable, Written, most_bytes
+from gpu_ops.state.pieces import WHOLE_BYTES, Flush, Piece, Pieced, Storable, WrittenTable, most_bytes
 
 _log = logging.getLogger(__name__)
 
 MIN_RECORDS: Final = 16
-"""No snapshot before this many records."""
+"""Least number of records before a snapshot."""
 
 REPLAY_SECONDS: Final = 2.0
-"""A snapshot when the micro-batches since the last one took longer: to replay them takes about as long."""
+"""Seconds of micro-batches after which a snapshot is due: replaying them takes about as long."""
 
 RECORD_COST: Final = 256 << 10
-"""Bytes a record counts for at least: to open and replay a small one takes as long as to read these."""
+"""Least bytes that a record counts for: opening and replaying a small one takes as long as reading these."""
 
 _SHOWN: Final = 8
 _AT_ONCE: Final = 16
@@ -43,13 +43,13 @@ _WHOLE: Final = (
 
 
 def left_behind(who: str, batch_id: int, done: Collection[int], partitions: int) -> StateError:
-    """The error for a micro-batch that Spark calls done and some partitions have not done.
+    """Makes the error for a micro-batch that Spark calls done and some partitions have not done.
 
     Args:
         who: the join, for errors.
         batch_id: the micro-batch.
         done: the partitions that have done it.
-        partitions: how many there are.
+        partitions: the number of partitions.
     """
     missing = [str(number) for number in range(partitions) if number not in done]
     shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
@@ -65,11 +65,11 @@ def check_all_did(files: Files, manifest: Manifest, batch_id: int) -> None:
 
     Args:
         files: the folder.
-        manifest: its manifest.
+        manifest: the folder's manifest.
         batch_id: a micro-batch that Spark is done with.
 
     Raises:
-        StateError: which have not.
+        StateError: names the partitions that have not.
     """
     _check_all_did(files.location, _versions(files, manifest), batch_id)
 
@@ -85,25 +85,25 @@ def check_stored(files: Files, manifest: Manifest, next_batch: Callable[[], int]
 
     Args:
         files: the folder.
-        manifest: what it must belong to.
-        next_batch: asks which micro-batch is the next by the query's checkpoint; it may run already.
+        manifest: the manifest that it must have.
+        next_batch: returns the next micro-batch by the query's checkpoint, which may run already.
 
     Raises:
-        StateError: why.
+        StateError: says why it does not fit.
     """
     check_open(files)
-    found = ensure(files, manifest, create=False)
-    if found is not None:
-        found.check_cut(files.location)
+    stored_manifest = ensure(files, manifest, create=False)
+    if stored_manifest is not None:
+        stored_manifest.check_cut(files.location)
     try:
         least = next_batch()
     except StateError as error:
         _log.warning("the state folder %s is looked at when rows come: %s", files.location, error)
         return
     who = "join of " + ", ".join(x["name"] for x in json.loads(manifest.description)["inputs"])
-    if found is None:
-        found = Manifest.read(files)  # the first micro-batch may have just made it
-    versions = [0] if found is None else _versions(files, found)
+    if stored_manifest is None:
+        stored_manifest = Manifest.read(files)  # the first micro-batch may have just made it
+    versions = [0] if stored_manifest is None else _versions(files, stored_manifest)
     if least and max(versions) == 0:
         raise nothing_stored(who, files.location, least)
     if max(versions) < least:
@@ -115,7 +115,7 @@ def check_stored(files: Files, manifest: Manifest, next_batch: Callable[[], int]
 
 
 def ahead(who: str, last: int, batch_id: int) -> StateError:
-    """The error for a state that is beyond the micro-batch that is asked for."""
+    """Makes the error for a state beyond the micro-batch that Spark asks for."""
     return StateError(
         f"{who}: the state folder is at batch {last}, Spark asks for batch {batch_id}: the checkpoint is older than "
         f"the state. Restart from the checkpoint that belongs to this folder, or {_ANEW}"
@@ -123,7 +123,7 @@ def ahead(who: str, last: int, batch_id: int) -> StateError:
 
 
 def behind(who: str, last: int, batch_id: int) -> StateError:
-    """The error for a state that lacks micro-batches at its end."""
+    """Makes the error for a state that lacks micro-batches at its end."""
     return StateError(
         f"{who}: the state folder ends with batch {last}, Spark asks for batch {batch_id}: it is older than the "
         f"checkpoint. Restore the folder that belongs to it, or {_ANEW}. Where it was never there: {_WHOLE}"
@@ -131,7 +131,7 @@ def behind(who: str, last: int, batch_id: int) -> StateError:
 
 
 def memory_refused(who: str, held: str, batch_id: int) -> StateError:
-    """The error for a micro-batch that does not follow a state kept in memory only."""
+    """Makes the error for a micro-batch that does not follow a state kept in memory only."""
     return StateError(
         f"{who}: state= was not given, so the state lives in this server's memory only, which holds {held}; "
         f"batch {batch_id} does not follow. A restart is refused instead of answering wrongly: "
@@ -141,7 +141,7 @@ def memory_refused(who: str, held: str, batch_id: int) -> StateError:
 
 
 def nothing_stored(who: str, where: str, batch_id: int) -> StateError:
-    """The error for a micro-batch after the first when there is no state."""
+    """Makes the error for a micro-batch after the first when there is no state."""
     return StateError(
         f"{who}: nothing is stored in {where}, and Spark asks for batch {batch_id}. The state of the batches "
         "before it is gone, or state= names another folder than it did: give that folder, or "
@@ -150,13 +150,13 @@ def nothing_stored(who: str, where: str, batch_id: int) -> StateError:
 
 
 def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) -> int:
-    """The snapshot (0 for none) from which version ``batch_id`` can be built; all records since are there.
+    """Finds the newest snapshot (0 for none) from which version ``batch_id`` can be built with the records since.
 
     Args:
         who: the partition, for errors.
         batch_id: the micro-batch that is to be applied next.
         log: the partition's files.
-        stored: what they are.
+        stored: the list of these files.
 
     Raises:
         StateError: the folder is ahead, behind, empty or has a gap.
@@ -179,17 +179,17 @@ def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) 
 
 
 def snapshot_due(version: int, partition: int, stored: Stored, every: int | None, seconds: float = 0) -> bool:
-    """Whether the log has grown twice as large as the last snapshot, its pieces left out, or takes long to replay.
+    """True if the log has grown twice as large as the last snapshot, its pieces left out, or takes long to replay.
 
-    A snapshot writes the numbers of all rows, and else what is new: that is written again only after twice as many
-    bytes of changes.
+    A snapshot writes the numeric columns of all rows, and of other columns only new rows: so they are rewritten only
+    after twice as many bytes of changes.
 
     Args:
-        version: of which a snapshot would be.
-        partition: partitions grow alike; their numbers keep them from all writing in one micro-batch.
-        stored: what there is.
-        every: this many records instead, if given.
-        seconds: that the micro-batches since the last one took.
+        version: the version that a snapshot would have.
+        partition: the partition's number, which keeps partitions from all writing in one micro-batch.
+        stored: the partition's files.
+        every: the number of records between snapshots, instead of the rule, if given.
+        seconds: the seconds that the micro-batches since the last snapshot took.
     """
     last = max(stored.snapshots, default=0)
     sizes = [size for batch, size in stored.records.items() if last <= batch < version]
@@ -203,10 +203,10 @@ def snapshot_due(version: int, partition: int, stored: Stored, every: int | None
 
 
 def stored_version(files: Files, manifest: Manifest) -> int:
-    """How many micro-batches the state holds, 0 for none.
+    """Returns the number of micro-batches that the state holds, 0 for none.
 
     Raises:
-        StateError: not the same number in all partitions.
+        StateError: the number is not the same in all partitions.
     """
     versions = _versions(files, manifest)
     if len(set(versions)) > 1:
@@ -218,7 +218,7 @@ def stored_version(files: Files, manifest: Manifest) -> int:
 
 
 def _versions(files: Files, manifest: Manifest) -> list[int]:
-    """How many micro-batches each partition holds; object stores answer slowly, so several are asked for at a time."""
+    """The number of micro-batches that each partition holds, asked for in parallel where the store answers slowly."""
 
     def version(partition: int) -> int:
         stored = PartitionLog(files, manifest, partition).stored(clean=False)
@@ -231,12 +231,12 @@ def _versions(files: Files, manifest: Manifest) -> list[int]:
 
 
 _WRITTEN_AT_ONCE: Final = 1 << 20
-"""Bytes, at most, that are written before the micro-batch goes on: a thread would take as long."""
+"""Most bytes of a snapshot that is written before the micro-batch goes on: starting a thread would take as long."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """The state of a version."""
+class RecoveredState:
+    """A partition's state at one version: tables, clock, times and backlog flag."""
 
     tables: dict[str, Storable]
     clock_ms: int
@@ -245,19 +245,19 @@ class Held:
 
 
 class Snapshots:
-    """Those of one partition, for its owner.
+    """Writes the snapshots of one partition, beside its micro-batches.
 
     Args:
         who: the partition, for messages.
-        log: its files.
-        stored: what they are.
-        partition: its number.
-        every: so many records apart; None for when `snapshot_due` says.
+        log: the partition's files.
+        stored: the list of these files.
+        partition: the partition's number.
+        every: the number of records between snapshots; None to follow `snapshot_due`.
         tiny: test setting: the smallest pieces.
 
     Attributes:
-        stored: what the files are now.
-        seconds: that the micro-batches since the last snapshot took.
+        stored: the present list of files.
+        seconds: the seconds that the micro-batches since the last snapshot took.
     """
 
     def __init__(
@@ -269,12 +269,12 @@ class Snapshots:
         self._not_before, self.seconds, self._bytes, self._last = 0, 0.0, 0, time.monotonic()
         self._unneeded: frozenset[str] = frozenset()
 
-    def take(self, version: int, held: Callable[[], Held]) -> None:
-        """Have a snapshot written when one is due; delete what one replaces that is written by now.
+    def take(self, version: int, held: Callable[[], RecoveredState]) -> None:
+        """Has a snapshot written when one is due, and deletes files replaced by one that is written by now.
 
         Args:
-            version: that the state is at.
-            held: gives the state; called only when a snapshot is due.
+            version: the version of the state.
+            held: returns the state; called only when a snapshot is due.
         """
         if self._running is not None and self._running[1].done():
             self._take_in(*self._running)
@@ -290,18 +290,18 @@ class Snapshots:
             self._run(snapshot, partial(_write, snapshot))
 
     def metrics(self) -> dict[str, int | float]:
-        """Bytes written since this was last asked, how long the log since the last one takes to replay, and its age."""
+        """The metrics of snapshots: bytes written since the last call, time to replay the log, age of the last one."""
         written, self._bytes = self._bytes, 0
         age = time.monotonic() - self._last
         return {"snapshot_written_bytes": written, "replay_ms": self.seconds * 1e3, "snapshot_age_ms": age * 1e3}
 
     def finish(self) -> None:
-        """Wait for what is being written, and for what it replaces to be deleted."""
+        """Waits until a running snapshot is written and the files that it replaces are deleted."""
         while self._running is not None:
             self._take_in(*self._running)
 
     def _run(self, snapshot: _Snapshot | None, work: Callable[[], None]) -> None:
-        """Write a snapshot, or do what is left to do after one, beside the micro-batches."""
+        """Writes a snapshot, or deletes replaced files, in a thread beside the micro-batches."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._running = snapshot, thread.submit(work)
         thread.shutdown(wait=False)
@@ -343,41 +343,43 @@ class Snapshots:
 
 
 def _write(snapshot: _Snapshot) -> None:
-    """Writes a snapshot, and gives the system the memory that took; so what else was left free goes once in a while."""
+    """Writes a snapshot, then returns freed memory to the system."""
     snapshot.write()
     give_back()
 
 
 class _Snapshot:
-    """One that is being written.
+    """A snapshot that is being written.
 
     Args:
         log: the partition's files.
-        version: that it is of.
-        held: the state; taken here, so that it may change from here on.
-        there: the pieces there are.
+        version: the snapshot's version.
+        held: the state; it is captured here, and may change afterwards.
+        existing: the names of the existing pieces.
         tiny: test setting: the smallest pieces.
 
     Attributes:
-        nbytes: to be written, about.
-        size: of the file, once it is written.
-        sizes: of new pieces, by name.
+        nbytes: the approximate number of bytes to write.
+        size: the size of the file, once it is written.
+        sizes: the sizes of new pieces, by name.
     """
 
-    def __init__(self, log: PartitionLog, version: int, held: Held, there: Collection[str], *, tiny: bool) -> None:
+    def __init__(
+        self, log: PartitionLog, version: int, held: RecoveredState, existing: Collection[str], *, tiny: bool
+    ) -> None:
         self._log, self.version, self._held = log, version, held
         least = 0 if tiny else WHOLE_BYTES
         self._whole: dict[str, pa.Table] = {}
         self._flushes: dict[str, Flush] = {}
         self._flushed: dict[str, tuple[Pieced, tuple[Piece, ...], int]] = {}
-        self._written: dict[str, Written] = {}
+        self._written: dict[str, WrittenTable] = {}
         self.size, self.sizes = 0, dict[str, int]()
         for name, table in held.tables.items():
             if isinstance(table, pa.Table):
                 self._whole[name] = table
                 continue
             # another server may have deleted what this one had named
-            if table.nbytes <= least or any(piece.name not in there for piece in table.pieces):
+            if table.nbytes <= least or any(piece.name not in existing for piece in table.pieces):
                 table.pieces = ()
             if table.nbytes <= least:
                 self._whole[name] = table.snapshot()
@@ -389,7 +391,7 @@ class _Snapshot:
         self.nbytes += sum(flush.nbytes for flush in self._flushes.values())
 
     def write(self) -> None:
-        """Writes new pieces, then the snapshot that names them; keeps no more of it in memory than their names."""
+        """Writes new pieces, then the snapshot that names them, and keeps only their names in memory."""
         with self._log.writing() as held_still:
             if not held_still:
                 raise StateError(f"leftovers are being removed from {self._log.name}")
@@ -403,12 +405,12 @@ class _Snapshot:
         self._written = {name: written._replace(numbers=nothing) for name, written in self._written.items()}
 
     def install(self) -> set[str]:
-        """Says to the tables which pieces they have now; gives the names of these."""
+        """Assigns the written pieces to the tables, and returns the names of all pieces of the snapshot."""
         for name, (table, pieces, _) in self._flushed.items():
             table.pieces = self._written[name].installed(pieces, table.pieces)
         return {name for written in self._written.values() for name, _ in written.pieces}
 
     def give_up(self) -> None:
-        """What is not written is no piece."""
+        """Takes pieces that were not written off the tables."""
         for table, _, _ in self._flushed.values():
             table.pieces = tuple(piece for piece in table.pieces if piece.name is not None)

@@ -1,7 +1,7 @@
-"""A state folder cut into another number of partitions.
+"""Repartitions a state folder into another number of partitions.
 
-Each live row goes to the partition that its key's hash names now, with what stands beside it (association counts are
-of rows with the same key, so they hold), and so does each change of the last micro-batch, which Spark may repeat.
+Each live row goes to the partition that its key's hash names now, with its association counts (which are of rows with
+the same key, so they hold), and so does each change of the last micro-batch, which Spark may repeat.
 The new partitions are written beside the old ones, and the manifest that names them is replaced in one go. The old ones
 stay until a micro-batch of the new ones is final; then the query deletes them.
 
@@ -9,10 +9,10 @@ The states of upsert inputs that are made retractions first, in the join's folde
 
 The query should be stopped. Where it runs, either it or this is refused, and no row is lost or doubled:
 
-1. What is stored is noted, and the new partitions are written, which may take long.
+1. The folder's content is noted, and the new partitions are written, which may take long.
 2. The manifest is sealed: whoever reads it from now on applies no micro-batch.
-3. What is stored is looked at again. If it is not what it was, the seal is taken off and all is as before.
-4. The manifest of the new partitions takes its place.
+3. The content is compared. If it has changed, the seal is taken off and all is as before.
+4. The manifest of the new partitions takes the place of the old one.
 
 A state server answers a micro-batch after its record is written and the manifest found as it was before. So a
 micro-batch was either written before the seal, and is seen in step 3, or is not answered: its query fails, and goes on
@@ -42,7 +42,7 @@ from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.operator import Cut
 from gpu_ops.spark.server.partition import stored_state
-from gpu_ops.spark.server.recovery import Held, stored_version
+from gpu_ops.spark.server.recovery import RecoveredState, stored_version
 from gpu_ops.spark.wire.command import Wire, parse_join
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import Location
@@ -54,10 +54,10 @@ from gpu_ops.state.pieces import (
     STATUS_COLUMN,
     WHOLE_BYTES,
     Flush,
-    Numbers,
     Piece,
+    RowNumbers,
     Storable,
-    Written,
+    WrittenTable,
     whole,
 )
 from gpu_ops.state.table import put_behind
@@ -65,19 +65,19 @@ from gpu_ops.state.table import put_behind
 _TIME: Final = "time"
 _EARLIEST: Final = ("left_cleaned", "right_cleaned")
 _AT_ONCE: Final = 1 << 18
-"""Rows that are cut at a time."""
+"""The number of rows that are repartitioned at a time."""
 _WAITING: Final = 128 << 20
-"""Bytes of rows that wait for more of them, before they become pieces of at least `_LEAST` bytes."""
+"""Bytes of rows that are collected before they become pieces of at least `_LEAST` bytes."""
 _LEAST: Final = 8 << 20
 
 
 class Rescaled(NamedTuple):
-    """What was done.
+    """The result of `rescale`.
 
     Attributes:
-        before: how many partitions there were.
-        after: how many there are.
-        version: micro-batches that the state holds.
+        before: the old number of partitions.
+        after: the new number of partitions.
+        version: the number of micro-batches that the state holds.
         rows: live rows of each new partition, all inputs together, before the last micro-batch.
     """
 
@@ -94,7 +94,7 @@ def rescale(
     *,
     budget: Budget | None = None,
 ) -> Rescaled:
-    """Cuts a state folder into another number of partitions; its query should be stopped.
+    """Repartitions a state folder into another number of partitions; its query should be stopped.
 
     Beside a running query either this or the query is refused, and the query can be started again. It goes on from its
     checkpoint, and finds the new number by itself unless it says ``partitions=``. One old partition after the other
@@ -102,14 +102,13 @@ def rescale(
 
     Args:
         state: the folder.
-        partitions: how many.
-        progress: called with a line of text as it goes on: how far it is, and how long it takes from there.
-        budget: of memory that a partition's state may take; None for all there is.
+        partitions: the new number of partitions.
+        progress: called with a line of text as it goes on: the share done, and the time left.
+        budget: the memory that a partition's state may take; None for all there is.
 
     Raises:
-        StateError: no state folder, a finished one, one whose partitions hold different versions, or one whose query
-            runs.
-        DescriptionError: fewer than one partition, or a join that has to have one.
+        StateError: there is no state folder, it is finished, its partitions hold different versions, or its query runs.
+        DescriptionError: fewer than one partition, or more than one for a join that has to have one.
     """
     files = Files.at(state)
     manifest = Manifest.of(files)
@@ -139,7 +138,7 @@ def rescale(
 
 
 class _Seen(NamedTuple):
-    """What a state folder holds: how many micro-batches, and by partition its files and its last record's stamp."""
+    """The content of a state folder: number of micro-batches, each partition's files and last record's stamp."""
 
     version: int
     stored: tuple[Stored, ...]
@@ -154,7 +153,7 @@ def _seen(files: Files, manifest: Manifest) -> _Seen:
 
 
 def _moved(files: Files, manifest: Manifest, seen: _Seen) -> bool:
-    """Whether the folder holds something else than it did."""
+    """True if the folder's content has changed."""
     try:
         return _seen(files, manifest) != seen
     except StateError:  # in the middle of a micro-batch
@@ -172,7 +171,7 @@ def _replace(files: Files, manifest: Manifest, new: Manifest, seen: _Seen) -> No
     """Puts the new partitions in place of the old ones, unless a micro-batch was applied to these meanwhile.
 
     Raises:
-        StateError: one was, or the input has been ended; the folder is as it was.
+        StateError: one was, or the input has been ended; the folder is unchanged.
     """
     sealed = dataclasses.replace(manifest, sealed=uuid.uuid4().hex)
     _put(files, sealed)
@@ -196,16 +195,16 @@ def _put(files: Files, manifest: Manifest) -> None:
 def _write(
     files: Files, manifest: Manifest, new: Manifest, seen: _Seen, take: Callable[[_CutState], object]
 ) -> tuple[int, ...]:
-    """Writes the new partitions: the state before the last micro-batch, and its record; gives their rows.
+    """Writes the new partitions (the state before the last micro-batch, and its record) and returns their rows.
 
-    A snapshot after the last micro-batch proves that Spark does not repeat it; then that is what is written.
+    A snapshot after the last micro-batch proves that Spark does not repeat it; then that version is written.
 
     Args:
         files: the folder.
-        manifest: of what there is.
-        new: of what is to be.
-        seen: what there is.
-        take: has the state of all old partitions taken.
+        manifest: the old manifest.
+        new: the new manifest.
+        seen: the folder's content.
+        take: called with the new state, to which it passes that of all old partitions.
     """
     join = parse_join(manifest.description)
     version, goes = seen.version, _Goes(join, new.partitions)
@@ -228,7 +227,7 @@ def _write(
 def _take_all(
     files: Files, manifest: Manifest, budget: Budget | None, progress: Callable[[str], object], state: _CutState
 ) -> None:
-    """Takes the state of one partition after the other."""
+    """Passes the state of each old partition to the new state, one after the other."""
     began, total = time.perf_counter(), manifest.partitions
     for done in range(1, total + 1):
         with stored_state(files, manifest, done - 1, budget).held_at(state.version) as held:
@@ -238,19 +237,19 @@ def _take_all(
 
 
 class _Goes(NamedTuple):
-    """Which of the new partitions a row goes to."""
+    """Assigns rows to the new partitions."""
 
     join: Description
     partitions: int
 
     def rows(self, table: pa.Table, number: int) -> npt.NDArray[np.int64]:
-        """The partition of each row of a table that begins with an input's columns, or with those it is grouped by."""
+        """The new partition of each row of a table that begins with an input's columns, or with its group columns."""
         # by position, as behind the input's columns stands what may have their names
         position = table.schema.names.index
         return self.to([table.column(position(by.columns[number])) for by in self.join.shuffled_by], len(table))
 
     def to(self, columns: Sequence[pa.ChunkedArray], rows: int) -> npt.NDArray[np.int64]:
-        """The partition of each row, by the columns that its input is distributed by."""
+        """The new partition of each row, by the columns that its input is distributed by."""
         keys = []
         for by, column in zip(self.join.shuffled_by, columns, strict=True):
             values = column if column.type == by.type else column.cast(by.type)
@@ -259,24 +258,24 @@ class _Goes(NamedTuple):
 
 
 class _Rows:
-    """The rows of one input in one new partition: a piece is written whenever there are enough of them.
+    """The rows of one input in one new partition, of which a piece is written whenever there are enough.
 
     Args:
-        log: of the partition.
-        version: of the snapshot that they are for.
-        name: of the input.
-        enough: bytes of a piece.
+        log: the partition's files.
+        version: the version of the snapshot that they are for.
+        name: the input's name.
+        enough: the size of a piece in bytes.
     """
 
     def __init__(self, log: PartitionLog, version: int, name: str, enough: int) -> None:
         self._log, self._version, self._name, self._enough = log, version, name, enough
-        self._waiting: list[tuple[pa.Table, Numbers]] = []
-        self._nbytes, self._written = 0, list[Written]()
+        self._waiting: list[tuple[pa.Table, RowNumbers]] = []
+        self._nbytes, self._written = 0, list[WrittenTable]()
         self._of: Storable | None = None
         self.count = 0
 
-    def add(self, rows: pa.Table, numbers: Numbers, of: Storable) -> None:
-        """Takes more of them, of an old partition's table, in the order that they have in the new one."""
+    def add(self, rows: pa.Table, numbers: RowNumbers, of: Storable) -> None:
+        """Adds rows of an old partition's table, in the order that they have in the new one."""
         self._waiting.append((rows, numbers))
         self._of = of
         self.count += len(rows)
@@ -284,8 +283,8 @@ class _Rows:
         if self._nbytes >= self._enough:
             self._flush()
 
-    def stored(self) -> pa.Table | Written:
-        """What a snapshot has of them: all there are where there are few, or the pieces."""
+    def stored(self) -> pa.Table | WrittenTable:
+        """The rows as a snapshot has them: a table where there are few, or the written pieces."""
         if not self._written and self._nbytes <= min(WHOLE_BYTES, self._enough):
             return put_behind(*self._together())
         if self._waiting:
@@ -294,9 +293,9 @@ class _Rows:
         pieces = tuple(piece for written in self._written for piece in written.pieces)
         return self._written[0]._replace(numbers=numbers, pieces=pieces)
 
-    def _together(self) -> tuple[pa.Table, Numbers]:
+    def _together(self) -> tuple[pa.Table, RowNumbers]:
         names = self._waiting[0][1]
-        numbers = {name: np.concatenate([own[name] for _, own in self._waiting]) for name in names}
+        numbers = {name: np.concatenate([by_name[name] for _, by_name in self._waiting]) for name in names}
         return pa.concat_tables([rows for rows, _ in self._waiting]), numbers
 
     def _flush(self) -> None:
@@ -311,16 +310,16 @@ class _Rows:
 
 
 class _CutState:
-    """The state of new partitions, taken from the old ones, one after the other.
+    """The state of the new partitions, filled from the old ones, one after the other.
 
-    The rows of inputs are written as they come. What an operator has beside them, such as groups, is taken to the end
-    in memory, as places in it may name each other. What is known of time goes to all.
+    The rows of inputs are written as they come. An operator's other tables, such as groups, are kept in memory to the
+    end, as their rows may refer to each other by position. Times go to all partitions.
 
     Args:
         join: the description.
-        logs: of the new partitions.
-        version: of the state.
-        goes: which of them a row goes to.
+        logs: the files of the new partitions.
+        version: the version of the state.
+        goes: assigns rows to the new partitions.
     """
 
     def __init__(self, join: Description, logs: Sequence[PartitionLog], version: int, goes: _Goes) -> None:
@@ -331,8 +330,8 @@ class _CutState:
         self._rest: list[dict[str, pa.Table]] = []
         self._clock_ms, self._times, self._backlog = 0, NO_TIMES, False
 
-    def take(self, held: Held) -> None:
-        """Takes the live rows of an old partition, and what is beside them."""
+    def take(self, held: RecoveredState) -> None:
+        """Adds the live rows of an old partition, and its other tables."""
         self._clock_ms = max(self._clock_ms, held.clock_ms)
         self._times, self._backlog = self._times.later(held.times), held.backlog
         rest = {name: table for name, table in held.tables.items() if name not in self._join.sides}
@@ -342,52 +341,52 @@ class _CutState:
             parts = [(table, {})] if isinstance(table, pa.Table) else table.snapshot_parts(_AT_ONCE)
             for rows, numbers in parts:
                 targets.append(self._goes.rows(rows, number))
-                for partition, there in enumerate(self._rows[side]):
-                    own = np.flatnonzero(targets[-1] == partition)
-                    there.add(rows.take(pa.array(own)), {name: x[own] for name, x in numbers.items()}, table)
+                for partition, waiting in enumerate(self._rows[side]):
+                    chosen = np.flatnonzero(targets[-1] == partition)
+                    waiting.add(rows.take(pa.array(chosen)), {name: x[chosen] for name, x in numbers.items()}, table)
             self._targets[side].append(np.concatenate(targets))
 
     def write(self) -> list[int]:
-        """Writes the snapshots; gives the rows of each.
+        """Writes the snapshots and returns the number of rows of each.
 
         Raises:
-            NotBuiltError: there is something that cannot be cut.
+            NotBuiltError: the operator has a table that cannot be repartitioned.
         """
         for log, tables, rest in zip(self._logs, self._stored(), self._cut_rest(), strict=True):
             log.write_snapshot(self.version, tables | rest, self._clock_ms, self._times, backlog=self._backlog)
-        return [sum(own.count for own in partition) for partition in zip(*self._rows.values(), strict=True)]
+        return [sum(rows.count for rows in partition) for partition in zip(*self._rows.values(), strict=True)]
 
-    def _stored(self) -> Iterator[dict[str, pa.Table | Written]]:
+    def _stored(self) -> Iterator[dict[str, pa.Table | WrittenTable]]:
         for partition in range(len(self._logs)):
             yield {side: rows[partition].stored() for side, rows in self._rows.items()}
 
     def _cut_rest(self) -> Cut:
-        made: Cut = [{} for _ in self._logs]
+        cut: Cut = [{} for _ in self._logs]
         if any(tables.keys() - {_TIME} for tables in self._rest):
             kernels, _ = make_kernels("cpu")
             operator = operators.make(self._join, kernels, Memory(kernels, None))
             parts = [{name: table for name, table in tables.items() if name != _TIME} for tables in self._rest]
             targets = list(self._targets.values())
-            made = operator.cut(parts, targets, lambda table: self._goes.rows(table, 0), len(self._logs))
+            cut = operator.cut(parts, targets, lambda table: self._goes.rows(table, 0), len(self._logs))
         if all(_TIME in tables for tables in self._rest):
             facts = [tables[_TIME].to_pylist()[0] for tables in self._rest]
             merged = {name: _latest(name, [fact[name] for fact in facts]) for name in facts[0]}
-            for tables in made:
+            for tables in cut:
                 tables[_TIME] = pa.table({name: pa.array([value], pa.int64()) for name, value in merged.items()})
-        return made
+        return cut
 
 
 def _latest(name: str, values: Sequence[int | None]) -> int | None:
-    """A time that several partitions know as one: the latest, but of what is cleaned up what all have cleaned up."""
-    there = [value for value in values if value is not None]
-    return (min if name in _EARLIEST else max)(there) if there else None
+    """Merges a time of several partitions: the latest one; for clean-up times the one that all have reached."""
+    known = [value for value in values if value is not None]
+    return (min if name in _EARLIEST else max)(known) if known else None
 
 
 def _cut_changes(join: Description, records: Sequence[Record], goes: _Goes) -> list[pa.Table]:
-    """The last micro-batch's changes of each new partition, numbered anew: old partitions may have equal numbers.
+    """The last micro-batch's changes of each new partition, renumbered as old partitions may have equal numbers.
 
     Raises:
-        StateError: old partitions got theirs from different queries.
+        StateError: the changes of old partitions came from different queries.
     """
     if any(record.wire != records[0].wire for record in records):
         raise StateError("the partitions' last micro-batch came from different plans: run the query once more first")
@@ -407,10 +406,11 @@ def _cut_changes(join: Description, records: Sequence[Record], goes: _Goes) -> l
 
 
 def _moving(join: Description) -> list[int]:
-    """Inputs whose rows may go from one partition to another: retractions by a unique key beyond what distributes them.
+    """The inputs whose rows may move between partitions: their unique key does not contain the distribution columns.
 
-    The order of a key's changes in different partitions is not known. But of those in one the first tells whether the
-    row was there, and the last whether it is, which is so in one partition at most: these do, retractions first.
+    The order of a key's changes in different partitions is not known. But the first change in a partition tells whether
+    the row was there, and the last whether it is there, which holds in one partition at most. So first and last changes
+    are enough, with retractions first.
     """
     return [
         number
@@ -423,7 +423,7 @@ def _moving(join: Description) -> list[int]:
 
 
 def _kinds(join: Description, wire: Wire, changes: pa.Table, number: int) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Positions and row kinds of an input's changes, without those that are none."""
+    """The positions and row kinds of an input's changes, without rows of other kinds."""
     kind = join.inputs[number].row_kind
     lane = next(x[-1] for x in wire.lanes if x[number] == kind)
     rows = np.flatnonzero(changes[wire.side].to_numpy() == number)
@@ -433,7 +433,7 @@ def _kinds(join: Description, wire: Wire, changes: pa.Table, number: int) -> tup
 
 
 def _brings(join: Description, wire: Wire, changes: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which changes bring a row of an input whose rows may move."""
+    """A mask of the changes that add a row of an input whose rows may move."""
     brings = np.zeros(len(changes), bool)
     for number in _moving(join):
         rows, kinds = _kinds(join, wire, changes, number)
@@ -442,7 +442,7 @@ def _brings(join: Description, wire: Wire, changes: pa.Table) -> npt.NDArray[np.
 
 
 def _net(join: Description, wire: Wire, changes: pa.Table) -> pa.Table:
-    """A partition's changes without those that come and go within it, of inputs whose rows may move."""
+    """A partition's changes without rows that come and go within it, of inputs whose rows may move."""
     brings, keep = _brings(join, wire, changes), np.ones(len(changes), bool)
     for number in _moving(join):
         rows, _ = _kinds(join, wire, changes, number)

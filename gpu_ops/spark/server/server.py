@@ -35,26 +35,26 @@ from gpu_ops.memory import Budget, disk_size, give_back, memory_size
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
-from gpu_ops.spark.wire.connection import Action, FlightServer
+from gpu_ops.spark.wire.connection import FlightServer, Handler
 from gpu_ops.state import files
-from gpu_ops.state.blocks import Mapped, Part, checked, leave
+from gpu_ops.state.blocks import FilePart, Mapped, checked, leave
 from gpu_ops.state.files import READING, Activity
 from gpu_ops.values import check_array
 
 _log = logging.getLogger(__name__)
 
 ROWS_PER_MESSAGE: Final = 1 << 16
-"""Rows of a record batch of the answer, at most."""
+"""Most rows of a record batch of the answer."""
 
 _KEPT: Final = 16
-"""Least sizes of a message that a file has, at least, if the log keeps it: to make one more durable takes a while."""
+"""Messages of least size that a file must hold to be kept by the log: making one more file durable takes a while."""
 
 _POLL_S: Final = 1.0
 _IDLE_S: Final = 2.0
 
 
 def host_memory() -> int:
-    """Bytes of the machine's memory, used or not."""
+    """The bytes of the machine's memory, used or not."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -62,18 +62,18 @@ _MOST_BYTES: Final = host_memory()
 
 
 class StateServer(FlightServer):
-    """Answers the calls of Spark tasks; calls for different partitions run at the same time.
+    """The state server, which answers the calls of Spark tasks; those for different partitions run at the same time.
 
     Args:
-        token: what every call must bring.
-        backend: for commands that say ``"auto"``.
-        host: where to listen.
-        port: 0 for any.
-        budget: of memory, for all partitions together.
-        probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
+        token: the secret that every call must bring.
+        backend: the backend for commands that say ``"auto"``.
+        host: the address to listen on.
+        port: the port to listen on; 0 for any.
+        budget: the memory budget of all partitions together.
+        probe: the way in which a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
         certificate: files with the certificate chain and its key; without them connections are plain.
-        name: what errors call it.
-        blocks: the folder in which its callers leave rows and take answers, if they are on this machine.
+        name: the server's name in errors.
+        blocks: the folder in which callers leave rows and take answers, if they are on this machine.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class StateServer(FlightServer):
         self._last_call = time.monotonic()
         self._trimmed = True
         self.stopping = threading.Event()
-        actions: dict[str, Action] = {
+        actions: dict[str, Handler] = {
             "ping": lambda request, _: self._ping(request),
             "release": lambda request, _: self._release(request),
             "metrics": lambda *_: self._status(),
@@ -122,10 +122,10 @@ class StateServer(FlightServer):
                 command = ApplyCommand(**{**vars(command), "backend": self._backend})
             answers = None if command.answers is None else checked(command.answers, self._blocks, file=False)
             partition = self._partition(command)
-            own = Activity()
-            with self._asked_after(command.call, own), self._out_of_memory(partition, command.batch_id):
+            receiving = Activity()
+            with self._asked_after(command.call, receiving), self._out_of_memory(partition, command.batch_id):
                 try:
-                    arrived = _receive(reader, command, partition, own, Mapped(self._blocks))
+                    arrived = _receive(reader, command, partition, receiving, Mapped(self._blocks))
                 except MemoryError:
                     raise
                 except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # names may be no UTF-8
@@ -144,8 +144,8 @@ class StateServer(FlightServer):
                     parts=arrived.parts,
                 )
             del arrived
-            with self._asked_after(command.call, own):
-                own.begin("sending the answer")
+            with self._asked_after(command.call, receiving):
+                receiving.begin("sending the answer")
                 _send(writer, answer, answers, command.least_bytes)
 
     # --- partitions --------------------------------------------------------------------------
@@ -156,11 +156,11 @@ class StateServer(FlightServer):
             held = self._partitions.get(key)
             if held is not None and held.serves(command):
                 return held
-            made = self._partitions[key] = PartitionState(command, budget=self._budget, probe=self._probe)
+            opened = self._partitions[key] = PartitionState(command, budget=self._budget, probe=self._probe)
         if held is not None:
             _log.info("%s: another description; what was held is dropped", held)
             held.close()
-        return made
+        return opened
 
     def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if "join_id" not in request:
@@ -173,7 +173,7 @@ class StateServer(FlightServer):
         return {"released": len(dropped)}
 
     def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """That this server lives, and what the exchange ``{"call": name}`` does: None if there is none of that name."""
+        """Answers that the server lives, and what the exchange ``{"call": name}`` does; None if there is no such."""
         end_without_gpu()
         with self._lock:
             held = list(self._partitions.values())
@@ -202,7 +202,7 @@ class StateServer(FlightServer):
 
     @contextlib.contextmanager
     def _asked_after(self, call: str | None, activity: Activity) -> Iterator[None]:
-        """A ping that names the call is answered with this activity."""
+        """Context manager during which a ping that names the call is answered with this activity."""
         if call is None:
             yield
             return
@@ -214,7 +214,7 @@ class StateServer(FlightServer):
 
     @contextlib.contextmanager
     def _out_of_memory(self, partition: PartitionState, batch_id: int) -> Iterator[None]:
-        """Says of what there was too little, and what helps."""
+        """Context manager that turns an error for lack of memory into one that says what helps."""
         try:
             yield
         except Exception as error:
@@ -230,7 +230,7 @@ class StateServer(FlightServer):
 
     @contextlib.contextmanager
     def errors_as_status(self, what: str) -> Iterator[None]:
-        """As the base class has it; and a server that does something is not idle."""
+        """Turns errors into statuses as the base class does, and notes that the server is not idle."""
         with self._lock:
             self._running += 1
         try:
@@ -245,7 +245,7 @@ class StateServer(FlightServer):
                 self._last_call, self._trimmed = time.monotonic(), False
 
     def trim(self) -> None:
-        """Gives unused memory back to the system when there has been nothing to do for a while."""
+        """Returns unused memory to the system when the server has been idle for a while."""
         with self._lock:
             if self._trimmed or self._running or time.monotonic() - self._last_call < _IDLE_S:
                 return
@@ -254,7 +254,7 @@ class StateServer(FlightServer):
 
 
 def end_without_gpu() -> None:
-    """Ends this process if its GPU answers it no more, which no retry here changes; the directory starts another."""
+    """Ends this process if its GPU no longer answers, which no retry here changes; the directory starts another."""
     why = lost_gpu()
     if why is not None:
         _log.critical("the GPU answers this process no more, which ends: %s", why)
@@ -263,15 +263,15 @@ def end_without_gpu() -> None:
 
 
 class _Arrived(NamedTuple):
-    """The rows of a micro-batch.
+    """The rows of a micro-batch as they arrived.
 
     Attributes:
-        table: of them all, by their places.
-        parts: which of them lie in files that are worth keeping, by theirs.
+        table: all rows, in their order.
+        parts: the rows among them that lie in files worth keeping.
     """
 
     table: pa.Table
-    parts: tuple[Part, ...]
+    parts: tuple[FilePart, ...]
 
 
 def _receive(
@@ -281,20 +281,20 @@ def _receive(
     activity: Activity,
     mapped: Mapped,
 ) -> _Arrived:
-    """The rows of a micro-batch, as they come or from the files that they lie in.
+    """Receives the rows of a micro-batch, from the stream or from the files that they lie in.
 
-    A stream that a client closes half-way looks like a whole one; the number of rows at its end tells.
+    A stream that a client closes half-way looks like a whole one; the number of rows at its end tells them apart.
     """
     activity.begin(READING)
     schema = reader.schema
     command.wire.check(partition.join, schema)
-    batches, parts, promised, size, rows = list[pa.RecordBatch](), list[Part](), None, 0, 0
+    batches, parts, promised, size, rows = list[pa.RecordBatch](), list[FilePart](), None, 0, 0
     for chunk in reader:
         activity.move()
         batch = chunk.data
         if chunk.app_metadata is not None:
             content = _content(chunk.app_metadata.to_pybytes())
-            if isinstance(content, Part):
+            if isinstance(content, FilePart):
                 if content.order != rows:
                     raise DescriptionError(f"rows in a file come as row {content.order}; it is row {rows}'s turn")
                 batch = _part(content, mapped, schema)
@@ -322,7 +322,7 @@ def _receive(
     return _Arrived(table, tuple(part for part in parts if sizes[part.block.file] >= _KEPT * command.least_bytes))
 
 
-def _part(part: Part, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
+def _part(part: FilePart, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
     try:
         return part.rows(mapped.message(part.block), schema)
     except (pa.ArrowException, OSError) as error:
@@ -349,11 +349,11 @@ def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
 _BESIDE: Final = 'a message beside the rows is {"rows": n} or {"part": ...}'
 
 
-def _content(content: bytes) -> int | Part:
+def _content(content: bytes) -> int | FilePart:
     try:
         data = json.loads(content)
         if "part" in data:
-            return Part.of(data["part"])
+            return FilePart.of(data["part"])
         rows = data["rows"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DescriptionError(_BESIDE) from error
@@ -364,17 +364,17 @@ def _content(content: bytes) -> int | Part:
 
 def _send(writer: flight.MetadataRecordBatchWriter, answer: Applied, answers: Path | None, least_bytes: int) -> None:
     writer.begin(answer.changelog.schema)
-    left = None
+    block = None
     if answers is not None and answer.changelog.get_total_buffer_size() >= least_bytes:
-        left = leave(answers, answer.changelog, ROWS_PER_MESSAGE)
-    if left is None and answer.changelog.num_rows:
+        block = leave(answers, answer.changelog, ROWS_PER_MESSAGE)
+    if block is None and answer.changelog.num_rows:
         writer.write_table(answer.changelog, max_chunksize=ROWS_PER_MESSAGE)
     facts = {
         "metrics": answer.metrics,
         "backend": answer.backend,
         "backend_reason": answer.backend_reason,
         "latest": answer.latest,
-        **({} if left is None else {"left": left}),
+        **({} if block is None else {"left": block}),
     }
     writer.write_metadata(json.dumps(facts).encode())
 
@@ -419,8 +419,8 @@ def main(arguments: list[str] | None = None) -> int:
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as greeting:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more of it, whatever a library writes
         found, why = (True, "") if options.backend == "cpu" else gpu_available()
-        told = {"port": server.port, "pid": os.getpid(), **({} if found else {"on_cpu": why})}
-        greeting.write(json.dumps(told) + "\n")
+        facts = {"port": server.port, "pid": os.getpid(), **({} if found else {"on_cpu": why})}
+        greeting.write(json.dumps(facts) + "\n")
     _log.info("listening on %s, port %d", options.host, server.port)
     importlib.import_module("cpu_fallback")  # half a second, and either backend needs it; a call may come meanwhile
     _wait(server, parent)
@@ -451,16 +451,16 @@ def _wait(server: StateServer, parent: int) -> None:
 
 
 def server_budget(gpu: str | None, host: str | None, disk: str | None = None, folder: str | None = None) -> Budget:
-    """The budget that all partitions of a server share.
+    """Makes the memory budget that all partitions of a server share.
 
     Args:
         gpu: an amount, or a share of the card's whole memory; None for what the card has free.
         host: an amount, or a share of the machine's memory; None for no limit.
-        disk: an amount; None for what there is.
-        folder: see `Budget`.
+        disk: an amount; None for all that is free.
+        folder: the folder on local disk, see `Budget`.
 
     Raises:
-        DescriptionError: one is no amount of memory.
+        DescriptionError: an argument is no amount of memory.
     """
     on_card = None if gpu is None else memory_size(gpu)
     if isinstance(on_card, float):
@@ -475,7 +475,7 @@ def server_budget(gpu: str | None, host: str | None, disk: str | None = None, fo
 
 
 def _card() -> int | None:
-    """Bytes of the card's memory, used or not; None where there is no card to ask."""
+    """The bytes of the card's memory, used or not; None where there is no card."""
     found, why = gpu_available()
     try:
         if found:

@@ -1,11 +1,10 @@
-"""What a micro-batch changes in a view.
+"""The net change of a micro-batch, and the views that need no more: in memory and in Kafka topics.
 
-A changelog's net change is a difference of multisets: per row, how often it is added less how often it is
-removed. So neither the order within a micro-batch nor ``emit=`` matters, and per key what is left is at most
-one row that goes and one that comes.
+A changelog's net change is a difference of multisets: per row, the number of times it is added less the number it is
+removed. So neither the order within a micro-batch nor ``emit=`` matters, and per key at most one row goes and one
+comes.
 
-The views that need no more than that: in memory, and in Kafka's topics, as upserts with tombstones or as Debezium's
-envelopes; and a changelog's own messages.
+Topics of Kafka get upserts with tombstones, Debezium's envelopes, or the changelog's own messages.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ from gpu_ops.spark.tasks.messages import JsonTexts, MessageWriter
 from gpu_ops.spark.tasks.rows import OfRows
 
 COUNT: Final = "gpu_ops_count"
-"""In a view without a key: how often the row is there."""
+"""The column of a view without a key that says how many times the row is there."""
 
 View = Callable[[DataFrame, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class NetChanges:
     """The net change of a micro-batch.
 
     Attributes:
         rows: cached; ``before`` and ``after``, structs of the view's columns, and ``copies``. With a key there is one
             row per changed key, and ``copies`` is 1; without one either ``before`` or ``after`` is null.
-        schema: of the view's columns.
-        key: that of the view; None if it has none.
-        query_id: of the streaming query; "none" where the function is called without one.
-        batch_id: of the micro-batch.
-        changelog: its name, for errors.
-        count: how many ``rows`` there are.
+        schema: the schema of the view's columns.
+        key: the view's key; None if it has none.
+        query_id: the id of the streaming query; "none" where the function is called without one.
+        batch_id: the number of the micro-batch.
+        changelog: the changelog's name, for errors.
+        count: the number of ``rows``.
     """
 
     rows: DataFrame
@@ -83,31 +82,31 @@ class Changes:
         Raises:
             DescriptionError: one is missing, or the table was written with a key and is to be without, or vice versa.
         """
-        wanted, there = self.stored().names, {x.lower() for x in columns}
-        if (COUNT in there) != (COUNT in wanted) and {x.lower() for x in self.schema.names} <= there:
+        stored, lower_names = self.stored().names, {x.lower() for x in columns}
+        if (COUNT in lower_names) != (COUNT in stored) and {x.lower() for x in self.schema.names} <= lower_names:
             now = "has no key" if self.key is None else f"has the key {', '.join(self.key)}"
             before = "with" if self.key is None else "without"
             raise DescriptionError(f"view {view} was made {before} a key, and the changelog {now}: declare key=")
         spelled: dict[str, str] = {}
-        for name in wanted:
-            alike = [x for x in columns if x.lower() == name.lower() and x not in wanted]
+        for name in stored:
+            alike = [x for x in columns if x.lower() == name.lower() and x not in stored]
             if name not in columns and len(alike) != 1:
                 has = f"has {' and '.join(alike)} for" if alike else "has no"
                 raise DescriptionError(f"view {view} {has} column {name!r}; it has {', '.join(columns)}")
             spelled[name] = name if name in columns else alike[0]
-        if len(set(spelled.values())) < len(wanted):
-            raise DescriptionError(f"view {view} has {', '.join(columns)}; the changelog has {', '.join(wanted)}")
+        if len(set(spelled.values())) < len(stored):
+            raise DescriptionError(f"view {view} has {', '.join(columns)}; the changelog has {', '.join(stored)}")
         return spelled
 
 
 def net(batch: DataFrame, *, exact: bool = False) -> DataFrame:
-    """The rows that a micro-batch adds or removes, each once, and `COUNT`: how often, negative if removed.
+    """The rows that a micro-batch adds or removes, each once, with `COUNT`: the number of times, negative if removed.
 
     Rows whose row kind is none of ``+I``, ``-U``, ``+U``, ``-D`` (``bad`` and ``late`` ones) are left out.
 
     Args:
         batch: a changelog.
-        exact: whether 0.0 and -0.0, which Spark groups as one, and as 0.0, are two.
+        exact: whether 0.0 and -0.0, which Spark groups as one, are different.
 
     Raises:
         DescriptionError: no changelog, or columns that cannot be grouped.
@@ -150,7 +149,7 @@ def _has_floats(kind: st.DataType) -> bool:
 
 
 def _signs(value: Column, kind: st.DataType) -> Column:
-    """What tells -0.0 from 0.0 in values that are equal."""
+    """A column that differs for 0.0 and -0.0 where the values are equal."""
     text = value.cast("string")
     return text if isinstance(kind, st.StructType | st.ArrayType | st.MapType) else f.when(value == 0, text)
 
@@ -166,7 +165,7 @@ def _ungrouped(batch: DataFrame, names: Sequence[str]) -> str | None:
 
 
 def by_key(rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    """What `net` gives, per key: ``before``, ``after``, and ``copies``: more than 1 if the key is not unique."""
+    """Groups the rows of `net` by key: ``before``, ``after``, and ``copies``, more than 1 if the key is not unique."""
     row, count = f.struct(*map(named_column, rows.columns[:-1])), f.col(COUNT)
     grouped = rows.groupBy(*(named_column(name).alias(f"key_{n}") for n, name in enumerate(key)))
     return grouped.agg(
@@ -177,17 +176,17 @@ def by_key(rows: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def without_key(rows: DataFrame) -> DataFrame:
-    """What `net` gives, in the form of `by_key`."""
+    """Puts the rows of `net` into the columns of `by_key`, for a view without a key."""
     row, count = f.struct(*map(named_column, rows.columns[:-1])), f.col(COUNT)
     before, after = f.when(count < 0, row), f.when(count > 0, row)
     return rows.select(before.alias("before"), after.alias("after"), f.abs(count).alias("copies"))
 
 
 def key_of(batch: DataFrame, key: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """The key that was declared, or else the one that is known of the changelog.
+    """Returns the declared key, or else the one that is known of the changelog.
 
     Raises:
-        DescriptionError: a declared column is not there.
+        DescriptionError: a declared column does not exist.
     """
     if key is None:
         return known_key(batch)
@@ -216,7 +215,7 @@ def query_of(batch: DataFrame) -> str:
 def started(
     writer: DataStreamWriter, checkpoint: str | None, name: str | None, trigger: Mapping[str, Any]
 ) -> StreamingQuery:
-    """A query that a function of ours starts, with what its user says of the checkpoint, the name and the trigger."""
+    """Starts a query with the checkpoint, the name and the trigger that its user gave."""
     if checkpoint is not None:
         writer = writer.option("checkpointLocation", checkpoint)
     if name is not None:
@@ -225,12 +224,12 @@ def started(
 
 
 def view(
-    write: Callable[[Changes], None], key: str | Sequence[str] | None, *, needs_key: str = "", exact: bool = False
+    write: Callable[[NetChanges], None], key: str | Sequence[str] | None, *, needs_key: str = "", exact: bool = False
 ) -> View:
-    """A function for ``foreachBatch`` that computes the net change of each micro-batch and writes it.
+    """Makes a function for ``foreachBatch`` that computes the net change of each micro-batch and writes it.
 
     Args:
-        write: writes it.
+        write: called with each net change.
         key: columns that identify a row of the changelog; None for those that are known of it.
         needs_key: why the view needs a key; empty if it does not.
         exact: whether 0.0 and -0.0 are different rows to it; with a key they always are.
@@ -247,11 +246,11 @@ def view(
         changed = (without_key(rows) if columns is None else by_key(rows, columns)).persist()
         try:
             repeated = f.max(f.when(f.col("copies") > 1, f.coalesce("after", "before").cast("string")))
-            found = changed.agg(f.count("*"), repeated).first()
-            if columns is not None and found[1] is not None:
-                raise BadInputError(mark, ", ".join(columns), "the view's key is not unique", found[1])
-            if found[0] or batch_id == 0:  # the first one makes the table, be it empty
-                write(Changes(changed, schema, columns, query, batch_id, mark, found[0]))
+            counts = changed.agg(f.count("*"), repeated).first()
+            if columns is not None and counts[1] is not None:
+                raise BadInputError(mark, ", ".join(columns), "the view's key is not unique", counts[1])
+            if counts[0] or batch_id == 0:  # the first one makes the table, be it empty
+                write(NetChanges(changed, schema, columns, query, batch_id, mark, counts[0]))
         finally:
             changed.unpersist()
 
@@ -259,7 +258,7 @@ def view(
 
 
 class MemoryView:
-    """See `memory_view`."""
+    """A view that is kept in memory; see `memory_view`."""
 
     def __init__(self, name: str) -> None:
         self.name, self._quoted = name, backquoted(name)
@@ -270,7 +269,7 @@ class MemoryView:
         """The query and its last micro-batch."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """What Spark calls for each micro-batch."""
+        """Applies one micro-batch to the view; called by Spark."""
         query, last = self._last
         if query_of(batch) != query:
             query, last, self._rows = query_of(batch), -1, None
@@ -296,24 +295,38 @@ class MemoryView:
 
     @property
     def table(self) -> DataFrame:
-        """The current rows."""
+        """The current rows of the view."""
         return self._spark.table(f"global_temp.{self._quoted}")
 
 
 def memory_view(name: str) -> MemoryView:
-    """A function for ``foreachBatch`` that keeps the folded changelog as the temporary view ``name``.
+    """Makes a function for ``foreachBatch`` that keeps the folded changelog as the temporary view ``name``.
 
-    The view is one of the session that is active now, and lives as long as the application. A row that is there
-    several times is shown so often; no key is needed.
+    The view belongs to the session that is active now, and lives as long as the application. A row that is there
+    several times is shown as often; no key is needed.
 
     Raises:
         StateError: (from ``foreachBatch``) the query has run before, so that its beginning is missing.
+
+    Example:
+        >>> arrive(folder + "/in", {"row_kind": "+I", "id": 1}, {"row_kind": "+I", "id": 2})
+        >>> arrive(folder + "/in", {"row_kind": "-D", "id": 1})
+        >>> changes = spark.readStream.schema("row_kind STRING, id INT").json(folder + "/in")
+        >>> view = gpu_ops.sinks.memory_view("live")
+        >>> writer = changes.writeStream.foreachBatch(view).option("checkpointLocation", folder + "/checkpoint")
+        >>> writer.trigger(availableNow=True).start().awaitTermination()
+        >>> view.table.show()
+        +---+
+        | id|
+        +---+
+        |  2|
+        +---+
     """
     return MemoryView(name)
 
 
 def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers: bool = True) -> DataFrame:
-    """A message per row for Spark's Kafka writer: a column ``value``, with ``key=`` ``key``, and ``headers``.
+    """Makes a message of each row for Spark's Kafka writer: columns ``value``, with ``key=`` ``key``, and ``headers``.
 
     A value is a JSON object of all columns, row kinds included, null where a column is. Times are in ISO 8601 with
     microseconds, instants in UTC; bytes are base64, NaN and the infinities texts. Texts are made by the tasks that make
@@ -331,7 +344,11 @@ def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers:
         headers: whether messages have it; those of a static DataFrame outside of a streaming query have none.
 
     Raises:
-        DescriptionError: no such column, or one of a type that JSON has no text of: an interval.
+        DescriptionError: there is no such column, or one has a type without a JSON text (an interval).
+
+    Example:
+        >>> changes = spark.createDataFrame([("+I", 1, 10)], "row_kind STRING, id INT, amount INT")
+        >>> gpu_ops.sinks.json_messages(changes, key="id").show(truncate=False)
     """
     names = _spelled(data_frame(changes, "what json_messages() takes"), key, "no column")
     schema = _written_schema(changes.schema)
@@ -341,15 +358,15 @@ def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers:
 
 
 def _written_schema(schema: st.StructType) -> pa.Schema:
-    """The types of columns that become JSON texts.
+    """Returns the Arrow types of columns that become JSON texts.
 
     Raises:
         DescriptionError: one that has none.
     """
     written = arrow_schema(schema, "changes")
-    for field, own in zip(written, schema, strict=True):
+    for field, spark_field in zip(written, schema, strict=True):
         if not writes(field.type):
-            kind = own.dataType.simpleString()
+            kind = spark_field.dataType.simpleString()
             raise DescriptionError(f"column {field.name!r} is {kind}, which has no JSON text: cast it")
     return written
 
@@ -357,7 +374,7 @@ def _written_schema(schema: st.StructType) -> pa.Schema:
 def kafka_upsert(
     servers: str, topic: str, key: str | Sequence[str] | None = None, *, options: Mapping[str, str] | None = None
 ) -> View:
-    """A function for ``foreachBatch`` that keeps a topic whose last message per key is the row, as JSON.
+    """Makes a function for ``foreachBatch`` that keeps a topic whose last message per key is the row, as JSON.
 
     A message's key is the JSON object of the key's columns, its value that of all columns, or none (a tombstone) where
     the row is gone. A repeated micro-batch sends the same messages again, which changes nothing.
@@ -366,10 +383,14 @@ def kafka_upsert(
         servers: ``kafka.bootstrap.servers``.
         topic: the topic, compacted or not.
         key: columns that identify a row; by default those that are known of the changelog.
-        options: of Spark's Kafka writer, such as ``kafka.security.protocol``.
+        options: options of Spark's Kafka writer, such as ``kafka.security.protocol``.
+
+    Example:
+        >>> view = gpu_ops.sinks.kafka_upsert("localhost:9092", "live", key="id")
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
 
-    def write(changes: Changes) -> None:
+    def write(changes: NetChanges) -> None:
         rows = changes.rows.select(_key(changes).alias("key"), f.col("after").alias("value"))
         _send(_json(rows, changes.schema), servers, topic, options)
 
@@ -379,7 +400,7 @@ def kafka_upsert(
 def kafka_debezium(
     servers: str, topic: str, key: str | Sequence[str] | None = None, *, options: Mapping[str, str] | None = None
 ) -> View:
-    """A function for ``foreachBatch`` that sends each changed row as an envelope of Debezium's, as JSON.
+    """Makes a function for ``foreachBatch`` that sends each changed row as an envelope of Debezium's, as JSON.
 
     ``op`` is ``c``, ``u`` or ``d``, with ``before`` and ``after``. ``source.sequence`` is the number of the micro-batch
     and that of the message among those of its key: it rises within a key, and a repeated micro-batch sends the same
@@ -390,10 +411,14 @@ def kafka_debezium(
         servers: ``kafka.bootstrap.servers``.
         topic: the topic.
         key: columns that identify a row; by default those that are known of the changelog.
-        options: of Spark's Kafka writer, such as ``kafka.security.protocol``.
+        options: options of Spark's Kafka writer, such as ``kafka.security.protocol``.
+
+    Example:
+        >>> view = gpu_ops.sinks.kafka_debezium("localhost:9092", "changes", key="id")
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
 
-    def write(changes: Changes) -> None:
+    def write(changes: NetChanges) -> None:
         op = f.when(f.col("before").isNull(), "c").when(f.col("after").isNull(), "d").otherwise("u")
         number = f.posexplode(f.sequence(f.lit(1), f.col("copies"))).alias("number", "copy")
         rows = changes.rows.select("before", "after", op.alias("op"), _key(changes).alias("key"), number)
@@ -405,8 +430,8 @@ def kafka_debezium(
     return view(write, key, exact=True)
 
 
-def _key(changes: Changes) -> Column:
-    """The key of a message: of rows that Spark holds for one the same, be they of 0.0 or -0.0."""
+def _key(changes: NetChanges) -> Column:
+    """The key of a message; rows that Spark treats as equal, as with 0.0 and -0.0, have the same key."""
     row = f.coalesce("after", "before")
     columns = []
     for name in changes.key or changes.schema.names:
@@ -416,7 +441,7 @@ def _key(changes: Changes) -> Column:
 
 
 def _without_signs(value: Column, kind: st.DataType, name: str) -> Column:
-    """A value of a key with 0.0 for -0.0 at any depth.
+    """A key's value with -0.0 replaced by 0.0 at any depth.
 
     Raises:
         DescriptionError: there are floating-point numbers in a map.

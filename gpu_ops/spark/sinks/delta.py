@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.spark.failures import DELTA_SETTINGS, message_in, package
-from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
+from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
 from gpu_ops.spark.tasks.file import WrittenFile
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
@@ -32,7 +32,7 @@ _LONGEST_PAUSE_S: Final = 10.0
 
 
 def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
-    """A function for ``foreachBatch`` that keeps a Delta table equal to the folded changelog.
+    """Makes a function for ``foreachBatch`` that keeps a Delta table equal to the folded changelog.
 
     Each micro-batch is one MERGE, whose commit stores the query's id and the number of the micro-batch
     (``txnAppId``, ``txnVersion``): Delta skips one that is there already. Where another writer was faster, so that the
@@ -42,11 +42,15 @@ def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
         table: a table's name, or a path (with a slash). It is created if it is not there; columns of it that the
             changelog lacks are left alone.
         key: columns that identify a row; by default those that are known of the changelog. Without any the table gets
-            a column `gpu_ops_count`: how often a row is there.
+            a column `gpu_ops_count`: the number of times that a row is there.
 
     Raises:
         NotBuiltError: Delta is not installed in the session that is active; the message says what to install.
-        DescriptionError: (from ``foreachBatch``) the table has other columns, or Delta takes none such.
+        DescriptionError: (from ``foreachBatch``) the table has other columns, or Delta does not take them.
+
+    Example:
+        >>> view = gpu_ops.sinks.delta_view("/data/live", key="id")  # doctest: +SKIP
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
     path = "/" in table
     name = f"delta.{backquoted(table)}" if path else table
@@ -55,7 +59,7 @@ def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
     if session is not None:
         check_installed(session)
 
-    def write(changes: Changes) -> None:
+    def write(changes: NetChanges) -> None:
         spark = changes.rows.sparkSession
         if changes.query_id not in ready:
             check_installed(spark)
@@ -73,11 +77,11 @@ def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
         source = f"gpu_ops_changes_{uuid.uuid4().hex}"
         changes.signed().createOrReplaceTempView(source)
         # a session of its own: what else writes in the micro-batch's is no part of this transaction
-        own: Any = spark._jsparkSession.cloneSession()
-        own.conf().set(_TRANSACTION + "txnAppId", changes.query_id)
-        own.conf().set(_TRANSACTION + "txnVersion", str(changes.batch_id))
+        session: Any = spark._jsparkSession.cloneSession()
+        session.conf().set(_TRANSACTION + "txnAppId", changes.query_id)
+        session.conf().set(_TRANSACTION + "txnVersion", str(changes.batch_id))
         try:
-            _repeated(lambda: own.sql(merge(name, source, changes)))
+            _repeated(lambda: session.sql(merge(name, source, changes)))
         finally:
             spark.catalog.dropTempView(source)
 
@@ -85,7 +89,7 @@ def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
 
 
 def _repeated(run: Callable[[], object]) -> None:
-    """Does something until no other writer has come in between; its transaction's version makes it happen once."""
+    """Repeats a transaction until no other writer interferes; the version in it makes it happen once."""
     for tried in range(1, _TRIES + 1):
         try:
             run()
@@ -98,7 +102,7 @@ def _repeated(run: Callable[[], object]) -> None:
 
 
 def _came_between(error: Exception) -> bool:
-    """Whether another writer's commit is why one could not be made: Delta's errors are of one kind of Java's."""
+    """True if a commit failed because of another writer's: all such errors of Delta are of one Java class."""
     java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     gateway = SparkContext._gateway
     while java is not None and gateway is not None:
@@ -109,10 +113,10 @@ def _came_between(error: Exception) -> bool:
 
 
 def check_installed(spark: SparkSession) -> None:
-    """That a session has Delta's jars and settings.
+    """Checks that a session has Delta's jars and settings.
 
     Raises:
-        NotBuiltError: it has not, and what it takes.
+        NotBuiltError: it has not; the message says what to add.
     """
     jvm: Any = spark.sparkContext._jvm
     try:
@@ -132,8 +136,8 @@ def check_installed(spark: SparkSession) -> None:
     raise NotBuiltError("delta_view() merges by Delta, which this session has not; start it with\n" + "\n".join(lines))
 
 
-def merge(table: str, source: str, changes: Changes) -> str:
-    """The MERGE of what `Changes.signed` gives, under the name ``source``."""
+def merge(table: str, source: str, changes: NetChanges) -> str:
+    """Builds the MERGE of the rows of `NetChanges.signed`, which have the name ``source``."""
     names = [*map(backquoted, changes.schema.names)]
     key = [*map(backquoted, changes.key or changes.schema.names)]
     on = " AND ".join(f"t.{x} <=> s.{x}" for x in key)
@@ -150,11 +154,11 @@ def merge(table: str, source: str, changes: Changes) -> str:
 
 
 class DeltaCommit:
-    """Files lie where they will be, and a commit of Delta's log names them, with the query's id and the micro-batch.
+    """Makes a micro-batch's files visible by a commit in Delta's log, which names the query and the micro-batch.
 
     Args:
         place: the table's folder.
-        partition_by: its columns of partitions.
+        partition_by: the table's partition columns.
     """
 
     def __init__(self, place: Files, partition_by: Sequence[str]) -> None:
@@ -167,7 +171,7 @@ class DeltaCommit:
         self._table: Any = None
 
     def done(self, query: str, number: int) -> bool:
-        """Whether the files of a micro-batch are visible already."""
+        """True if the files of a micro-batch are visible already."""
         if self._table is None:
             return False
         self._table.update_incremental()
@@ -183,17 +187,17 @@ class DeltaCommit:
         schema = pa.schema([field.with_nullable(True) for field in schema])
         if self._table is None:
             delta = self._delta.DeltaTable
-            made = delta.create(
+            table = delta.create(
                 self._location, schema, mode="ignore", partition_by=self._partition_by or None,
                 storage_options=self._storage,
             )  # fmt: skip
-            self._table = made
-            there, wanted = self._columns(made.schema()), self._columns(self._delta.Schema.from_arrow(schema))
-            if there != wanted or made.metadata().partition_columns != self._partition_by:
+            self._table = table
+            existing, expected = self._columns(table.schema()), self._columns(self._delta.Schema.from_arrow(schema))
+            if existing != expected or table.metadata().partition_columns != self._partition_by:
                 raise DescriptionError(
-                    f"the table {self._location} has the columns {', '.join(there)}, partitioned by "
-                    f"{', '.join(made.metadata().partition_columns) or 'none'}; the changelog has {', '.join(wanted)}, "
-                    f"partitioned by {', '.join(self._partition_by) or 'none'}"
+                    f"the table {self._location} has the columns {', '.join(existing)}, partitioned by "
+                    f"{', '.join(table.metadata().partition_columns) or 'none'}; the changelog has "
+                    f"{', '.join(expected)}, partitioned by {', '.join(self._partition_by) or 'none'}"
                 )
             if self.done(query, number):
                 return
@@ -216,14 +220,14 @@ class DeltaCommit:
         return [f"{field.name} {field.type}" for field in schema.fields]
 
     def tidy(self, number: int) -> None:
-        """Files that no commit names are for Delta's ``vacuum``."""
+        """Does nothing: files that no commit names are removed by Delta's ``vacuum``."""
 
 
 def _storage_options(address: StateAddress) -> dict[str, str] | None:
-    """What ``deltalake`` has to know to open a table: of an S3 URI its credentials and options.
+    """The options with which ``deltalake`` opens a table: those of an S3 URI, None for a local folder.
 
     Raises:
-        NotBuiltError: neither local nor S3.
+        NotBuiltError: the address is neither local nor on S3.
     """
     if address.path is not None:
         return None
@@ -233,12 +237,12 @@ def _storage_options(address: StateAddress) -> dict[str, str] | None:
     user, _, secret = parts.netloc.rpartition("@")[0].partition(":")
     options = dict(parse_qsl(parts.query))
     protocol, endpoint = options.get("scheme", "https"), options.get("endpoint_override", "")
-    found = {
+    settings = {
         "AWS_ACCESS_KEY_ID": unquote(user),
         "AWS_SECRET_ACCESS_KEY": unquote(secret),
         "AWS_REGION": options.get("region", ""),
         "AWS_ENDPOINT_URL": endpoint if "://" in endpoint or not endpoint else f"{protocol}://{endpoint}",
     }
-    if found["AWS_ENDPOINT_URL"].startswith("http:"):
-        found["AWS_ALLOW_HTTP"] = "true"
-    return {name: value for name, value in found.items() if value}
+    if settings["AWS_ENDPOINT_URL"].startswith("http:"):
+        settings["AWS_ALLOW_HTTP"] = "true"
+    return {name: value for name, value in settings.items() if value}

@@ -36,7 +36,7 @@ from gpu_ops.state.files import Files
 FilesFormat: TypeAlias = Literal["parquet", "delta", "arrow"]
 
 _OWNER: Final = "_gpu_ops.json"
-"""In the output folder: which query writes it, and how."""
+"""The file in the output folder that names the query which writes it."""
 
 _FOLDER_TYPES: Final = (
     st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.StringType, st.BooleanType, st.DateType
@@ -49,13 +49,13 @@ LOG: Final = "_spark_metadata"
 
 _COMPACT: Final = ".compact"
 _INTERVAL: Final = 10
-"""Each so many micro-batches an entry has all files; by Spark's default, which its readers find out by themselves."""
+"""Every so many micro-batches an entry lists all files; this is Spark's default, which readers detect themselves."""
 
 _KEPT_S: Final = 600
-"""How long its entries stay that a later one has made superfluous: a reader may be among them."""
+"""Seconds for which superseded entries of the log stay, as a reader may just be reading them."""
 
 _SCHEMES: Final = {"s3": "s3a"}
-"""Of what Arrow and Hadoop call differently."""
+"""Hadoop's name of a scheme where it differs from Arrow's."""
 
 
 def write_files(
@@ -68,14 +68,17 @@ def write_files(
     name: str | None = None,
     file_bytes: int = 256 << 20,
     compression: str | None = "snappy",
-    **trigger: Any,
+    processingTime: str | None = None,  # noqa: N803 - Spark's words
+    availableNow: bool | None = None,  # noqa: N803
+    once: bool | None = None,
+    continuous: str | None = None,
+    realTime: str | None = None,  # noqa: N803
 ) -> StreamingQuery:
     """Starts a query that writes a changelog into files, each change exactly once.
 
     The tasks that make the rows write them; Spark sees one row per file, so ``numOutputRows`` of its progress counts
     files. That holds for the changelog of a join as it is, or after a ``select`` and ``where`` that Arrow evaluates;
-    anything else goes through Spark's rows first (`gpu_ops.explain` says which). All columns are written, row kinds
-    included.
+    other rows go through Spark first (`gpu_ops.explain` says which). All columns are written, row kinds included.
 
     A micro-batch becomes visible as a whole, and once, to whoever reads by the log: ``"parquet"`` and ``"arrow"`` have
     that of Spark's own file sink (``_spark_metadata``), by which Spark and `gpu_ops.read_files` read the folder,
@@ -86,18 +89,33 @@ def write_files(
         changes: a streaming DataFrame.
         path: a folder for this query alone: a local one, or a URI of an object store, as ``state=`` takes it
             (``s3://bucket/folder``; ``s3a://`` means the same).
-        format: ``"parquet"``, ``"delta"`` (needs the package ``deltalake``) or ``"arrow"``.
+        format: the format of the files. ``"parquet"``: Parquet. ``"delta"``: Parquet with a Delta log (needs the
+            package ``deltalake``). ``"arrow"``: Arrow IPC.
         partition_by: columns of integers, text, booleans or dates that become folders ``name=value``.
-        checkpoint: Spark's ``checkpointLocation``; by default what the session has for it.
-        name: of the query.
-        file_bytes: a file has about so many bytes of rows in memory, less where a partition's micro-batch has less.
-        compression: of Parquet and Arrow, as pyarrow calls it; None for none.
-        trigger: Spark's, as ``DataStreamWriter.trigger`` takes it: ``availableNow=True``,
-            ``processingTime="10 seconds"``.
+        checkpoint: Spark's ``checkpointLocation``; by default the session's.
+        name: the name of the query.
+        file_bytes: the bytes of rows in memory that a file has, about, or less where a partition's micro-batch has
+            less.
+        compression: the compression of Parquet and Arrow, as pyarrow calls it; None for none.
+        processingTime: the time between two micro-batches: ``"10 seconds"``; this and the following four are Spark's
+            triggers, see ``DataStreamWriter.trigger``, of which one may be given.
+        availableNow: whether the query takes the input that there is, in several micro-batches, and ends.
+        once: whether the query takes the input that there is, in one micro-batch, and ends.
+        continuous: the time between two checkpoints of continuous processing.
+        realTime: the length of a micro-batch of Spark's real-time mode.
 
     Raises:
-        DescriptionError: no streaming DataFrame, or no such format or column.
+        DescriptionError: it is no streaming DataFrame, or there is no such format or column.
         NotBuiltError: the package for the format is not installed, or Arrow cannot reach the folder.
+
+    Example:
+        >>> arrive(folder + "/in", {"id": 1, "amount": 10})
+        >>> orders = gpu_ops.read_files(spark, folder + "/in", "json", "id INT, amount INT")
+        >>> query = gpu_ops.write_files(
+        ...     orders, folder + "/out", checkpoint=folder + "/checkpoint", availableNow=True
+        ... )
+        >>> query.awaitTermination()
+        >>> spark.read.parquet(folder + "/out").show()
     """
     if not data_frame(changes, "what write_files() takes").isStreaming:
         raise DescriptionError("write_files() takes a streaming DataFrame; write a static one with Spark's own writer")
@@ -119,11 +137,15 @@ def write_files(
     )
     files = made_by_tasks(changes, writer, "gpu_join_files", st.StructType().add(FILE_COLUMN, "string"))
     written = files.writeStream.foreachBatch(lambda batch, number: _write(commit, writer.schema, batch, number))
-    return started(written, checkpoint, name, trigger)
+    triggers = {
+        "processingTime": processingTime, "availableNow": availableNow, "once": once, "continuous": continuous,
+        "realTime": realTime,
+    }  # fmt: skip
+    return started(written, checkpoint, name, {x: value for x, value in triggers.items() if value is not None})
 
 
 def _write(commit: DeltaCommit | _LogCommit, schema: pa.Schema, batch: DataFrame, number: int) -> None:
-    """What ``foreachBatch`` does: runs the micro-batch, and commits its files unless that was done before."""
+    """Runs a micro-batch, and commits its files unless that was done before (for ``foreachBatch``)."""
     query = query_of(batch)
     done = commit.done(query, number)
     files = [WrittenFile(**json.loads(row[0])) for row in batch.collect()]
@@ -133,13 +155,13 @@ def _write(commit: DeltaCommit | _LogCommit, schema: pa.Schema, batch: DataFrame
 
 
 class _LogCommit:
-    """Files are moved out of `STAGING`, then named in the log of Spark's own file sink.
+    """Makes a micro-batch's files visible: moves them out of `STAGING`, then names them in Spark's log of a sink.
 
     The folder belongs to one query: Spark's sink would silently leave out the first micro-batches of a second one,
     whose numbers are in the log already.
 
     Args:
-        log: gives the log, when the query runs.
+        log: opens the log, when the query runs.
         files: the output folder.
     """
 
@@ -148,7 +170,7 @@ class _LogCommit:
         self._log: SparkLog | ObjectLog | None = None
 
     def done(self, query: str, number: int) -> bool:
-        """Whether the files of a micro-batch are visible already.
+        """True if the files of a micro-batch are visible already.
 
         Raises:
             StateError: the folder belongs to another query.
@@ -164,13 +186,13 @@ class _LogCommit:
         return False
 
     def _claim(self, query: str) -> None:
-        """Writes down whose folder it is."""
+        """Records the query that the folder belongs to."""
         owner = self._files.read(_OWNER)
         if owner is not None:
-            found = json.loads(owner.to_pybytes())["query"]
-            if found != query:
+            writer = json.loads(owner.to_pybytes())["query"]
+            if writer != query:
                 raise StateError(
-                    f"{self._files.location} has the files of query {found}, and this is query {query}: write into "
+                    f"{self._files.location} has the files of query {writer}, and this is query {query}: write into "
                     "another folder, or go on with that one's checkpoint"
                 )
             return
@@ -200,16 +222,16 @@ class _LogCommit:
         self._files.filesystem.move(f"{self._files.root}/{file.lies}", f"{self._files.root}/{file.path}")
 
     def tidy(self, number: int) -> None:
-        """Deletes what no reader will ever want, after a micro-batch."""
+        """Deletes a micro-batch's staged files that were not committed."""
         self._files.delete_folder(f"{STAGING}/{number}")
 
 
 def _place(spark: SparkSession, path: str) -> Files:
-    """The output folder. A path without a scheme is Hadoop's, whose file system may be another than the local one.
+    """Opens the output folder; a path without a scheme is in Hadoop's default file system.
 
     Raises:
         DescriptionError: there is no such file system.
-        NotBuiltError: Arrow does not reach it from here.
+        NotBuiltError: Arrow cannot reach the folder from here.
     """
     scheme = re.match("([A-Za-z][A-Za-z0-9+.-]*):/", path)
     if scheme is None or scheme[1].lower() == "file":
@@ -231,14 +253,14 @@ def _place(spark: SparkSession, path: str) -> Files:
         ) from None
 
 
-def _partition_columns(changes: DataFrame, given: str | Sequence[str]) -> tuple[str, ...]:
-    """The columns of partitions, in their own spelling.
+def _partition_columns(changes: DataFrame, names: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the partition columns as the DataFrame spells them.
 
     Raises:
-        DescriptionError: there is no such column, or one that is no folder's name.
+        DescriptionError: a column does not exist, or its values cannot name folders.
     """
-    found = []
-    for name in (given,) if isinstance(given, str) else given:
+    columns = []
+    for name in (names,) if isinstance(names, str) else names:
         column = spelling(changes, name)
         if column is None:
             raise DescriptionError(f"partition_by names {name!r}; there are {', '.join(changes.columns)}")
@@ -247,14 +269,14 @@ def _partition_columns(changes: DataFrame, given: str | Sequence[str]) -> tuple[
             raise DescriptionError(
                 f"partition_by={column!r} is {kind.simpleString()}; integers, text, booleans and dates name folders"
             )
-        found.append(column)
-    if len(found) == len(changes.columns):
+        columns.append(column)
+    if len(columns) == len(changes.columns):
         raise DescriptionError("partition_by names all columns, and none is left for the files")
-    return tuple(found)
+    return tuple(columns)
 
 
 class SparkLog:
-    """The log as Spark writes it, through Hadoop.
+    """The log of Spark's file sink, written by Spark's own code through Hadoop.
 
     Args:
         spark: the session.
@@ -268,9 +290,9 @@ class SparkLog:
         self._log = self._class("FileStreamSinkLog")(1, spark._jsparkSession, f"{self._location}/{LOG}", none)
 
     def latest(self) -> int:
-        """The last micro-batch that it has, -1 for none."""
-        found = self._log.getLatestBatchId()
-        return int(found.get()) if found.isDefined() else -1
+        """The last micro-batch in the log, -1 for none."""
+        latest_id = self._log.getLatestBatchId()
+        return int(latest_id.get()) if latest_id.isDefined() else -1
 
     def add(self, number: int, files: Sequence[WrittenFile]) -> bool:
         """Makes the files of a micro-batch visible, all at once; False where another has written that micro-batch."""
@@ -284,7 +306,7 @@ class SparkLog:
         return bool(self._log.add(number, statuses))
 
     def _class(self, name: str) -> Any:
-        """A class of Spark's file sink; it has moved between versions."""
+        """Returns a class of Spark's file sink, whose package differs between versions."""
         loader = java_class(self._spark, "java.lang.Thread").currentThread().getContextClassLoader()
         for package in ("streaming.sinks", "streaming"):
             whole = f"org.apache.spark.sql.execution.{package}.{name}"
@@ -295,10 +317,11 @@ class SparkLog:
 
 
 class ObjectLog:
-    """The same log on an object store, written by Arrow: Spark's code would rename, which there is a copy.
+    """The log of Spark's file sink on an object store, written by Arrow: Spark's code renames, which there is a copy.
 
-    An entry is one object, and an object is there as a whole or not at all. As in
-    ``org.apache.spark.sql.execution.streaming.CompactibleFileStreamLog`` each tenth has all files since the beginning.
+    An entry is one object, and an object exists as a whole or not at all. As in
+    ``org.apache.spark.sql.execution.streaming.CompactibleFileStreamLog`` each tenth lists all files since the
+    beginning.
 
     Args:
         place: the output folder.
@@ -309,16 +332,16 @@ class ObjectLog:
         self._last = max(self._entries().values(), default=-1)
 
     def _entries(self) -> dict[str, int]:
-        """Names of entries, with their micro-batches."""
+        """The names of the log's entries, with their micro-batches."""
         names = ((name, name.removesuffix(_COMPACT)) for name in self._log.sizes(""))
         return {name: int(number) for name, number in names if number.isdecimal()}
 
     def latest(self) -> int:
-        """See `SparkLog`."""
+        """The last micro-batch in the log, -1 for none."""
         return self._last
 
     def add(self, number: int, files: Sequence[WrittenFile]) -> bool:
-        """See `SparkLog`."""
+        """Makes the files of a micro-batch visible, all at once; False where another has written that micro-batch."""
         whole = _has_all(number)
         lines = [*(self._since(number) if whole else ()), *map(self._line, files)]
         if not self._log.create(_entry(number), "\n".join(["v1", *lines]).encode()):
@@ -329,7 +352,7 @@ class ObjectLog:
         return True
 
     def _since(self, number: int) -> Iterator[str]:
-        """What entries before have, from the last that had all."""
+        """Yields the lines of the entries before a micro-batch, from the last entry that lists all files."""
         first = max(0, number - _INTERVAL)
         for name in map(_entry, range(first, number)):
             content = self._log.read(name)
@@ -338,7 +361,7 @@ class ObjectLog:
             yield from content.to_pybytes().decode().split("\n")[1:]
 
     def _forget(self, number: int) -> None:
-        """Deletes entries before one that has all, but those that a reader may have just found."""
+        """Deletes entries before one that lists all files, except those that a reader may have just found."""
         for name, entry in self._entries().items():
             stamp = self._log.stamp(name) if entry < number else None
             if stamp is not None and stamp[1] < (time.time() - _KEPT_S) * 1e9:
@@ -355,10 +378,10 @@ class ObjectLog:
 
 
 def _has_all(number: int) -> bool:
-    """Whether a micro-batch's entry has the files of all before, too."""
+    """True if a micro-batch's entry lists the files of all earlier ones, too."""
     return (number + 1) % _INTERVAL == 0
 
 
 def _entry(number: int) -> str:
-    """What a micro-batch's entry is called."""
+    """The name of a micro-batch's entry."""
     return f"{number}{_COMPACT}" if _has_all(number) else f"{number}"

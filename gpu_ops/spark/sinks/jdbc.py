@@ -16,19 +16,19 @@ from gpu_ops.spark.database import Connection
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.sinks import postgres
-from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
+from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
 from gpu_ops.spark.sinks.merging import STAGED, Merge, bring
 from gpu_ops.spark.tasks.marks import Marks
 
 _ATTEMPT: Final = "gpu_ops_attempt"
-"""The column of a staged row's mark; beside it `STAGED` is how often the row comes or goes. A table that has that
-column was made by a view: no other is emptied."""
+"""The column of the task attempt that staged a row; the column `STAGED` says how many times the row comes or goes. Only
+a table with that column was made by a view, and is ever emptied."""
 
 _IN_LIST: Final = 900
-"""Values of a list that all databases take."""
+"""Number of values in an IN list that every database takes."""
 
 _LOCK_WAIT: Final = 60
-"""Seconds to wait for those that have an earlier run's staging table locked."""
+"""Seconds to wait for a lock that others hold on an earlier run's staging table."""
 
 _BATCHES: Final = ("query_id", "batch_id")
 
@@ -40,7 +40,7 @@ _NAME: Final = re.compile(rf"\s*((?:{_PART}\.)*)({_PART})\s*")
 def jdbc_view(
     url: str, table: str, key: str | Sequence[str] | None = None, *, options: Mapping[str, str] | None = None
 ) -> View:
-    """A function for ``foreachBatch`` that keeps a database's table equal to the folded changelog.
+    """Makes a function for ``foreachBatch`` that keeps a database's table equal to the folded changelog.
 
     Executors write the micro-batch into the table ``<table>_staged``, each row with the attempt of the task that wrote
     it, as Spark may run a task twice; one transaction then brings the rows of the attempts that Spark took into the
@@ -54,21 +54,26 @@ def jdbc_view(
         table: the table's name, as SQL spells it.
         key: columns that identify a row; by default those that are known of the changelog. Without any the table gets
             a column `gpu_ops_count`, how often a row is there, and each micro-batch reads the whole view.
-        options: of Spark's JDBC writer: ``user``, ``password``, ``driver``, ``createTableColumnTypes``...
+        options: options of Spark's JDBC writer: ``user``, ``password``, ``driver``, ``createTableColumnTypes``...
 
     Raises:
-        DescriptionError: (from ``foreachBatch``, before anything is made) a table beside it was not made by a view, the
-            view has other columns, or there is one that the database does not take.
-        BadInputError: (likewise, and nothing of the micro-batch is written) a value that it does not take, or a key
-            twice.
-        DatabaseError: (likewise) it cannot be reached, refuses a statement, or other rows are there than should be.
+        DescriptionError: (from ``foreachBatch``, before anything is made) a table with the name of the staging table
+            was not made by a view, the view has other columns, or the database does not take a column's type.
+        BadInputError: (from ``foreachBatch``; nothing of the micro-batch is written) the database does not take a
+            value, or a key occurs twice.
+        DatabaseError: (from ``foreachBatch``; nothing is written) the database cannot be reached, refuses a statement,
+            or has other rows than it should.
+
+    Example:
+        >>> view = gpu_ops.sinks.jdbc_view("jdbc:postgresql://localhost/shop", "live", "id", options={"user": "ann"})
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
-    given = dict(options or {})
+    settings = dict(options or {})
     ready: set[str] = set()
     marks = Marks()
 
-    def write(changes: Changes) -> None:
-        with contextlib.closing(_Database(changes, url, table, given)) as database:
+    def write(changes: NetChanges) -> None:
+        with contextlib.closing(_Database(changes, url, table, settings)) as database:
             database.prepare(first=changes.query_id not in ready)
             ready.add(changes.query_id)
             if not database.has_micro_batch():
@@ -82,13 +87,17 @@ def jdbc_view(
 def postgres_view(
     url: str, table: str, key: str | Sequence[str] | None = None, *, options: Mapping[str, str] | None = None
 ) -> View:
-    """`jdbc_view` for Postgres, with its driver (``org.postgresql:postgresql``).
+    """Makes a `jdbc_view` for Postgres, with its driver (``org.postgresql:postgresql``).
 
     Args:
         url: ``postgresql://host:port/database``, with or without ``jdbc:``.
-        table: see `jdbc_view`.
-        key: see `jdbc_view`.
-        options: see `jdbc_view`.
+        table: the table's name, as SQL spells it.
+        key: columns that identify a row, see `jdbc_view`.
+        options: options of Spark's JDBC writer, see `jdbc_view`.
+
+    Example:
+        >>> view = gpu_ops.sinks.postgres_view("postgresql://localhost/shop", "live", key="id", options={"user": "ann"})
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
     """
     return jdbc_view(
         "jdbc:" + url.removeprefix("jdbc:"), table, key, options={"driver": "org.postgresql.Driver", **(options or {})}
@@ -96,17 +105,17 @@ def postgres_view(
 
 
 def _beside(table: str, suffix: str, limit: int, *, cut: bool = False) -> tuple[str, str]:
-    """The name of what belongs to a table, quoted as that is: with the schema, and without.
+    """Names a table or index that belongs to a table, quoted likewise: with the schema, and without.
 
-    Of names longer than ``limit`` bytes there is the beginning, and a hash: at the end, so that it is no other table's
-    name with a suffix. With ``cut`` there is only the beginning, as Postgres cuts names.
+    A name longer than ``limit`` bytes is cut and ends in a hash, so that it is no other table's name with a suffix.
+    With ``cut`` it is only cut, as Postgres cuts names.
     """
     schema, name = _parts(table)
     quotes, plain = _QUOTES.get(name[0]), _plain(name)
     whole = plain + suffix
     if len(whole.encode()) > limit:
-        own = plain.encode() if quotes else plain.encode().lower()
-        mark = "" if cut else f"{suffix}_{hashlib.sha256(own).hexdigest()[:12]}"
+        named = plain.encode() if quotes else plain.encode().lower()
+        mark = "" if cut else f"{suffix}_{hashlib.sha256(named).hexdigest()[:12]}"
         whole = whole.encode()[: limit - len(mark)].decode(errors="ignore") + mark
     if quotes is not None:
         whole = name[0] + whole.replace(quotes, quotes * 2) + quotes
@@ -114,30 +123,30 @@ def _beside(table: str, suffix: str, limit: int, *, cut: bool = False) -> tuple[
 
 
 def _parts(table: str) -> tuple[str, str]:
-    """A name as SQL spells it: that of the schema, with its dot, and the table's own."""
-    found = _NAME.fullmatch(table)
-    if found is None:
+    """Splits a name as SQL spells it into the schema, with its dot, and the table."""
+    parts = _NAME.fullmatch(table)
+    if parts is None:
         raise DescriptionError(f"{table!r} is no name of a table; names with other characters are quoted")
-    return found[1], found[2]
+    return parts[1], parts[2]
 
 
 def _plain(name: str) -> str:
-    """A name without its quotes."""
+    """A table's name without its quotes."""
     quotes = _QUOTES.get(name[0])
     return name if quotes is None else name[1:-1].replace(quotes * 2, quotes)
 
 
 class _Database:
-    """The view of a micro-batch, on a connection of the driver's.
+    """A view in a database while one micro-batch is written, over a connection of the driver's.
 
     Args:
         changes: the micro-batch.
-        url: of the database.
-        table: the view.
+        url: the database's JDBC address.
+        table: the view's table.
         options: see `jdbc_view`.
     """
 
-    def __init__(self, changes: Changes, url: str, table: str, options: Mapping[str, str]) -> None:
+    def __init__(self, changes: NetChanges, url: str, table: str, options: Mapping[str, str]) -> None:
         self._changes, self._url, self._table, self._options = changes, url, table, options
         self._spark = changes.rows.sparkSession
         self._connection = Connection(self._spark, url, options, f"view {table}")
@@ -149,50 +158,51 @@ class _Database:
         self._casts: dict[str, postgres.Cast] = {}
 
     def close(self) -> None:
-        """Ends the connection; what was not committed is undone."""
+        """Closes the connection, which undoes what was not committed."""
         self._connection.close()
 
     def execute(self, *statements: str) -> None:
-        """Runs statements on the connection."""
+        """Runs SQL statements on the connection."""
         self._connection.execute(*statements)
 
     def _names(self, columns: Iterable[str]) -> list[str]:
         return [self._connection.quoted(x) for x in columns]
 
     def _batches_of(self) -> str:
-        """The table of numbers; one whose name an older version left to the database to cut is kept."""
+        """The name of the table of micro-batch numbers, also where an older version let the database cut it."""
         longest = self._connection.longest_table
         before, _ = _beside(self._table, "_batches", longest, cut=True)
         is_own = before != self._table and set(self._columns_of(before) or ()) == set(_BATCHES)
         return before if is_own else _beside(self._table, "_batches", longest)[0]
 
     def _columns_of(self, table: str) -> list[str] | None:
-        """The columns of a table, None if it is not there."""
+        """The columns of a table; None if it does not exist."""
         return self._connection.columns(table) if self._connection.exists(table) else None
 
     def prepare(self, *, first: bool) -> None:
-        """Makes what is not there, once everything has been looked at, and empties the staging table.
+        """Checks all tables, then creates the missing ones and empties the staging table.
 
         Args:
-            first: of this query: the staging table is made anew, and the statements are tried without rows.
+            first: whether it is the query's first micro-batch: the staging table is made anew, and the statements are
+                tried without rows.
 
         Raises:
-            DescriptionError: a table that is there is not the view's, or has other columns; or there is a column that
-                the database does not take.
+            DescriptionError: an existing table is not the view's, or has other columns; or the database does not take a
+                column's type.
         """
         if first:
             self._check()
-        batches, staging, there = map(self._columns_of, (self._batches, self.staging, self._table))
-        for name, columns, own in ((self._batches, batches, _BATCHES), (self.staging, staging, (STAGED,))):
-            if columns is not None and not set(own) <= {x.lower() for x in columns}:
+        batches, staging, view_columns = map(self._columns_of, (self._batches, self.staging, self._table))
+        for name, columns, required in ((self._batches, batches, _BATCHES), (self.staging, staging, (STAGED,))):
+            if columns is not None and not set(required) <= {x.lower() for x in columns}:
                 raise DescriptionError(
                     f"view {self._table} keeps a table {name} beside it, and one of that name is there that no view "
                     f"has made: it has {', '.join(columns)}. Rename one of them"
                 )
         stored = self._changes.stored()
-        self._columns = stored.names if there is None else there
+        self._columns = stored.names if view_columns is None else view_columns
         self._spelled = self._changes.check(self._table, self._columns)
-        if there is not None:
+        if view_columns is not None:
             self._check_equal()
         self._connection.begin()
         if batches is None:
@@ -204,7 +214,7 @@ class _Database:
             self._create_staging()
         else:
             self._empty()
-        if there is None:
+        if view_columns is None:
             self._create(self._table, stored)
             if self._changes.key is not None:
                 index = _beside(self._table, "_key", self._connection.longest_table)[1]
@@ -223,7 +233,7 @@ class _Database:
         self._connection.commit()
 
     def _try(self) -> None:
-        """Brings no row into the view, so that what cannot be is said before there are any."""
+        """Runs the statements without any rows, so that a refusal comes before any row does."""
         size = len(self._changes.key or self._changes.schema.names)
         try:
             if self._casts:
@@ -236,7 +246,7 @@ class _Database:
             raise DescriptionError(f"view {self._table} cannot be kept: {reason}") from error
 
     def _check(self) -> None:
-        """That the database takes the names and columns."""
+        """Checks that the database takes the names and types of the columns."""
         table = _plain(_parts(self._table)[1])
         longest = self._connection.longest_column
         names = [
@@ -248,9 +258,9 @@ class _Database:
                 size = len(name.encode())
                 raise DescriptionError(f"{what} {name!r} has a name of {size} bytes; the database keeps {limit}")
         for field in self._changes.schema:
-            for own in (STAGED, _ATTEMPT):
-                if own in (field.name.lower(), table.lower()):
-                    raise DescriptionError(f"{own!r} is a view's own name: rename that table or column")
+            for reserved in (STAGED, _ATTEMPT):
+                if reserved in (field.name.lower(), table.lower()):
+                    raise DescriptionError(f"{reserved!r} is a view's own name: rename that table or column")
             if not self._connection.has_type(self._java(field.dataType)):
                 raise DescriptionError(
                     f"column {field.name!r} is {field.dataType.simpleString()}, which Spark has no type for in view "
@@ -258,7 +268,7 @@ class _Database:
                 )
 
     def _check_equal(self) -> None:
-        """That the database compares the values by which rows are found."""
+        """Checks that the database can compare the columns by which rows are found."""
         for name in self._names(self._spelled[x] for x in self._changes.key or self._changes.schema.names):
             try:
                 self._connection.rows(
@@ -277,7 +287,7 @@ class _Database:
         self._connection.create(table, self._java(schema), more)
 
     def _drop_staging(self) -> None:
-        """Drops the staging table; whoever reads it or writes into it has it locked, and may do so for ever.
+        """Drops the staging table, waiting a minute at most for whoever has it locked.
 
         Raises:
             DatabaseError: it cannot be dropped, or not in that time.
@@ -293,16 +303,16 @@ class _Database:
             ) from error
 
     def _create_staging(self) -> None:
-        own = [st.StructField(STAGED, st.LongType()), st.StructField(_ATTEMPT, st.LongType())]
+        marks = [st.StructField(STAGED, st.LongType()), st.StructField(_ATTEMPT, st.LongType())]
         fields = list(self._changes.schema)
         more = {}
         if self._postgres:
             fields = [st.StructField(x.name, postgres.staged_type(x.dataType)) for x in fields]
             more = {"createTableColumnTypes": f"{_ATTEMPT} BIGINT"}  # not the view's
-        self._create(self.staging, st.StructType([*fields, *own]), more)
+        self._create(self.staging, st.StructType([*fields, *marks]), more)
 
     def _empty(self) -> None:
-        """Empties the staging table of what earlier micro-batches and attempts left."""
+        """Empties the staging table of rows that earlier micro-batches and attempts left."""
         if self._postgres:
             # truncating waits for whoever reads it, a backup perhaps, and for an attempt whose executor is lost
             self.execute("SAVEPOINT gpu_ops")
@@ -314,17 +324,17 @@ class _Database:
         self.execute(self._connection.truncation(self.staging))
 
     def has_micro_batch(self) -> bool:
-        """Whether a transaction has brought the micro-batch into the view, or a later one."""
+        """True if a transaction has brought this micro-batch or a later one into the view."""
         query, batch = self._names(_BATCHES)
-        own = f"{query} = '{self._changes.query_id}' AND {batch} >= {self._changes.batch_id}"
-        return self._connection.rows(f"SELECT COUNT(*) FROM {self._batches} WHERE {own}") != [("0",)]
+        taken = f"{query} = '{self._changes.query_id}' AND {batch} >= {self._changes.batch_id}"
+        return self._connection.rows(f"SELECT COUNT(*) FROM {self._batches} WHERE {taken}") != [("0",)]
 
     def look(self) -> list[str]:
-        """The patterns of nulls in the key, see `Merge.nulls`.
+        """Checks the values for Postgres, and returns the patterns of nulls in the key, see `Merge.nulls`.
 
         Raises:
-            BadInputError: a value that Postgres has not: text with the character NUL; or most of its readers: a day
-                before the year 1.
+            BadInputError: text with the character NUL, which Postgres does not take; or a day before the year 1, which
+                most of its readers do not.
         """
         key, schema = self._changes.key, self._changes.schema
         flags = [f.when(named_column(x).isNull(), "1").otherwise("0") for x in key or schema.names]
@@ -346,10 +356,10 @@ class _Database:
         return sorted(x for x in nulls if x is not None)
 
     def stage(self, marks: Marks) -> None:
-        """Writes the micro-batch into the staging table, by the executors.
+        """Has the executors write the micro-batch into the staging table.
 
         Raises:
-            DatabaseError: that failed.
+            DatabaseError: the rows could not be written.
         """
         rows = self._changes.signed().withColumnRenamed(COUNT, STAGED)
         if self._postgres:
@@ -367,19 +377,19 @@ class _Database:
 
         Args:
             nulls: see `Merge.nulls`.
-            attempts: how many rows those attempts have staged that count.
+            attempts: the number of rows that each valid task attempt has staged.
 
         Raises:
-            BadInputError: a value that the view's column cannot have, or keys that are one in its types.
+            BadInputError: the view's column cannot hold a value, or two keys are equal in its types.
             DatabaseError: see `jdbc_view`.
         """
         query, batch = self._names(_BATCHES)
-        own, number = f"{query} = '{self._changes.query_id}'", self._changes.batch_id
+        of_query, number = f"{query} = '{self._changes.query_id}'", self._changes.batch_id
         # the row is locked: another driver of the query that is still there does not do the same beside this one
         if not self._connection.changed(
-            f"UPDATE {self._batches} SET {batch} = {number} WHERE {own} AND {batch} < {number}"
+            f"UPDATE {self._batches} SET {batch} = {number} WHERE {of_query} AND {batch} < {number}"
         ):
-            if self._connection.rows(f"SELECT COUNT(*) FROM {self._batches} WHERE {own}") != [("0",)]:
+            if self._connection.rows(f"SELECT COUNT(*) FROM {self._batches} WHERE {of_query}") != [("0",)]:
                 return
             values = f"'{self._changes.query_id}', {number}"
             self.execute(f"INSERT INTO {self._batches} ({query}, {batch}) VALUES ({values})")
@@ -396,7 +406,7 @@ class _Database:
             raise BadInputError(self._changes.changelog, None, str(error)) from error
 
     def _check_staged(self, attempts: Mapping[int, int]) -> None:
-        """That the rows of those attempts are there, each once, and are all that the micro-batch changes."""
+        """Checks that the rows of the valid attempts are staged, each once, and are all changes of the micro-batch."""
         mark = self._names([_ATTEMPT])[0]
         staged = f"SELECT {mark}, COUNT(*) FROM {self.staging} WHERE {self._counts(attempts)} GROUP BY {mark}"
         rows = {int(x): int(count) for x, count in self._connection.rows(staged)}
@@ -413,7 +423,7 @@ class _Database:
             )
 
     def _counts(self, attempts: Mapping[int, int]) -> str:
-        """A condition on staged rows: that they are of those attempts."""
+        """SQL condition that staged rows are of the given attempts."""
         mark, marks = self._names([_ATTEMPT])[0], sorted(attempts)
         parts = [marks[n : n + _IN_LIST] for n in range(0, len(marks), _IN_LIST)] or [[-1]]
         return "(" + " OR ".join(f"{mark} IN ({', '.join(map(str, part))})" for part in parts) + ")"
@@ -428,9 +438,10 @@ class _Database:
         rows = f"SELECT {shown}, {count} FROM {self.staging} WHERE {self._counts(attempts)}"
         if changes.key is None and any(x.folds for x in self._casts.values()):
             # rows that differ may be equal in the view's types
-            own = ", ".join(staged.values())
+            grouped = ", ".join(staged.values())
             rows = (
-                f"SELECT {own}, SUM({count}) AS {count} FROM ({rows}) each_row GROUP BY {own} HAVING SUM({count}) <> 0"
+                f"SELECT {grouped}, SUM({count}) AS {count} FROM ({rows}) each_row "
+                f"GROUP BY {grouped} HAVING SUM({count}) <> 0"
             )
         return Merge(
             table=self._table, rows=f"({rows})", staged=staged, kept=kept, key=changes.key, count=count,
@@ -450,10 +461,10 @@ class _Database:
         bring(self._connection, merge, f"view {self._table}", self._changes.changelog)
 
     def _check_values(self, attempts: Mapping[int, int]) -> None:
-        """That the columns of a table of Postgres hold the staged values.
+        """Checks that the columns of a Postgres table can hold the staged values.
 
         Raises:
-            BadInputError: one does not.
+            BadInputError: one cannot.
         """
         casts = [x for x in self._casts.values() if x.needed]
         if not casts:
@@ -461,7 +472,7 @@ class _Database:
         where = f"FROM {self.staging} WHERE {self._counts(attempts)}"
         self.execute("SAVEPOINT gpu_ops")
         try:
-            found = self._connection.rows(f"SELECT {', '.join(x.sample for x in casts)} {where}")[0]
+            samples = self._connection.rows(f"SELECT {', '.join(x.sample for x in casts)} {where}")[0]
         except DatabaseError:
             for cast in casts:
                 self.execute("ROLLBACK TO SAVEPOINT gpu_ops")
@@ -470,6 +481,6 @@ class _Database:
                 except DatabaseError as error:
                     raise BadInputError(self._changes.changelog, cast.name, str(error)) from error
             raise
-        for cast, sample in zip(casts, found, strict=True):
+        for cast, sample in zip(casts, samples, strict=True):
             if sample != "None":
                 raise BadInputError(self._changes.changelog, cast.name, f"view {self._table}: {cast.problem}", sample)

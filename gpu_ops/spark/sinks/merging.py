@@ -1,4 +1,4 @@
-"""The statements that bring a micro-batch's staged rows into a view, and how many rows each has to change."""
+"""The SQL statements that bring staged rows into a view, and the check of how many rows each changed."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from gpu_ops.errors import BadInputError, DatabaseError
 from gpu_ops.spark.database import Connection, literal
 
 STAGED: Final = "gpu_ops_staged"
-"""How often a staged row comes or goes, and what staged rows are called in a statement."""
+"""The column of how many times a staged row comes or goes, and the name of the staged rows in a statement."""
 
 _PATTERNS: Final = 8
-"""Up to so many patterns of nulls in a key, each is compared in a condition of its own, which an index can answer."""
+"""Number of patterns of nulls in a key up to which each has a condition of its own, which an index can answer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """The statements of a view. All names are as SQL spells them.
+    """The statements of a view, in which all names are as SQL spells them.
 
     Attributes:
-        table: the view.
-        rows: a query of the staged rows, in brackets: the columns as ``staged`` has them, and ``count``: of a view with
-            a key -1 for one that goes, 1 for a new one, 2 for one that takes another's place; without a key how often
-            the row comes, negative if it goes.
+        table: the view's table.
+        rows: a query of the staged rows, in brackets: the columns as ``staged`` has them, and ``count``. With a key
+            that is -1 for a row that goes, 1 for a new one, 2 for one that replaces another; without a key the number
+            of times that the row comes, negative if it goes.
         staged: by column of the changelog, the column of ``rows``.
         kept: by column of the changelog, the column of the view.
         key: columns of the changelog that identify a row; None for a view without a key.
-        count: the column of ``rows``.
-        total: the view's column of how often a row is there, without a key.
-        postgres: whether the database is Postgres, whose statements for this are its own.
+        count: the column of ``rows`` with the count.
+        total: without a key, the view's column of the number of times that a row is there.
+        postgres: whether the database is Postgres, which has statements of its own for this.
         others: whether the view has columns that the changelog lacks.
-        nulls: patterns of nulls in the key, ``1`` for each column that is null; without a key one of all columns,
-            ``1`` for each that has nulls.
-        texts: columns of the changelog, of those by which rows are found, that are text.
-        texts: columns of the changelog that are text.
+        nulls: patterns of nulls in the key, ``1`` for each column that is null; without a key one pattern of all
+            columns, ``1`` for each that has nulls.
+        texts: the text columns among those by which rows are found.
     """
 
     table: str
@@ -51,7 +50,7 @@ class Merge:
     texts: Sequence[str]
 
     def matches(self) -> list[str]:
-        """Conditions that a staged row and its row of the view have in common; a staged row can meet one of them."""
+        """The conditions under which a staged row and a row of the view match; a row can meet one of them only."""
         columns = self.key if self.key is not None else list(self.kept)
         pairs = [(f"{self.table}.{self.kept[x]}", f"{STAGED}.{self.staged[x]}") for x in columns]
         if self.key is not None and len(self.nulls) <= _PATTERNS:
@@ -74,36 +73,36 @@ class Merge:
         return [" AND ".join(terms)]
 
     def staged_where(self, match: str, kinds: str = "") -> str:
-        """A condition on rows of the view: that there is a staged row that matches."""
+        """SQL condition on rows of the view: a staged row matches."""
         return f"EXISTS (SELECT 1 FROM {self.rows} {STAGED} WHERE {match}{f' AND {kinds}' if kinds else ''})"
 
     def missing(self) -> str:
-        """A condition on staged rows: that the view has none that matches."""
+        """SQL condition on staged rows: the view has no row that matches."""
         return " AND ".join(f"NOT EXISTS (SELECT 1 FROM {self.table} WHERE {match})" for match in self.matches())
 
     @property
     def counted(self) -> str:
-        """A staged row's count."""
+        """The count of a staged row, as SQL."""
         return f"{STAGED}.{self.count}"
 
     def sizes(self) -> str:
-        """The query of how many staged rows there are: with a key by their count, without one in all."""
+        """The query for the number of staged rows: with a key per count, without one in all."""
         kind = (self.count, f" GROUP BY {self.count}") if self.key is not None else ("0", "")
         return f"SELECT {kind[0]}, COUNT(*) FROM {self.rows} {STAGED}{kind[1]}"
 
     def delete(self, kinds: str) -> list[str]:
-        """Statements that delete the rows of staged ones."""
+        """Statements that delete the view's rows which match staged ones."""
         return [f"DELETE FROM {self.table} WHERE {self.staged_where(match, kinds)}" for match in self.matches()]
 
     def update(self, kinds: str) -> list[str]:
-        """Statements that give rows the values of staged ones; columns that the changelog lacks stay as they are."""
+        """Statements that set the view's rows to the values of staged ones; columns that the changelog lacks stay."""
         values = {kept: f"{STAGED}.{self.staged[x]}" for x, kept in self.kept.items()}
         return [self._set(values, match, kinds) for match in self.matches()]
 
     def twice(self) -> str:
-        """The query of keys, as text, that are equal in the types of a view in Postgres, and differ without.
+        """The query for different keys (as text) that become equal in the column types of a Postgres view.
 
-        Several staged rows have one, or a new row and one of the view.
+        Several staged rows have such a key, or a new row and one of the view.
         """
         keys = [f"{STAGED}.{self.staged[x]}" for x in self.key or ()]
         shown = " || ', ' || ".join(f"COALESCE(CAST({x} AS TEXT), 'NULL')" for x in keys)
@@ -114,7 +113,7 @@ class Merge:
         return f"SELECT {shown} FROM {self.rows} {STAGED} GROUP BY {', '.join(keys)} HAVING {having}"
 
     def texts_of(self, kinds: str = "") -> list[str]:
-        """Queries of the texts by which rows of the view and staged ones match: all of the view, then all staged."""
+        """Queries for the texts by which rows match: first those of the view, then those of staged rows."""
         kept = [f"{self.table}.{self.kept[x]}" for x in self.texts]
         chosen = ", ".join([*kept, *(f"{STAGED}.{self.staged[x]}" for x in self.texts)])
         return [
@@ -123,15 +122,15 @@ class Merge:
         ]
 
     def lacking(self) -> str:
-        """The query of keys of rows that go or change and of which the view has none."""
+        """The query for keys of rows that go or change and that the view lacks."""
         keys = ", ".join(f"{STAGED}.{self.staged[x]}" for x in self.key or ())
         return f"SELECT {keys} FROM {self.rows} {STAGED} WHERE {self.counted} <> 1 AND {self.missing()}"
 
     def replace(self, columns: Sequence[str]) -> list[str]:
-        """Statements of Postgres that delete the rows of staged ones and insert them as they are to be.
+        """Statements for Postgres that delete the rows to change and insert them with their new values.
 
         Args:
-            columns: of the view, all that can be inserted.
+            columns: the view's columns that can be inserted.
         """
         new = {kept: f"{STAGED}.{self.staged[x]}" for x, kept in self.kept.items()}
         values = ", ".join(f"{new.get(x, f'{self.table}.{x}')} AS {x}" for x in columns)
@@ -147,7 +146,7 @@ class Merge:
         ]
 
     def insert(self, kinds: str) -> str:
-        """The statement that inserts staged rows."""
+        """The statement that inserts staged rows into the view."""
         names, values = list(self.kept.values()), [f"{STAGED}.{self.staged[x]}" for x in self.kept]
         if self.key is None:
             names, values = [*names, self.total], [*values, self.counted]
@@ -155,7 +154,7 @@ class Merge:
         return f"INSERT INTO {self.table} ({', '.join(names)}) {chosen}"
 
     def add(self) -> list[str]:
-        """Statements that add counts to rows of a view without a key that stay."""
+        """Statements that add counts to the remaining rows of a view without a key."""
         total = f"{self.table}.{self.total} + {STAGED}.{self.count}"
         return [self._set({self.total: total}, match, f"{total} > 0") for match in self.matches()]
 
@@ -170,7 +169,7 @@ class Merge:
 
 
 _UNIQUE: Final = "23505"
-"""Postgres's code of a value that is there already where each is there once."""
+"""Postgres's error code for a violated unique constraint."""
 
 _KEPT: Final = (
     "another program has changed them, or row level security, a trigger or a rule keeps them away. Nothing was written"
@@ -181,14 +180,14 @@ def bring(connection: Connection, merge: Merge, what: str, changelog: str) -> No
     """Brings staged rows into a view, in the transaction that the connection is in.
 
     Args:
-        connection: to the database.
+        connection: the connection to the database.
         merge: the statements.
         what: the view, for errors.
-        changelog: its name, for errors.
+        changelog: the changelog's name, for errors.
 
     Raises:
-        BadInputError: a text that the database, other than Postgres, holds for equal to another one of the view.
-        DatabaseError: the database refuses a statement, or changes other rows than it was to.
+        BadInputError: a database other than Postgres treats a text as equal to another one of the view.
+        DatabaseError: the database refuses a statement, or changes other rows than it should.
     """
     sizes = {int(kind): int(rows) for kind, rows in connection.rows(merge.sizes())}
     if merge.key is None:
@@ -228,9 +227,9 @@ def bring(connection: Connection, merge: Merge, what: str, changelog: str) -> No
 
 
 def _check_texts(connection: Connection, merge: Merge, what: str, changelog: str, kinds: str = "") -> None:
-    """That texts are the same by which rows match: a database's own ``=`` may ignore case, accents or blanks.
+    """Checks that texts by which rows match are the same: a database's ``=`` may ignore case, accents or blanks.
 
-    Of Postgres that is known before, see `Merge.twice`; of others each text is compared here.
+    For Postgres `Merge.twice` finds that before; for others each text is compared here.
     """
     if merge.postgres or not merge.texts:
         return
@@ -247,7 +246,7 @@ def _changed(connection: Connection, statements: Sequence[str]) -> int:
 
 
 def _updated(connection: Connection, merge: Merge) -> int:
-    """Changes rows; where one takes a unique value of another that changes, too, all are deleted and inserted."""
+    """Updates the view's rows; if one takes a unique value of another that changes, too, deletes and inserts all."""
     statements = merge.update(f"{merge.counted} = 2")
     if not merge.postgres:
         return _changed(connection, statements)

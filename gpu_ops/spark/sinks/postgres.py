@@ -1,6 +1,6 @@
-"""What values of Spark's are in the types of a table of Postgres: how they are staged, cast and checked.
+"""Spark's values in the column types of a Postgres table: how they are staged, cast and checked.
 
-Days and times are staged as text. Java's own types, which JDBC takes, have the Julian calendar before 1582 and the time
+Days and times are staged as text: Java's own types, which JDBC takes, have the Julian calendar before 1582 and the time
 zone of the JVM.
 """
 
@@ -29,8 +29,8 @@ _EXACT_TEXTS: Final = {
     _INSTANT: r"!~ '[.]\d{6}\d*[1-9]'",
     "time with time zone": r"!~ '[.]\d{6}\d*[1-9]'",
 }
-"""What texts of times look like of which Postgres leaves out nothing: it drops a zone where the type has none, a day
-before a time of day, and rounds digits beyond microseconds, without a word."""
+"""Patterns of texts that Postgres converts to times without loss: it silently drops a zone where the type has none or a
+day before a time of day, and rounds digits beyond microseconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Type:
     """The type of a table's column, as Postgres spells it.
 
     Attributes:
-        whole: with its length or precision; that below a domain.
-        bare: without it.
+        whole: the type with its length or precision; for a domain the type below it.
+        bare: the type without length and precision.
         domain: the domain, or None.
-        collation: by which texts that differ can be equal; None if by the column's none can.
+        collation: the column's collation if different texts can be equal by it, else None.
     """
 
     whole: str
@@ -51,12 +51,12 @@ class Type:
 
     @property
     def element(self) -> str:
-        """The type of an array's values, or this one."""
+        """The type of an array's elements, or the type itself."""
         return self.bare.rstrip("[]")
 
 
 def types(connection: Connection, table: str) -> dict[str, Type]:
-    """The types of a table's columns."""
+    """Reads the types of a table's columns."""
     rows = connection.rows(
         "WITH RECURSIVE below AS ("
         "SELECT attname, attnum, atttypid AS type, atttypmod AS length, NULL::text AS domain, "
@@ -76,20 +76,20 @@ def types(connection: Connection, table: str) -> dict[str, Type]:
 
 
 def staged_type(kind: st.DataType) -> st.DataType:
-    """The type that values of one of Spark's are staged in."""
+    """The Spark type in which values of a given Spark type are staged."""
     if isinstance(kind, st.ArrayType):
         return st.ArrayType(staged_type(kind.elementType))
     return st.StringType() if isinstance(kind, _TIMES) else kind
 
 
 def staged_value(value: Column, kind: st.DataType, type: Type) -> Column:  # noqa: A002
-    """A value as it is staged.
+    """Converts a value of the changelog to the form in which it is staged.
 
     Args:
-        value: of the changelog.
-        kind: its type.
-        type: of the view's column: an instant is one to a column with a time zone only; else it is what a clock of
-            Spark's session shows, as a time without zone is an instant by that clock.
+        value: the changelog's column.
+        kind: its Spark type.
+        type: the type of the view's column: in a column with a time zone a timestamp is an instant; in any other it is
+            the time that a clock in the zone of Spark's session shows.
     """
     if isinstance(kind, st.ArrayType) and isinstance(_element(kind), _TIMES):
         return f.transform(value, lambda x: staged_value(x, kind.elementType, type))
@@ -100,7 +100,7 @@ def staged_value(value: Column, kind: st.DataType, type: Type) -> Column:  # noq
 
 
 def _utc_text(value: Column) -> Column:
-    """An instant's text in UTC, so that the session's zone in Postgres does not matter.
+    """A timestamp as text in UTC, so that the session's zone in Postgres does not matter.
 
     It is the text of a time without zone: patterns, and clocks that skip an hour, depend on the session's settings.
     """
@@ -113,7 +113,7 @@ def _utc_text(value: Column) -> Column:
 
 
 def before_year_one(value: Column, kind: st.DataType) -> Column | None:
-    """Whether a value has a day before the year 1, which most readers of Postgres have none of; None if none can."""
+    """Condition that a value has a day before the year 1, which most clients cannot read; None if none can have it."""
     if isinstance(kind, st.ArrayType):
         within = before_year_one(f.lit(None).cast(kind.elementType), kind.elementType)
         if within is None:
@@ -128,14 +128,14 @@ def _element(kind: st.DataType) -> st.DataType:
 
 @dataclasses.dataclass(frozen=True)
 class Cast:
-    """A staged column and the view's.
+    """The cast from a staged column to the view's column, as SQL.
 
     Attributes:
-        name: the changelog's name of it.
+        name: the column's name in the changelog.
         staged: the staged column, as SQL spells it.
-        kind: Spark's type.
-        staged_type: of the staged column, as Postgres spells it.
-        type: of the view's column.
+        kind: the column's Spark type.
+        staged_type: the staged column's type, as Postgres spells it.
+        type: the type of the view's column.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Cast:
 
     @property
     def source(self) -> str:
-        """What Spark's type is to Postgres; of what the view keeps as text, text."""
+        """The Postgres type that corresponds to Spark's type; text where the view keeps text."""
         of = _element(self.kind)
         if not isinstance(of, _TIMES) or self.type.element in _TEXTS:
             return self.staged_type
@@ -155,21 +155,21 @@ class Cast:
 
     @property
     def needed(self) -> bool:
-        """Whether the staged column has another type than the view's."""
+        """True if the staged column has another type than the view's."""
         return self.staged_type != self.type.whole or self.type.domain is not None
 
     @property
     def folds(self) -> bool:
-        """Whether values that differ may be equal in the view.
+        """True if different values may be equal in the view.
 
-        They may in another type, by a collation, and at two instants of which a clock shows one time.
+        They may in another type, by a collation, and where a clock shows the same time at two instants.
         """
         clock = isinstance(_element(self.kind), st.TimestampType) and self.type.element != _INSTANT
         return self.type.collation is not None or clock or self.source != self.type.whole
 
     @property
     def described(self) -> str:
-        """A null of the type that is assigned to the view's column: whether there is such an assignment."""
+        """A null of the assigned type, as SQL, to find out whether Postgres allows the assignment."""
         assigned = self.type.domain or self.type.bare if self._is_text else self.source
         return f"CAST(NULL AS {assigned})"
 
@@ -179,7 +179,7 @@ class Cast:
 
     @property
     def _exact(self) -> str:
-        """The staged value in Spark's type; Postgres's own way from floats to decimals keeps 15 digits."""
+        """The staged value in Spark's type, exactly: Postgres's own cast of floats to decimals keeps 15 digits."""
         value = self.staged if self.source == self.staged_type else f"CAST({self.staged} AS {self.source})"
         is_rounded = self.source.rstrip("[]") in _APPROXIMATE and self.type.element == "numeric"
         return f"CAST({value} AS text{'[]' * ('[]' in self.source)})" if is_rounded else value
@@ -196,7 +196,7 @@ class Cast:
 
     @property
     def is_lossy(self) -> str | None:
-        """Whether a value is another one in the type of the view's column; None if it never can be."""
+        """SQL condition that a value changes in the type of the view's column; None if it never can."""
         if not self.needed or self.source == self.type.whole:
             return None
         kept = f"CAST({self._exact} AS {self.type.whole})"
@@ -217,7 +217,7 @@ class Cast:
 
     @property
     def sample(self) -> str:
-        """An aggregate over staged rows: a value that the view's column cannot hold, as text, or null; casts fail."""
+        """SQL aggregate over staged rows: a value that the view's column cannot hold, as text, or null."""
         cast = f"COUNT({self.value})"
         if self.is_lossy is None:
             return f"CASE WHEN {cast} < 0 THEN '' END"
@@ -225,7 +225,7 @@ class Cast:
 
     @property
     def problem(self) -> str:
-        """What a value is that the column cannot hold."""
+        """The error text for a value that the column cannot hold."""
         if self.type.element in _TEXTS:
             return f"value too long for type {self.type.whole}"
         return f"column {self.name!r} is of type {self.type.whole}, which would make another value of it"

@@ -1,4 +1,4 @@
-"""Streams that Arrow reads, and how their rows travel."""
+"""Sources whose rows Arrow reads in Spark's tasks: files, Kafka messages, commits of a Delta table."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gpu_ops.spark.tasks.packing import Packer, ReadFiles
 from gpu_ops.spark.tasks.rows import Taken
 
 ARROW: Final = "gpu_ops.arrow"
-"""In the metadata of files or messages: the function above them, which alone sees that column, makes their rows."""
+"""Metadata key of the column of files or messages that the function above reads; only that function sees it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Rows of files or messages.
+    """A stream of files or messages, and the function that makes rows of them.
 
     Attributes:
-        frame: the files or messages, as the function that reads them is given them.
-        reader: that function.
+        frame: the files or messages, as the reader takes them.
+        reader: the function that reads their rows.
         listed: the files or messages as Spark gives them: some files twice, whose rows
             `gpu_ops.spark.wire.arrivals.Arrivals` takes once.
     """
@@ -39,16 +39,16 @@ class Source:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
+        """The schema of the rows that the reader makes."""
         return self.reader.output
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The rows as they travel; see `gpu_ops.spark.plan.build`."""
+        """The rows packed for the shuffle; see `gpu_ops.spark.plan.build`."""
         return self.listed.mapInArrow(self.reader.packing(packer, taken), packed_type)
 
 
 def source(node: Any, session: SparkSession) -> Source | None:
-    """The files or messages that a node of a plan reads, or None."""
+    """Finds the source that a node of a plan reads; None if it reads none of ours."""
     below = node.children().head()
     if metadata_of(below, ARROW) is None:
         return None

@@ -1,7 +1,7 @@
-"""The commits of a Delta table as a stream: Spark remembers the last version, and none is left out behind it.
+"""The commits of a Delta table as a stream; Spark remembers the last version, and no later one is skipped.
 
-A data source in Python, of Spark 4.2 on. An offset is ``{"version": n, "table": id}``: the last commit that was read,
-and whose; those before the table's first commit, and of older checkpoints, have no id.
+A Python data source, for Spark 4.2 and newer. An offset is ``{"version": n, "table": id}``: the last commit that was
+read, and the table's id; offsets before the table's first commit, and in older checkpoints, have no id.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ Offset = dict[str, Any]
 
 
 def commits(spark: SparkSession, table: str, options: Mapping[str, str]) -> DataFrame:
-    """A row a commit: the file in the table's log, and the version.
+    """Streams one row for each commit of a Delta table: the file in the table's log, and the version.
 
     Args:
         spark: the session.
-        table: the folder.
-        options: ``startingVersion``, ``failOnDataLoss`` and ``maxFilesPerTrigger``, as far as they are given.
+        table: the table's folder.
+        options: ``startingVersion``, ``failOnDataLoss`` and ``maxFilesPerTrigger``, as far as they are set.
     """
     path = java_class(spark, "org.apache.hadoop.fs.Path")(table)
     conf = spark._jsparkSession.sessionState().newHadoopConf()
-    given = {
+    settings = {
         "table": str(path.getFileSystem(conf).makeQualified(path).toString()),
         "first": int(options.get("startingVersion", "0")),
         "most": int(options["maxFilesPerTrigger"]) if "maxFilesPerTrigger" in options else None,
         "lost": options.get("failOnDataLoss", "true") == "false",
     }
     spark.dataSource.register(DeltaCommits)
-    return spark.readStream.format(DeltaCommits.name()).option("given", json.dumps(given)).load()
+    return spark.readStream.format(DeltaCommits.name()).option("given", json.dumps(settings)).load()
 
 
 class DeltaCommits(DataSource):
-    """See the module."""
+    """Spark data source of the commits of a Delta table; the module says what its offsets are."""
 
     @classmethod
     def name(cls) -> str:
-        """How Spark calls it."""
+        """The name of the format in Spark."""
         return "gpu_ops_delta_commits"
 
     def schema(self) -> st.StructType:
-        """The file, and the version as what orders files."""
+        """The columns of a row: the commit's file, and the version, by which files are ordered."""
         return _COLUMNS
 
     def streamReader(self, schema: st.StructType) -> Commits:
-        """What plans micro-batches."""
+        """Makes the reader that plans micro-batches and reads commits."""
         return Commits(**json.loads(self.options["given"]))
 
 
 class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Says which commits there are, in a process of its own beside the driver.
+    """Plans micro-batches of a table's commits, in a Python process beside the driver.
 
     Args:
-        table: the folder, as Hadoop writes it.
+        table: the table's folder, as Hadoop writes it.
         first: the version that a new query begins with.
-        most: commits of a micro-batch; None for all.
-        lost: whether commits may be gone before they were read.
+        most: the most commits of a micro-batch; None for all.
+        lost: whether the stream goes on where commits are gone before they were read.
     """
 
     def __init__(self, table: str, first: int, most: int | None, *, lost: bool) -> None:
@@ -76,7 +76,7 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> Offset:
-        """Before the first commit.
+        """The offset before the first commit, where a new query begins.
 
         Raises:
             BadInputError: ``startingVersion`` is beyond the latest version.
@@ -88,17 +88,17 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"version": self._first - 1}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """The last commit of the next micro-batch.
+        """The offset of the last commit of the next micro-batch.
 
         Raises:
-            BadInputError: a commit before it is not there any more, or another table is.
+            BadInputError: a commit before it is gone, or the table is another one.
         """
         if "version" not in start:
             problem = (
                 "the checkpoint is of an older gpu-join, which did not note the last version: begin with another one"
             )
             raise BadInputError(self._table, None, problem)
-        there, latest = self._versions()
+        existing, latest = self._versions()
         if latest < 0:
             return start
         table = self._same_table(latest, start)
@@ -107,47 +107,49 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise self._gone(start["version"], f"its latest version is {latest} now: was it made anew?")
         if isinstance(limit, ReadMaxFiles):
             end = min(end, begin + limit.max_files - 1)
-        missing = next((version for version in range(begin, end + 1) if version not in there), None)
+        missing = next((version for version in range(begin, end + 1) if version not in existing), None)
         if missing is not None and not self._lost:
-            later = min((version for version in there if version > missing), default=None)
+            later = min((version for version in existing if version > missing), default=None)
             raise self._gone(missing, f"the earliest one after it is {later}" if later else "nothing is after it")
         return {"version": max(end, start["version"]), "table": table}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """``maxFilesPerTrigger``."""
+        """The limit of a micro-batch that ``maxFilesPerTrigger`` sets."""
         return ReadAllAvailable() if self._most is None else ReadMaxFiles(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What comes later is for the next run."""
+        """Leaves commits that come later to the next run."""
         self._target = self._versions()[1]
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """One a commit.
+        """One input partition for each commit between two offsets.
 
         Raises:
-            BadInputError: another table is there.
+            BadInputError: the table is another one.
         """
-        there, latest = self._versions()
+        existing, latest = self._versions()
         self._same_table(latest, start, end)
         versions = range(start["version"] + 1, end["version"] + 1)
         # what was removed after it was planned is an error of the task that reads it
         return [
-            InputPartition((f"{self._table}/{LOG}/{x:020}.json", x)) for x in versions if x in there or not self._lost
+            InputPartition((f"{self._table}/{LOG}/{x:020}.json", x))
+            for x in versions
+            if x in existing or not self._lost
         ]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """The commit itself, as a row."""
+        """Yields a commit's file and version as a row."""
         yield partition.value
 
     def _versions(self) -> tuple[set[int], int]:
-        """Those whose commits are there, and the latest that anything says of; -1 for none."""
+        """The versions whose commits exist, and the latest version that anything in the log names; -1 for none."""
         try:
             return Log(self._table, self._table).versions()
         except OSError as error:
             raise BadInputError(self._table, None, f"it is no Delta table: {error}") from error
 
     def _same_table(self, latest: int, *offsets: Offset) -> str:
-        """The table's id, which has to be that of the offsets."""
+        """Returns the table's id, and checks that the offsets have the same one."""
         try:
             table = Log(self._table, self._table).state(latest).table_id
         except (OSError, ValueError) as error:

@@ -28,10 +28,10 @@ SOURCE_OPTIONS: Final = (
     "maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "maxCachedFiles",
     "discardCachedInputRatio", "cleanSource", "sourceArchiveDir", "pathGlobFilter", "recursiveFileLookup",
 )  # fmt: skip
-"""What Spark's own file source is told."""
+"""The options of Spark's own file source."""
 
 _LEAST_SPREAD: Final = 16
-"""Tasks that files are spread over, where there may be fewer cores yet than there will be."""
+"""Least number of tasks that read files, as an application may get more cores later."""
 
 _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 
@@ -43,7 +43,7 @@ def read_files(
     schema: st.StructType | str,
     **options: object,
 ) -> DataFrame:
-    """A stream of files that Arrow reads, in place of ``spark.readStream``.
+    """Streams the rows of files that Arrow reads, in place of ``spark.readStream``.
 
     Given to a join as it is, or after a ``select`` and ``where`` that Arrow evaluates, its rows never become Spark's:
     the files' rows are distributed as Arrow batches. Within a micro-batch the changes of a join's input are in the
@@ -51,14 +51,14 @@ def read_files(
 
     Args:
         spark: the session.
-        path: a folder, or a pattern.
+        path: a folder, or a pattern of paths.
         format: ``"csv"``, ``"json"`` (one object a line), ``"parquet"``, ``"orc"``, ``"arrow"``, or ``"delta"``: the
             change feed of a Delta table, a commit is a file, and none may be gone (needs Spark 4.2, and the package
             ``pyroaring`` for deletion vectors); its rows have ``_change_type``, the row kind, ``_commit_version`` and
             ``_commit_timestamp`` besides.
-        schema: of the rows: a schema or its DDL text.
-        options: of Spark's file source (`SOURCE_OPTIONS`; with delta but ``maxFilesPerTrigger``) and of the format
-            (`gpu_ops.files.formats.FileFormat`), by the names that Spark has for them.
+        schema: the rows' schema, or its DDL text.
+        options: options of Spark's file source (`SOURCE_OPTIONS`; with delta only ``maxFilesPerTrigger``) and of the
+            format (`gpu_ops.files.formats.FileFormat`), by the names that Spark has for them.
 
     A partition of a join takes at most 2 GiB of a micro-batch: ``maxFilesPerTrigger`` keeps it below.
 
@@ -68,6 +68,15 @@ def read_files(
     Raises:
         DescriptionError: no such format or option, or a column of a type that it cannot hold.
         NotBuiltError: Spark Connect, or a Delta table and a Spark older than 4.2.
+
+    Example:
+        >>> arrive(folder + "/in", {"id": 1, "amount": 10}, {"id": 2, "amount": 20})
+        >>> orders = gpu_ops.read_files(spark, folder + "/in", "json", "id INT, amount INT")
+        >>> view = gpu_ops.sinks.memory_view("orders")
+        >>> orders.selectExpr("'+I' AS row_kind", "*").writeStream.foreachBatch(view).option(
+        ...     "checkpointLocation", folder + "/checkpoint"
+        ... ).trigger(availableNow=True).start().awaitTermination()
+        >>> view.table.orderBy("id").show()
     """
     refuse_connect(spark)
     refuse_gone(spark.sparkContext)
@@ -100,18 +109,18 @@ def read_files(
 
 
 def _spread(spark: SparkSession) -> int:
-    r"""How many tasks read files for Spark.
+    r"""The number of tasks that read files as Spark's rows.
 
-    For each file with one of ``[]{}?*\`` in its name Spark reads all files of the micro-batch once more. Those of one
-    path have to meet in a task, so that it is read once. A join that Arrow reads for needs no such shuffle: its
-    messages say which file they are of.
+    For each file with one of ``[]{}?*\`` in its name Spark lists all files of the micro-batch once more. Equal paths
+    have to meet in one task, so that each file is read once. A join whose rows Arrow reads needs no such shuffle: its
+    messages name their file.
     """
     least = min(_LEAST_SPREAD, int(str(spark.conf.get("spark.sql.shuffle.partitions"))))
     return max(least, int(spark.sparkContext.defaultParallelism))
 
 
 def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
-    """The stream of files, and of what they are ordered by."""
+    """Spark's stream of the files' paths, and of the times or versions that order them."""
     if format == "delta":
         try:
             from gpu_ops.spark.sources.commits import commits  # noqa: PLC0415 - it has what older ones of Spark do not
@@ -126,7 +135,7 @@ def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]
 
 
 def _of_session(spark: SparkSession, format: str) -> dict[str, str]:  # noqa: A002
-    """Options that are the session's unless they are set: so Spark reads its own files."""
+    """The options that default to the session's settings, as in Spark's own file sources."""
     assert spark._jvm is not None
     conf, parquet = spark.conf, "spark.sql.parquet"
     # the JVM's zone is that of times without one in ORC, as Spark writes it, and of Spark 2's in Parquet

@@ -1,7 +1,7 @@
-"""A table of a database as a static DataFrame, its values as the database has them.
+"""Reads a database table as a static DataFrame, with exactly the values that the database has.
 
-Of Postgres, days, times and decimals are read as text, which Spark casts: Java's own types, in which JDBC reads them,
-have the Julian calendar before 1582 and the time zone of the JVM, and infinite times are days of the years 1 and 9999.
+From Postgres days, times and decimals are read as text, which Spark casts: JDBC's Java types have the Julian calendar
+before 1582 and the time zone of the JVM, and turn infinite times into days of the years 1 and 9999.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _TEXTS: Final = {
     "_timestamp": "{}::text[]",
     "_numeric": "{}::text[]",
 }
-"""How Postgres makes text of a column, by its type."""
+"""The SQL by which Postgres turns a column into text, by the column's type."""
 
 _TYPES: Final[Mapping[str, st.DataType]] = {
     "date": st.DateType(),
     "timestamp": st.TimestampNTZType(),
     "timestamptz": st.TimestampType(),
 }
-"""What Spark makes of that text."""
+"""The Spark type that such a text is cast to."""
 
 
 def read_table(spark: SparkSession, options: Mapping[str, str], columns: Sequence[tuple[str, str]] | None) -> DataFrame:
-    """The rows of a table.
+    """Reads the rows of a database table.
 
     Args:
         spark: a session that has the database's driver.
-        options: of Spark's JDBC reader: ``url``, ``dbtable``, ``user``...
+        options: the options of Spark's JDBC reader: ``url``, ``dbtable``, ``user``...
         columns: names and types to read, or None for all columns and Spark's types for them.
 
     Raises:
@@ -84,15 +84,15 @@ def read_table(spark: SparkSession, options: Mapping[str, str], columns: Sequenc
 
 
 def _value(text: str, kind: str, to: st.DataType, where: str) -> str:
-    """What a text of Postgres's is in SQL, or an error that says where it stands.
+    """Builds the Spark SQL that parses a text from Postgres, or raises an error naming the place.
 
-    A decimal with a fraction is no whole number.
+    A decimal with a fraction is refused as a whole number.
 
     Args:
         text: the text, an expression.
-        kind: the type of Postgres.
-        to: the type that its value is cast to after this.
-        where: for errors.
+        kind: the type in Postgres.
+        to: the type that the value is cast to afterwards.
+        where: the place, for errors.
 
     Raises:
         DescriptionError: decimals are read as something that is neither a number nor text.

@@ -1,4 +1,4 @@
-"""A stream of a log's messages as rows: Spark reads them and remembers which are done, tasks parse them with Arrow."""
+"""Streams of messages as rows: Spark reads messages and remembers which are done, tasks parse them with Arrow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows
 from gpu_ops.errors import DescriptionError
-from gpu_ops.messages.avro import Registry
+from gpu_ops.messages.avro import SchemaRegistry
 from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
@@ -30,7 +30,7 @@ from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, ReadMessages
 from gpu_ops.values import arrow_zone
 
 BAD_MESSAGE: Final = "bad_message"
-"""The column of ``bad_rows="tag"``: where a message stands, why it cannot be read, and what it is."""
+"""The column of ``bad_rows="tag"``: the message's position, why it cannot be read, and its content."""
 
 _METRIC: Final = "bad_messages"
 _COUNT: Final = "__bad_messages"
@@ -57,7 +57,7 @@ def read_kafka(
     name: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """A stream of the rows of a Kafka topic's messages, which tasks parse by Arrow, a batch at a time.
+    """Streams the rows of a Kafka topic's messages, which tasks parse with Arrow, a batch at a time.
 
     Spark's own reader fetches the messages, and a query's checkpoint holds the offsets. Rows come in the order of the
     messages of each partition of the topic, and a join keeps it.
@@ -65,43 +65,50 @@ def read_kafka(
     Args:
         spark: the session, with Spark's Kafka package.
         servers: ``kafka.bootstrap.servers``.
-        topic: one, or several with commas between; None where ``options`` has ``subscribePattern`` or ``assign``.
+        topic: one topic, or several separated by commas; None where ``options`` has ``subscribePattern`` or ``assign``.
         format: ``"json"`` or ``"avro"``: each value is a row. ``"debezium-json"`` or ``"debezium-avro"``: each is an
             envelope of Debezium's, see `debezium`.
-        schema: of the rows: a schema or its DDL text. Other members of messages are left out, columns that they lack
-            are null; ``NOT NULL`` holds for rows that are new, not for the old rows of updates and deletes.
+        schema: the rows' schema, or its DDL text. Other members of messages are left out, columns that they lack are
+            null; ``NOT NULL`` holds for new rows, not for the old rows of updates and deletes.
         key: for rows, columns that the messages' keys are objects of, too: the topic is a table then, a value replaces
             the row of its key and a message without a value deletes it. `gpu_ops.stream` needs the same
             ``unique_key``. Without ``key`` messages without a value are left out.
-        row_kind: what the first column, of row kinds, is called: there is one with Debezium's envelopes or a ``key``.
-        encoded: how values are written where it is not as ISO 8601, numbers and text: by column ``ms``, ``us`` or
-            ``ns`` (times as numbers since 1970), ``days`` (dates), ``base64`` (decimals as base64 of their unscaled
-            bytes); bytes are ``base64``, ``base64-url-safe`` or ``hex``, and without a word base64 where that is sure.
-            A schema that a message brings says it itself.
+        row_kind: the name of the first column, of row kinds, which there is with Debezium's envelopes or a ``key``.
+        encoded: for each column that is not written as ISO 8601, number or text its encoding. ``ms``, ``us``, ``ns``: a
+            time as a number since 1970. ``days``: a date as a number. ``base64``: a decimal as base64 of its unscaled
+            bytes, or bytes. ``base64-url-safe``, ``hex``: bytes. Without an entry bytes are base64 where that is
+            certain. The schema that a message brings comes first.
         schema_registry: for Avro, the address of a schema registry with Confluent's interface, as the tasks reach it;
-            where it asks who reads, a mapping of ``url`` and properties of Confluent's clients, such as
+            for a registry with authentication a mapping of ``url`` and properties of Confluent's clients, such as
             ``basic.auth.user.info``, ``bearer.auth.token`` and ``ssl.ca.location``. Needs fastavro (``pip install
             fastavro``), which reads messages one by one.
         avro_schema: for Avro without a registry, whose messages begin with no header: their schema, as JSON text.
-        unavailable: the name of a column more, of lists: a large value that did not change is not in Debezium's message
-            (Postgres without ``REPLICA IDENTITY FULL``), its column is null then and named here. `latest` takes such a
-            column, and keeps the value from before. Without it such a message cannot be read.
-        unavailable_value: what is in place of these values, Debezium's ``unavailable.value.placeholder``.
-        include: columns of Spark's reader behind the rows: ``timestamp``, ``offset`` and so on. They are the message's:
-            a retracted row has other ones than when it was inserted, so changes with them need a ``unique_key``.
-        bad_rows: what becomes of a message that cannot be read: ``"fail"`` (an error that names topic, partition and
-            offset), ``"drop"`` (left out and counted, in ``observedMetrics`` of Spark's progress under ``name``) or
-            ``"tag"`` (a row with the row kind ``bad`` and a text in the last column, ``bad_message``: give `stream` a
-            ``bad_rows``, too).
-        name: what errors and Spark's progress call it; by default the topic.
-        options: of Spark's Kafka reader, such as ``startingOffsets``, ``maxOffsetsPerTrigger``,
+        unavailable: the name of a further column, of lists of names: Debezium leaves out a large value that did not
+            change (Postgres without ``REPLICA IDENTITY FULL``); its column is null then and named here. `latest` takes
+            such a column, and keeps the value from before. Without it such a message cannot be read.
+        unavailable_value: the text in place of these values, Debezium's ``unavailable.value.placeholder``.
+        include: columns of Spark's reader to add to the rows: ``timestamp``, ``offset`` and so on. They are the
+            message's: a retracted row has other ones than when it was inserted, so changes with them need a
+            ``unique_key``.
+        bad_rows: the treatment of a message that cannot be read. ``"fail"``: an error that names topic, partition and
+            offset. ``"drop"``: the message is left out and counted, in ``observedMetrics`` of Spark's progress under
+            ``name``. ``"tag"``: a row with the row kind ``bad`` and a text in the last column, ``bad_message``; give
+            `stream` a ``bad_rows``, too.
+        name: the stream's name in errors and in Spark's progress; by default the topic.
+        options: options of Spark's Kafka reader, such as ``startingOffsets``, ``maxOffsetsPerTrigger``,
             ``kafka.security.protocol``.
 
     Returns:
         A streaming DataFrame.
 
     Raises:
-        DescriptionError: no such format, option or column, or a column that messages do not have.
+        DescriptionError: there is no such format, option or column, or messages cannot have the column.
+
+    Example:
+        >>> orders = gpu_ops.read_kafka(  # doctest: +SKIP
+        ...     spark, "localhost:9092", "orders", "debezium-json", "id INT, amount INT"
+        ... )
+        >>> orders = gpu_ops.stream(orders, unique_key="id", row_kind="row_kind")  # doctest: +SKIP
     """
     refuse_connect(spark)
     refuse_gone(spark.sparkContext)
@@ -143,7 +150,7 @@ def debezium(
     bad_rows: BadRows = "fail",
     name: str = "messages",
 ) -> DataFrame:
-    """The changes that Debezium's envelopes (JSON) say, as rows with row kinds, for `gpu_ops.stream` and joins.
+    """Turns Debezium's envelopes (JSON) into rows with row kinds, for `gpu_ops.stream` and joins.
 
     ``op`` ``c`` and ``r`` are ``+I``; ``u`` is ``-U`` and ``+U``, or, where there is no ``before``, the row kind ``u``,
     an update that needs ``unique_key`` in `gpu_ops.stream`; ``d`` is ``-D``. Messages without a value and those of
@@ -154,16 +161,27 @@ def debezium(
         df: messages, a stream or not: what Spark's Kafka reader gives, or anything with a column of bytes or text.
         schema: as in `read_kafka`, as are all that follow.
         value: the column with the envelopes.
-        row_kind: what the column of row kinds is called.
-        encoded: how values are written.
-        unavailable: a column for values that are not in the message.
-        unavailable_value: what stands for them.
-        include: columns of ``df`` behind the rows.
-        bad_rows: what becomes of a message that cannot be read.
-        name: what errors and Spark's progress call it.
+        row_kind: the name of the column of row kinds.
+        encoded: the encoding of values, by column.
+        unavailable: the name of a column for values that are not in the message.
+        unavailable_value: the text in place of such values.
+        include: columns of ``df`` to add to the rows.
+        bad_rows: the treatment of a message that cannot be read: ``"fail"``, ``"drop"`` or ``"tag"``.
+        name: the stream's name in errors and in Spark's progress.
 
     Raises:
-        DescriptionError: no such column, or one that messages do not have.
+        DescriptionError: there is no such column, or messages cannot have it.
+
+    Example:
+        >>> text = '{"op": "u", "before": {"id": 1, "amount": 10}, "after": {"id": 1, "amount": 12}}'
+        >>> messages = spark.createDataFrame([(text,)], "value STRING")
+        >>> gpu_ops.debezium(messages, "id INT, amount INT").show()
+        +--------+---+------+
+        |row_kind| id|amount|
+        +--------+---+------+
+        |      -U|  1|    10|
+        |      +U|  1|    12|
+        +--------+---+------+
     """
     source = MessageSource(
         name, "debezium-json", schema, value=value, row_kind=row_kind, encoded=encoded, include=include,
@@ -174,12 +192,12 @@ def debezium(
 
 @dataclasses.dataclass(frozen=True)
 class MessageSource:
-    """How messages become rows: `read_kafka` and `debezium` say what each of these is.
+    """The settings by which messages become rows; `read_kafka` and `debezium` explain each.
 
     Attributes:
-        name: what errors and Spark's progress call the messages.
+        name: the name of the messages in errors and in Spark's progress.
         format: one of `gpu_ops.messages.rows.MESSAGE_FORMATS`.
-        schema: of the rows.
+        schema: the schema of the rows.
         value: the column of the messages with their values.
     """
 
@@ -199,7 +217,7 @@ class MessageSource:
     unavailable_value: str = PLACEHOLDER
 
     def rows(self, messages: DataFrame) -> DataFrame:
-        """The rows of messages.
+        """Makes a DataFrame of the rows of some messages.
 
         Raises:
             DescriptionError: as `read_kafka` and `debezium`.
@@ -251,7 +269,7 @@ class MessageSource:
             keys,
             tuple((self.encoded or {}).items()),
             arrow_zone(str(session.conf.get("spark.sql.session.timeZone"))),
-            None if registry is None else Registry.of(registry),
+            None if registry is None else SchemaRegistry.of(registry),
             self.avro_schema,
             self.unavailable_value,
             self.unavailable,
@@ -260,7 +278,7 @@ class MessageSource:
     def _columns(
         self, read: MessageFormat, declared: st.StructType, beside: Sequence[st.StructField]
     ) -> list[st.StructField]:
-        """The rows': their row kinds, the declared ones, the ones whose values are missing, and some of messages."""
+        """The columns of the rows: row kinds, declared columns, names of missing values, columns of messages."""
         kinds = [st.StructField(self.row_kind, st.StringType())] if read.with_kinds else []
         missing = [self.unavailable] if self.unavailable is not None else []
         lists = [st.StructField(name, st.ArrayType(st.StringType())) for name in missing]
@@ -268,10 +286,10 @@ class MessageSource:
 
 
 def _column(messages: DataFrame, name: str, what: str) -> str:
-    found = spelling(messages, name)
-    if found is None:
+    column = spelling(messages, name)
+    if column is None:
         raise DescriptionError(f"{what} names {name!r}; there are {', '.join(messages.columns)}")
-    return found
+    return column
 
 
 def _refuse_twice(fields: Sequence[st.StructField]) -> None:

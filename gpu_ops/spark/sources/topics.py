@@ -1,8 +1,8 @@
-"""Topics of Kafka under a query: one that was deleted and made anew is noticed when the query is started again.
+"""Notices, when a query is started again, that one of its Kafka topics was deleted and created anew.
 
-A checkpoint of Spark's reader has the offsets of a topic's partitions by the topic's name. Where the topic is another
-one, with as many messages, the reader goes on in its middle. So the ids of the topics, which Kafka 2.8 and newer have,
-are kept in the checkpoint as well, in a file of ours beside Spark's.
+A checkpoint of Spark's reader has the offsets of a topic's partitions by the topic's name. If the topic is another one
+by now, the reader would go on in its middle. So the ids of the topics, which Kafka 2.8 and newer have, are kept in the
+checkpoint as well, in a file of ours beside Spark's.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from gpu_ops.errors import StateError
 from gpu_ops.spark.driver.queries import children_of
 
 MARK: Final = "gpu_ops.topics"
-"""An option of Spark's reader, which it does not know: that the source is one of `gpu_ops.read_kafka`."""
+"""Option that marks a source of Spark's Kafka reader as one of `gpu_ops.read_kafka`; Spark ignores it."""
 
 _FILE: Final = "gpu_ops_topics.json"
 _WITHIN_MS: Final = 10_000
 _NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
-"""That of a topic of an older Kafka."""
+"""The id that a client reports for a topic of an older Kafka."""
 
 _MAY_HAVE_RUN: Final = "The query was stopped, and rows of a first micro-batch may have been written"
-"""Spark has started it when it is looked at."""
+"""Part of an error: the query runs already when it is checked."""
 
 _log = logging.getLogger(__name__)
 
 Ids = Mapping[str, set[str]]
-"""By a topic's name, its id; several where a query reads from several Kafkas."""
+"""The id of each topic, by name; several ids where a query reads from several Kafka clusters."""
 
 
 def check_topics(query: Any) -> None:
-    """Refuses a query that goes on with another topic of the same name than its checkpoint has offsets of.
+    """Refuses a query whose checkpoint has offsets of another topic of the same name.
 
-    Topics whose ids cannot be had, as nobody may describe them or Kafka does not answer, are not looked at.
+    Topics whose ids cannot be read, as they may not be described or Kafka does not answer, are not checked.
 
     Args:
-        query: that was started.
+        query: the query that was started.
 
     Raises:
         StateError: which topic; or the ids cannot be written to the checkpoint.
@@ -74,7 +74,7 @@ def check_topics(query: Any) -> None:
 
 
 def _sources(node: Any) -> Iterator[Any]:
-    """The options of the sources of ours in a plan, their names in lower case."""
+    """Yields the options of each source of ours in a plan, their names in lower case."""
     if str(node.nodeName()) == "StreamingRelationV2":
         options = {str(name).lower(): str(value) for name, value in dict(node.extraOptions()).items()}
         if MARK in options:
@@ -84,7 +84,7 @@ def _sources(node: Any) -> Iterator[Any]:
 
 
 def _ids(running: Any, sources: list[dict[str, str]]) -> Ids:
-    found = defaultdict[str, set[str]](set)
+    ids = defaultdict[str, set[str]](set)
     for options in sources:
         properties = _java(running, "java.util.Properties")()
         for name in ("default.api.timeout.ms", "request.timeout.ms"):
@@ -104,14 +104,14 @@ def _ids(running: Any, sources: list[dict[str, str]]) -> Ids:
                     _log.warning("topic %s is not described: %s", topic, error)
                     continue
                 if number != _NO_ID:
-                    found[str(topic)].add(number)
+                    ids[str(topic)].add(number)
         finally:
             admin.close()
-    return found
+    return ids
 
 
 def _topics(running: Any, admin: Any, options: Mapping[str, str]) -> list[str]:
-    """The names of the topics that a source reads."""
+    """Returns the names of the topics that a source reads."""
     if "subscribe" in options:
         return [name.strip() for name in options["subscribe"].split(",") if name.strip()]
     if "assign" in options:
@@ -122,7 +122,7 @@ def _topics(running: Any, admin: Any, options: Mapping[str, str]) -> list[str]:
 
 
 class _Stored:
-    """The ids that a query's checkpoint has.
+    """The file of topic ids in a query's checkpoint.
 
     Args:
         running: the query, as the JVM has it.
@@ -134,7 +134,7 @@ class _Stored:
         self._files = self._path.getFileSystem(running.sparkSession().sparkContext().hadoopConfiguration())
 
     def read(self) -> Ids:
-        """None where there is no file, or one that a driver was killed over."""
+        """Reads the ids; empty if there is no file, or one that was broken off."""
         if not self._files.exists(self._path):
             return {}
         stream = self._files.open(self._path)
@@ -147,7 +147,7 @@ class _Stored:
             stream.close()
 
     def write(self, ids: Ids) -> None:
-        """In place of those before."""
+        """Writes the ids in place of the earlier ones."""
         text = json.dumps({topic: sorted(numbers) for topic, numbers in sorted(ids.items())})
         stream = self._files.create(self._path, True)
         try:
@@ -157,5 +157,5 @@ class _Stored:
 
 
 def _java(running: Any, name: str) -> Any:
-    """A class of the JVM by its whole name."""
+    """Returns a class of the JVM by its full name."""
     return JavaClass(name, running._gateway_client)

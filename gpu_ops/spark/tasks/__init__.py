@@ -1,4 +1,4 @@
-"""The functions of ``mapInArrow``: what Spark tasks do with the rows of a partition."""
+"""Functions for ``mapInArrow``, which Spark's tasks run over the rows of a partition."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ from typing import Final
 os.environ.setdefault("ACERO_ALIGNMENT_HANDLING", "reallocate")
 
 NEEDED: Final = ("gpu_ops.spark.tasks.file", "gpu_ops.spark.tasks.join", "gpu_ops.spark.tasks.packing")
-"""What most of them import. It stands here as the daemon of workers looks it up before it may import numpy."""
+"""The modules that most tasks import; listed here, as the worker daemon reads the list before it may import numpy."""

@@ -1,4 +1,4 @@
-"""What every function of ``mapInArrow`` does in Spark's Python worker, and knows of its task, besides its own work."""
+"""The base class of all functions for ``mapInArrow``, and the identity of the Spark task that runs one."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ import pyarrow as pa
 from gpu_ops.errors import GpuJoinError, NotBuiltError
 
 _HIDE: Final = "SPARK_HIDE_TRACEBACK"
-"""What PySpark's worker looks at when a function has failed, from Spark 4 on."""
+"""The environment variable by which PySpark's worker, from Spark 4 on, hides the traceback of a failed function."""
 
 _ACKNOWLEDGE: Final = getattr(socket, "TCP_QUICKACK", None)
-"""Of Linux."""
+"""The socket option TCP_QUICKACK, which Linux has."""
 
 
 class TaskIdentity(NamedTuple):
-    """Which micro-batch of which query, and which task of its stage.
+    """The query, micro-batch and stage position of a Spark task.
 
     Attributes:
         query_id: Spark's id of the query.
-        run_id: of the query's run.
+        run_id: Spark's id of the query's run.
         batch_id: the micro-batch.
-        number: of the task within its stage.
+        number: the task's number within its stage.
         attempt: Spark's id of the task attempt.
     """
 
@@ -43,18 +43,18 @@ class TaskIdentity(NamedTuple):
 
 
 class ArrowTask(abc.ABC):
-    """A function of ``mapInArrow``.
+    """Base class of the functions for ``mapInArrow``.
 
-    What Spark sends is acknowledged at once, see `acknowledge`. Refusals are shown without a traceback, so on the first
-    line: the errors of this pack say what to do; where they were raised tells a user nothing. Others keep theirs.
+    What Spark sends is acknowledged at once, see `acknowledge`. Errors of this package are shown without a traceback,
+    as they say what to do, and the place where they were raised tells a user nothing. Other errors keep theirs.
     """
 
     @abc.abstractmethod
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What it makes of the batches of a Spark task."""
+        """Yields the results for the batches of a Spark task."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs it."""
+        """Runs the function in Spark's Python worker."""
         freeze_imports()
         acknowledge()
         try:
@@ -66,16 +66,16 @@ class ArrowTask(abc.ABC):
 
 @functools.cache
 def freeze_imports() -> None:
-    """Spark's worker collects garbage after each task; what is imported stays anyway. 45 ms become 15.
+    """Excludes imported modules from the worker's garbage collection after each task (15 ms instead of 45).
 
-    Within a task it is seldom looked for: records of messages in Avro are many objects, and none of them garbage.
+    Within a task collections become rare: records of messages in Avro are many objects, and none of them garbage.
     """
     gc.freeze()  # once in a process: to ask whether anything is frozen counts it all, which takes 5 ms
     gc.set_threshold(100_000)
 
 
 def importing(names: Iterable[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches as they are, and modules that later tasks of this worker need imported."""
+    """Yields the batches unchanged, after importing modules that later tasks of this worker need."""
     for name in names:
         importlib.import_module(name)
     yield from batches
@@ -96,36 +96,36 @@ def acknowledge() -> None:
 
 @functools.cache
 def _of_spark() -> tuple[socket.socket, ...]:
-    """This worker's connection to Spark, which serves all of its tasks; none if it is no TCP, or in no worker."""
+    """This worker's TCP connections to Spark, which serve all of its tasks; empty outside of a worker."""
     from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
 
     open_files = Path("/proc/self/fd")
     if TaskContext.get() is None or not open_files.is_dir():
         return ()
-    found: dict[str, socket.socket] = {}
+    connections: dict[str, socket.socket] = {}
     for file in open_files.iterdir():
         with contextlib.suppress(OSError):
             name = os.readlink(file)
-            if not name.startswith("socket:") or name in found:
+            if not name.startswith("socket:") or name in connections:
                 continue
             connection = socket.socket(fileno=os.dup(int(file.name)))
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                found[name] = connection
+                connections[name] = connection
             else:
                 connection.close()
-    return tuple(found.values())
+    return tuple(connections.values())
 
 
 def together(
     batches: Iterable[pa.RecordBatch], size: Callable[[pa.RecordBatch], int], most: int
 ) -> Iterator[list[pa.RecordBatch]]:
-    """Batches, as many at once as reach a size; the last ones may not.
+    """Yields lists of consecutive batches that together reach a size; the last list may be smaller.
 
     Args:
-        batches: in their order.
-        size: of one, as what is looked at together is measured.
-        most: the size, about.
+        batches: the batches, in their order.
+        size: measures a batch.
+        most: the size to reach, about.
     """
     waiting, total = list[pa.RecordBatch](), 0
     for batch in batches:
@@ -139,11 +139,11 @@ def together(
 
 
 _CUT_BYTES: Final = 1 << 21
-"""Of the rows that are cut at once: each cut makes a message per partition, and Spark's batches may be small."""
+"""Bytes of rows that are partitioned together: that makes a message per partition, and Spark's batches may be small."""
 
 
 def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that are large enough to be cut."""
+    """Yields the same rows in batches that are large enough to be partitioned."""
     for some in together(batches, lambda batch: batch.nbytes, _CUT_BYTES):
         yield from some if len(some) == 1 else pa.Table.from_batches(some).combine_chunks().to_batches()
 
@@ -157,19 +157,19 @@ def source_partition() -> int:
 
 
 def task_identity() -> TaskIdentity:
-    """Where this Spark task stands.
+    """Returns the identity of this Spark task.
 
     Raises:
-        NotBuiltError: it is no task of a streaming query.
+        NotBuiltError: the task belongs to no streaming query.
     """
-    found = streaming_task()
-    if found is None:
+    task = streaming_task()
+    if task is None:
         raise NotBuiltError("a join runs in a streaming query; this task belongs to none")
-    return found
+    return task
 
 
 def streaming_task() -> TaskIdentity | None:
-    """Where this Spark task stands, from the local properties that Structured Streaming sets; None without them."""
+    """The identity of this Spark task, from the local properties of Structured Streaming; None without them."""
     from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
 
     context = TaskContext.get()

@@ -35,17 +35,17 @@ _log = logging.getLogger(__name__)
 ROWS_PER_BATCH: Final = 1 << 16
 
 Function = Callable[[Any, pa.Table], pa.Table]
-"""What makes a co-group's result of a part, see `gpu_ops.spark.tasks.functions.Grouped`."""
+"""Computes a co-group's result from a part of its rows, see `gpu_ops.spark.tasks.functions.CoGroupTask`."""
 
 
 class LeftOver(ArrowTask):
-    """The function of ``mapInArrow``: numbers of partitions in, the rows they emit at the end of input out.
+    """Function for ``mapInArrow``: takes numbers of partitions, yields the rows they emit at the end of input.
 
     Args:
         state: the state folder.
-        manifest: its manifest.
+        manifest: the folder's manifest.
         version: the number of micro-batches it holds.
-        function: of a co-group, else None.
+        function: the function of a co-group, else None.
     """
 
     __name__ = "gpu_join_left_over"
@@ -55,7 +55,7 @@ class LeftOver(ArrowTask):
         self._paths = program_paths()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the changelog of each partition named, or what a co-group's function makes of it.
+        """Yields the changelog of each partition named, or the result of a co-group's function for it.
 
         Raises:
             StateError: the folder does not hold the version.
@@ -69,55 +69,55 @@ class LeftOver(ArrowTask):
 
 
 def program_paths() -> tuple[str, ...]:
-    """Where this process looks for modules: a description may name an aggregate function that is beside the program."""
+    """The folders in which this process looks for modules, as a description may name a user's aggregate function."""
     return tuple(filter(None, sys.path))
 
 
 def look_in(paths: Iterable[str]) -> None:
-    """Looks for modules there, too, after all else."""
+    """Adds folders to the end of this process's module search path."""
     sys.path.extend(path for path in paths if path not in sys.path)
 
 
 def grouped(described: Description, function: Function | None, part: pa.Table) -> Iterator[pa.RecordBatch]:
-    """A part, or what a co-group's function makes of it; of one without rows nothing."""
+    """Yields a part, or the result of a co-group's function for it; nothing for a part without rows."""
     if part.num_rows:
         made = part if function is None else function(described, part)
         yield from made.to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
 def left_over(state: Location, manifest: Manifest, partition: int, version: int) -> Iterator[pa.Table]:
-    """The rows that the end of input emits for one partition of a state folder, part by part, on the CPU.
+    """Yields the rows that the end of input emits for one partition of a state folder, part by part, on the CPU.
 
     Args:
         state: the folder.
-        manifest: its manifest.
-        partition: which partition.
+        manifest: the folder's manifest.
+        partition: the partition's number.
         version: the number of micro-batches it holds.
     """
     yield from stored_state(Files.at(state), manifest, partition).left_over(version)
 
 
 NO_INPUT: Final = 63
-"""A number beyond an aggregate's one input: of a row that is only there so that a task runs."""
+"""The input number, beyond an aggregate's one input, of a row that exists only so that a task runs."""
 
 ROWS_AT_ONCE: Final = 1 << 17
-"""Rows given to the engine in one go; Spark's batches may be much smaller."""
+"""The number of rows that the engine processes at a time; Spark's batches may be much smaller."""
 
 IN_MEMORY: Final = 1 << 30
-"""Bytes of input that a task keeps in host memory; what is more goes to disk until the end."""
+"""Bytes of input that a task keeps in host memory; further rows go to disk until the end."""
 
 
 class BoundedTask(ArrowTask):
-    """The function of ``mapInArrow``: all rows of a partition in, the result as insertions out.
+    """Function for ``mapInArrow``: takes all rows of a partition, yields the result as insertions.
 
     Args:
-        name: how Spark shows it in plans.
-        description: as its `to_json` writes it; it emits at the end.
-        wire: the mapping of the lanes.
-        schema: of side, order and lanes.
+        name: the function's name in Spark's plans.
+        description: the description as JSON; it emits at the end.
+        wire: the layout of the rows.
+        schema: the schema of side, order and union columns.
         backend: ``"cpu"`` or ``"gpu"``.
-        probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
-        function: of a co-group, else None.
+        probe: the way in which a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
+        function: the function of a co-group, else None.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class BoundedTask(ArrowTask):
         self._paths = program_paths()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives bad rows that are to be tagged, then the result."""
+        """Yields bad rows that are to be tagged, then the result."""
         look_in(self._paths)
         join = parse_join(self._description)
         engine = JoinEngine(join, self._backend, memory_limit=Budget(host=IN_MEMORY), probe=self._probe)
@@ -170,17 +170,17 @@ _AT: Final = "__at"
 _FIRST_WAIT_S: Final = 0.1
 
 LookupFunction = Callable[[pa.Table], pa.Table]
-"""Keys in, the rows of the table that have one of them out."""
+"""Takes keys, and returns the rows of the table that have one of them."""
 
 
 class Lookups(NamedTuple):
-    """How a table is asked.
+    """The settings of a lookup function: cache and retries.
 
     Attributes:
-        function: the user's.
+        function: the user's function.
         cache_s: seconds for which an answer is good, 0 for none beyond the micro-batch.
-        cache_keys: how many keys' answers a worker keeps, the newest.
-        retries: how often a call that fails is repeated.
+        cache_keys: the number of keys whose answers a worker keeps, the newest.
+        retries: the number of times that a failing call is repeated.
     """
 
     function: LookupFunction
@@ -190,12 +190,12 @@ class Lookups(NamedTuple):
 
 
 class LookupTask(ArrowTask):
-    """The function of ``mapInArrow``: left rows in, the changelog of a lookup join out.
+    """Function for ``mapInArrow``: takes left rows, yields the changelog of a lookup join.
 
     Args:
-        description: the join, as JSON.
-        lookups: how its right input is asked.
-        token: of the join, by which a worker finds its cache again.
+        description: the join as JSON.
+        lookups: the settings of the lookup function.
+        token: an id of the join, by which a worker finds its cache again.
     """
 
     def __init__(self, description: str, lookups: Lookups, token: str) -> None:
@@ -203,7 +203,7 @@ class LookupTask(ArrowTask):
         self._description, self._lookups, self._token = description, lookups, token
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the left rows with what the function says of their keys."""
+        """Yields the left rows joined with the rows that the function returns for their keys."""
         described = from_json(self._description)
         assert isinstance(described, LookupJoin)
         schema = described.left.schema
@@ -217,11 +217,11 @@ class LookupTask(ArrowTask):
 
 
 class _Cache:
-    """Keys that were asked for lately, and the rows that they have.
+    """A cache of the keys that were looked up lately, and their rows.
 
     Args:
-        join: the join.
-        lookups: how its right input is asked.
+        join: the description of the join.
+        lookups: the settings of the lookup function.
     """
 
     def __init__(self, join: LookupJoin, lookups: Lookups) -> None:
@@ -233,7 +233,7 @@ class _Cache:
         self._found = self._schema.empty_table()
 
     def rows_of(self, left: pa.Table) -> pa.Table:
-        """The table's rows that have the keys of some left rows; others may be among them."""
+        """The table's rows with the keys of some left rows, perhaps among others."""
         now, names = time.monotonic(), self._right
         wanted = left.select(self._left).rename_columns(names).drop_null().cast(self._keys)
         wanted = wanted.group_by(names).aggregate([]).select(names)
@@ -246,7 +246,7 @@ class _Cache:
         return self._found
 
     def _forget(self, now: float) -> None:
-        """Answers that are too old, or too many."""
+        """Drops answers that are too old, and the oldest of too many."""
         fresh = self._asked.filter(pc.greater(self._asked[_AT], now - self._lookups.cache_s))
         fresh = fresh.slice(max(0, fresh.num_rows - self._lookups.cache_keys))
         if fresh.num_rows < self._asked.num_rows:
@@ -272,11 +272,11 @@ class _Cache:
         return self._of(found, keys)  # rows of other keys may be there already, or come again
 
     def _of(self, rows: pa.Table, keys: pa.Table) -> pa.Table:
-        """Those rows that have one of some keys, in their order."""
+        """Filters rows to those with one of some keys, in their order."""
         places = rows.select(self._right).append_column(_AT, pa.array(range(rows.num_rows), pa.int64()))
         kept = places.join(keys.select(self._right), self._right, join_type="left semi")
         return rows.take(kept[_AT].combine_chunks().sort())
 
 
 _caches: dict[str, _Cache] = {}
-"""Of this worker's process, by a join's token."""
+"""The caches of this worker process, by the join's token."""

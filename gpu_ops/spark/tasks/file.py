@@ -1,4 +1,4 @@
-"""Tasks that write their rows into files themselves: to Spark goes one row per file."""
+"""Tasks that write their rows into files themselves, and pass one row per file to Spark."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 
 FILE_COLUMN: Final = "file"
-"""What goes to Spark: a `WrittenFile` as JSON."""
+"""The column that goes to Spark: a `WrittenFile` as JSON."""
 
 STAGING: Final = "_staging"
-"""The folder in which files lie that no commit has made visible yet; Spark takes no notice of such a name."""
+"""The folder of files that no commit has made visible yet; Spark ignores folders with such names."""
 
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 _ROWS_PER_GROUP: Final = (1 << 16, 1 << 20)
@@ -34,11 +34,11 @@ class WrittenFile(NamedTuple):
     """A file that a task has written.
 
     Attributes:
-        path: below the output folder, once it is committed.
-        lies: below the output folder, where it is now.
-        size: bytes.
-        partition: by partition column its value as text, None for null.
-        statistics: as Delta's log has them, ``{}`` elsewhere: Parquet's files have their own.
+        path: the path below the output folder, once the file is committed.
+        lies: the present path below the output folder.
+        size: the size in bytes.
+        partition: the value of each partition column as text, None for null.
+        statistics: the statistics for Delta's log, ``{}`` elsewhere: Parquet's files have their own.
     """
 
     path: str
@@ -49,16 +49,16 @@ class WrittenFile(NamedTuple):
 
 
 class FileWriter(NamedTuple):
-    """How rows become files.
+    """Writes the rows of a task into files.
 
     Attributes:
         address: the output folder.
         format: ``"parquet"`` or ``"arrow"``.
-        schema: of the rows, the columns of partitions included.
+        schema: the schema of the rows, with the partition columns.
         partition_by: columns that become folders ``name=value``.
-        staged: whether files lie in `STAGING` until they are committed; else they have names that never come again.
-        file_bytes: of a file's rows in memory, about; in Parquet they are smaller.
-        compression: as pyarrow calls it, None for none.
+        staged: whether files lie in `STAGING` until they are committed; else they have names that are never repeated.
+        file_bytes: the size of a file's rows in memory, about; in Parquet they are smaller.
+        compression: the compression as pyarrow calls it, None for none.
     """
 
     address: StateAddress
@@ -71,20 +71,20 @@ class FileWriter(NamedTuple):
 
     @property
     def made(self) -> pa.Schema:
-        """Of a row per file."""
+        """The schema of the rows that go to Spark, one per file."""
         return pa.schema([(FILE_COLUMN, pa.string())])
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Writes the rows of this Spark task; a row per file."""
+        """Writes the rows of this Spark task, and yields one row per file."""
         files = [json.dumps(file._asdict()) for file in self.write(rows, task_identity())]
         yield pa.RecordBatch.from_arrays([pa.array(files, pa.string())], schema=self.made)
 
     def write(self, batches: Iterator[pa.RecordBatch], task: TaskIdentity) -> list[WrittenFile]:
-        """Writes rows, in their order, and says which files they are in now.
+        """Writes rows, in their order, and returns the files.
 
         Args:
-            batches: of `schema`.
-            task: the files are called after it.
+            batches: record batches of `schema`.
+            task: the task, after which the files are named.
         """
         first = next(batches, None)
         if first is None:
@@ -94,7 +94,7 @@ class FileWriter(NamedTuple):
         named = f"part-{task.batch_id:010d}-{task.number:05d}"
         named = f"{named}-{{i}}" if self.staged else f"{named}-{attempt}-{{i}}.{self.format}"
         place = Files.at(self.address, shared=True)
-        found: list[Any] = []
+        written: list[Any] = []
         rows_per_file = max(1, self.file_bytes * first.num_rows // max(1, first.nbytes))
         kind, options = ds.IpcFileFormat(), {}
         if self.format == "parquet":
@@ -113,10 +113,10 @@ class FileWriter(NamedTuple):
             max_rows_per_file=rows_per_file,
             min_rows_per_group=min(rows_per_file, _ROWS_PER_GROUP[0]),
             max_rows_per_group=min(rows_per_file, _ROWS_PER_GROUP[1]),
-            file_visitor=found.append,
+            file_visitor=written.append,
             existing_data_behavior="overwrite_or_ignore",
         )
-        return [self._written(place.root, base, file) for file in found]
+        return [self._written(place.root, base, file) for file in written]
 
     def _written(self, root: str, base: str, file: Any) -> WrittenFile:
         lies = file.path[len(root) + 1 :]
@@ -133,7 +133,7 @@ def repeating(first: pa.RecordBatch) -> list[str] | bool:
     that takes half of the time of a file.
 
     Args:
-        first: of the rows of a file.
+        first: the first rows of a file.
     """
     sample = first.slice(0, _SAMPLE)
     if sample.num_rows < _SAMPLE or any(pa.types.is_nested(kind) for kind in first.schema.types):
@@ -142,20 +142,20 @@ def repeating(first: pa.RecordBatch) -> list[str] | bool:
 
 
 def _statistics(metadata: Any) -> dict[str, Any]:
-    """What Delta's log says of a Parquet file: rows, and the smallest and largest of integers, dates and short text."""
-    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    """The statistics of a Parquet file for Delta's log: row count, and bounds of integers, dates and short text."""
+    bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for place in range(metadata.num_columns):
         groups = [metadata.row_group(n).column(place) for n in range(metadata.num_row_groups)]
-        own = [group.statistics for group in groups]
+        of_groups = [group.statistics for group in groups]
         name = groups[0].path_in_schema
-        if name != metadata.schema.column(place).name or any(x is None or not x.has_null_count for x in own):
+        if name != metadata.schema.column(place).name or any(x is None or not x.has_null_count for x in of_groups):
             continue  # a part of a nested column
-        found["nullCount"][name] = sum(x.null_count for x in own)
-        ends = [(x.min, x.max) for x in own if x.has_min_max]
+        bounds["nullCount"][name] = sum(x.null_count for x in of_groups)
+        ends = [(x.min, x.max) for x in of_groups if x.has_min_max]
         if ends and all(_short(value) for pair in ends for value in pair):
-            found["minValues"][name] = _shown(min(least for least, _ in ends))
-            found["maxValues"][name] = _shown(max(most for _, most in ends))
-    return {"numRecords": metadata.num_rows, **found}
+            bounds["minValues"][name] = _shown(min(least for least, _ in ends))
+            bounds["maxValues"][name] = _shown(max(most for _, most in ends))
+    return {"numRecords": metadata.num_rows, **bounds}
 
 
 def _short(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A user's function over joined or grouped rows, as ``mapInArrow`` runs it in the Spark task."""
+"""User functions over joined or grouped rows, which ``mapInArrow`` runs in the Spark task."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gpu_ops.spark.failures import refuse_gone
 from gpu_ops.spark.tasks.arrow import ArrowTask
 
 
-class Applied(ArrowTask):
-    """Gives joined rows to a function, a record batch at a time, and checks what comes back.
+class ProcessPairs(ArrowTask):
+    """Calls a user's function with joined rows, a record batch at a time, and checks the result.
 
-    Where there are side outputs, rows have a row kind before them and a struct column for each side output behind them.
+    With side outputs, rows have a row kind as first column and a struct column for each side output at the end.
 
     Args:
-        function: record batch in; a record batch out, or one and a dict of further ones by names of side outputs. It
-            may have ``open()`` and ``close()``.
-        schema: what it gives.
-        outputs: of each of its side outputs.
-        passed: side outputs that are there before it: rows of another kind than ``+I`` go past it, to the columns of
-            these names.
+        function: takes a record batch; returns a record batch, or one and a dict of further ones by names of side
+            outputs. It may have ``open()`` and ``close()``.
+        schema: the schema of its result.
+        outputs: the schemas of its side outputs.
+        passed: side outputs that exist before the function: rows of another kind than ``+I`` go past it, to the columns
+            of these names.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Applied(ArrowTask):
         self._shown = _fields(self.schema)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives what the function makes of the rows of a Spark task.
+        """Yields the function's results for the rows of a Spark task.
 
         Raises:
-            DescriptionError: something else than record batches with the columns of their schemas, or a side output
-                that there is none of.
+            DescriptionError: a result is no record batch with the columns of its schema, or of an undeclared side
+                output.
         """
         opened = False
         try:
@@ -80,7 +80,7 @@ class Applied(ArrowTask):
                 getattr(self._function, "close", _nothing)()
 
     def _parted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[_Part]]:
-        """The rows for the function, and those that go past it."""
+        """Splits rows into those for the function and those that go past it."""
         if not self._passed:
             return batch, []
         joined = pc.equal(batch[ROW_KIND_COLUMN], SHORT_STRINGS[INSERT])
@@ -91,7 +91,7 @@ class Applied(ArrowTask):
         return batch.filter(joined).drop_columns([ROW_KIND_COLUMN, *self._passed]), parts
 
     def _made(self, rows: pa.RecordBatch) -> list[_Part]:
-        """What the function makes of rows."""
+        """Calls the function with rows, and checks its results."""
         who, made = f"process= function {self.__name__}", self._function(rows)
         main, beside = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
         if not isinstance(beside, Mapping):
@@ -114,7 +114,7 @@ class Applied(ArrowTask):
         return parts
 
     def _shown_together(self, parts: list[_Part]) -> pa.RecordBatch:
-        """Rows of all outputs, one behind the other; what one does not have is null."""
+        """Puts the rows of all outputs one behind the other; columns that an output lacks are null."""
         columns = []
         for field in self._shown:
             if self._kinds and field.name == ROW_KIND_COLUMN:
@@ -126,19 +126,19 @@ class Applied(ArrowTask):
 
 
 class _Part(NamedTuple):
-    """Rows of one output."""
+    """The rows of one output, with their row kind."""
 
     kind: str
     rows: int
     columns: dict[str, pa.Array]
 
 
-class Grouped:
-    """Gives both sides' rows of whole keys to a co-group's function, and checks what comes back.
+class CoGroupTask:
+    """Calls a co-group's function with both sides' rows of whole keys, and checks the result.
 
     Args:
-        function: left and right table in, one table out.
-        schema: what it gives.
+        function: takes the left and the right table, returns one table.
+        schema: the schema of its result.
     """
 
     def __init__(self, function: Callable[[pa.Table, pa.Table], pa.Table], schema: st.StructType) -> None:
@@ -147,26 +147,26 @@ class Grouped:
         self._wanted = _fields(schema)
 
     @classmethod
-    def of(cls, function: Callable[[pa.Table, pa.Table], pa.Table], schema: st.StructType | str) -> Grouped:
-        """From what a user gives.
+    def of(cls, function: Callable[[pa.Table, pa.Table], pa.Table], schema: st.StructType | str) -> CoGroupTask:
+        """Checks a user's function and schema.
 
         Raises:
-            DescriptionError: no function, or no schema.
+            DescriptionError: one is no function, or no schema.
         """
         if not callable(function):
             raise DescriptionError(f"apply= is a function of two Arrow tables, not {type(function).__name__}")
         return cls(function, applied_schema(schema, "schema"))
 
     def __call__(self, described: CoGroup, part: pa.Table) -> pa.Table:
-        """What the function makes of a part, of its schema.
+        """Calls the function with a part of the rows, and returns its result in the declared types.
 
         Args:
-            described: the co-group.
+            described: the description of the co-group.
             part: rows of its ``output_schema``, of whole keys.
 
         Raises:
-            DescriptionError: something else than a table with the columns of its schema, in types that go into
-                them without loss.
+            DescriptionError: the result is no table with the columns of the schema, in types that can be cast without
+                loss.
         """
         made = self._function(*described.split(part))
         who = f"apply= function {self.__name__}"
@@ -176,15 +176,15 @@ class Grouped:
 
 
 def as_declared(who: str, made: pa.Table | pa.RecordBatch, wanted: pa.Schema) -> list[Any]:
-    """What a function gave, in the columns and types of its schema.
+    """Casts the result of a function to the columns and types of its schema.
 
     Args:
         who: the function, for errors.
-        made: what it gave.
+        made: its result.
         wanted: its schema.
 
     Raises:
-        DescriptionError: other columns, types that do not go into these without loss, or nulls where there are none.
+        DescriptionError: the columns are others, a cast would lose values, or nulls are where the schema has none.
     """
     if sorted(made.schema.names) != sorted(wanted.names):
         there, names = ", ".join(made.schema.names), ", ".join(wanted.names)
@@ -212,15 +212,15 @@ def _nothing() -> None:
 
 
 def applied_schema(schema: st.StructType | str, option: str = "process_schema") -> st.StructType:
-    """A schema as the user gave it.
+    """Reads a schema that the user gave as a type or as DDL text.
 
     Args:
         schema: a schema or its DDL text.
-        option: what the user calls it.
+        option: the option's name, for errors.
 
     Raises:
-        DescriptionError: it is none.
-        StateError: there is no Spark session to ask.
+        DescriptionError: it is no schema.
+        StateError: there is no Spark session to parse it.
     """
     if isinstance(schema, st.StructType):
         return schema

@@ -1,19 +1,21 @@
-"""What runs in a Spark task: one exchange with the state server that owns the task's partition."""
+"""The Spark task of a streaming operator: one exchange with the state server that owns the task's partition."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, task_identity
+from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import Maker, Taken
-from gpu_ops.spark.wire.arrivals import Arrivals, Message
+from gpu_ops.spark.wire.arrivals import Arrivals, Message, by_operator
 from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, ReportReply, ReportRequest, read
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange, ask
@@ -22,18 +24,18 @@ from gpu_ops.state.blocks import Blocks
 
 
 class Task(ArrowTask):
-    """The function of ``mapInArrow``: wire batches in, the changelog out, with hidden metrics if they are observed.
+    """Function for ``mapInArrow``: takes packed rows, yields the changelog, with hidden metrics if they are observed.
 
     Args:
-        name: how Spark shows it in plans.
+        name: the function's name in Spark's plans.
         command: the exchange's command without query, batch and partition.
-        directory: whom to ask for the server.
-        arrivals: how rows come, and what the server takes becomes of them.
+        directory: the directory that knows the server.
+        arrivals: unpacks and orders the rows.
         output: the changelog's schema.
-        metrics: the names of what is counted, see `gpu_ops.spark.metrics.metrics.metric_names`.
-        times: the inputs of which the directory is told the latest event times afterwards, two at most.
+        metrics: the names of the metrics, see `gpu_ops.spark.metrics.metrics.metric_names`.
+        times: the inputs whose latest event times are reported to the directory, two at most.
         hidden: the column in which metrics are observed, or None.
-        blocks: where the server may leave its answer, if it is on this machine.
+        blocks: the folders in which the server may leave its answer, if it is on this machine.
     """
 
     def __init__(
@@ -56,9 +58,41 @@ class Task(ArrowTask):
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes; where metrics are observed, the last partition then gives a row of them."""
-        task = task_identity()
-        join_id = f"{self._command['join_id']}-{task.query_id}"
+        task, metrics = task_identity(), list[str]()
         partition, batches = self._partition(task, batches)
+        for rows in self.changes(task, uuid.uuid4().hex, partition, batches, metrics):
+            yield self.with_metrics(rows, None)
+        for text in metrics:
+            yield self.metrics_row(text)
+
+    @property
+    def plan_id(self) -> str:
+        """The plan id of the operator."""
+        return str(self._command["join_id"])
+
+    @property
+    def partitions(self) -> int:
+        """How many it has."""
+        return int(self._command["partitions"])
+
+    def changes(
+        self,
+        task: TaskIdentity,
+        evaluation: str,
+        partition: int,
+        batches: Iterator[pa.RecordBatch],
+        metrics: list[str],
+    ) -> Iterator[pa.RecordBatch]:
+        """The changes of one partition.
+
+        Args:
+            task: which Spark task asks for them.
+            evaluation: another one each time that the task runs.
+            partition: which.
+            batches: its messages, of `PACKED`.
+            metrics: takes the metrics of all partitions as text, where this is the last one and they are observed.
+        """
+        join_id = f"{self.plan_id}-{task.query_id}"
         state: StateAddress | None = self._command["state"]
         command = {
             **self._command,
@@ -74,8 +108,8 @@ class Task(ArrowTask):
 
         located = LocateRequest(
             join_id=join_id, query_id=task.query_id, run_id=task.run_id, batch_id=task.batch_id,
-            state=command["state"], backend=command["backend"], partition=partition, partitions=command["partitions"],
-            attempt=task.attempt, evaluation=uuid.uuid4().hex, backlog=bool(command["options"].get("backlog", False)),
+            state=command["state"], backend=command["backend"], partition=partition, partitions=self.partitions,
+            attempt=task.attempt, evaluation=evaluation, backlog=bool(command["options"].get("backlog", False)),
             timed="watermark_ms" in self._metrics,
         )  # fmt: skip
 
@@ -85,60 +119,134 @@ class Task(ArrowTask):
             return self._directory._replace(location=answer.location), vars(answer.context)
 
         exchange = Exchange(locate, command, self._arrivals.wire)
-        for rows in exchange.run(self._arrivals.to_wire(batches)):
-            if not rows.num_rows:
-                continue  # nobody's readers of Arrow streams are tried with such
-            yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE))
+        # nobody's readers of Arrow streams are tried with batches that have no row
+        yield from (rows for rows in exchange.run(self._arrivals.to_wire(batches)) if rows.num_rows)
         counted = exchange.answer["metrics"]
         numbers = pack(self._metrics, counted, backend=exchange.answer["backend"], retries=exchange.retries)
         rows = [bool(counted[f"{side}_rows_in"]) for side in self._times]
         report = ReportRequest(
-            join_id, task.run_id, task.batch_id, partition, command["partitions"], numbers, self.hidden is not None,
+            join_id, task.run_id, task.batch_id, partition, self.partitions, numbers, self.hidden is not None,
             EventTimes.of(exchange.answer["latest"], rows) if self._times else None,
         )  # fmt: skip
         answer = read(ReportReply, ask(self._directory, "report", report))
         if answer.all is not None:
-            yield self._metrics_row(total(self._metrics, answer.all))
+            metrics.append(total(self._metrics, answer.all))
 
     def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
-        """The partition this task has, and its batches.
+        """Finds the partition of this task, which its batches name, and returns it with the batches.
 
-        Its batches name it. Without any, which is so in all partitions or in none, it is the task's number modulo
-        the partitions: a join's tasks are numbered in one go, so each is taken once.
+        Without batches, as in all partitions or in none, it is the task's number modulo the number of partitions: a
+        join's tasks are numbered consecutively, so each partition is taken once.
         """
         for batch in batches:
             if batch.num_rows:
                 return Message.of(batch["about"][0].as_py()).partition, itertools.chain([batch], batches)
-        return task.number % int(self._command["partitions"]), iter(())
+        return task.number % self.partitions, iter(())
 
-    def _with_metrics(self, rows: pa.RecordBatch, metrics: pa.Array) -> pa.RecordBatch:
+    def with_metrics(self, rows: pa.RecordBatch, text: str | None) -> pa.RecordBatch:
+        """Changes with a text in the hidden column, where there is one."""
         if self.hidden is None:
             return rows
+        metrics = pa.nulls(rows.num_rows, METRICS_TYPE) if text is None else pa.array([text], METRICS_TYPE)
         schema = self.output.append(pa.field(self.hidden, METRICS_TYPE))
         return pa.RecordBatch.from_arrays([*rows.columns, metrics], schema=schema)
 
-    def _metrics_row(self, text: str) -> pa.RecordBatch:
+    def metrics_row(self, text: str) -> pa.RecordBatch:
+        """A row that has metrics and is no change."""
         # The row kind is the one column that is never null; no row kind is empty.
         columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self.output)[1:])]
-        row = pa.RecordBatch.from_arrays(columns, schema=self.output)
-        return self._with_metrics(row, pa.array([text], METRICS_TYPE))
+        return self.with_metrics(pa.RecordBatch.from_arrays(columns, schema=self.output), text)
+
+
+class Edge(NamedTuple):
+    """What an operator reads of the changes of another one that runs in the same task.
+
+    Attributes:
+        taken: which rows and columns.
+        packer: cuts them into the partitions of the operator that reads them.
+    """
+
+    taken: Taken
+    packer: Packer
+
+    def packed(self, changes: Iterable[pa.RecordBatch], partition: int) -> list[pa.RecordBatch]:
+        """The changes of a partition as messages, of `PACKED`."""
+        rows = (self.taken.of(batch, self.packer.schema) for batch in changes)
+        return list(self.packer.of_partition(rows, partition))
+
+
+class ChainedOperator(NamedTuple):
+    """An operator of a `OperatorChain`, and what others in it read of its changes."""
+
+    task: Task
+    edges: tuple[Edge, ...] = ()
+
+    def packed(self, changes: Iterator[pa.RecordBatch], partition: int) -> list[pa.RecordBatch]:
+        """What the others read of a partition's changes, as messages."""
+        rows = list(changes)
+        return [batch for edge in self.edges for batch in edge.packed(rows, partition)]
+
+
+class OperatorChain(ArrowTask):
+    """Operators that read one another's changes, all partitions of each, in one Spark task.
+
+    An operator's partitions compute side by side, each in its state server, when those of the operators that it reads
+    are done. What lies between two operators is cut here, as Spark's shuffle would do; a stage of Spark's for each
+    operator costs ten times as much. State, versions and repetitions are those of each operator.
+
+    Args:
+        nodes: each behind those that it reads; the last one's changes come out.
+    """
+
+    def __init__(self, nodes: Sequence[ChainedOperator]) -> None:
+        self.nodes, self._last = tuple(nodes), nodes[-1].task
+        self.__name__, self.output, self.hidden = self._last.__name__, self._last.output, self._last.hidden
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the last operator's changes; where metrics are observed, then a row of them for each operator."""
+        task, evaluation, texts = task_identity(), uuid.uuid4().hex, list[str]()
+        messages: dict[str, dict[int, list[pa.RecordBatch]]] = {node.task.plan_id: {} for node in self.nodes}
+
+        def put(packed: Iterable[pa.RecordBatch]) -> None:
+            for batch in packed:
+                for operator, partition, some in by_operator(batch):
+                    messages[operator].setdefault(partition, []).append(some)
+
+        put(batches)
+        with ThreadPoolExecutor(max(node.task.partitions for node in self.nodes)) as threads:
+            for node in self.nodes:
+                come, said = messages.pop(node.task.plan_id), list[str]()
+                partitions = range(node.task.partitions)
+                changes = [
+                    node.task.changes(task, evaluation, partition, iter(come.pop(partition, ())), said)
+                    for partition in partitions
+                ]
+                if node.edges:
+                    for packed in threads.map(node.packed, changes, partitions):
+                        put(packed)
+                else:
+                    for computed in threads.map(list[pa.RecordBatch], changes):
+                        yield from (self._last.with_metrics(rows, None) for rows in computed)
+                texts += said[-1:]  # where a task is repeated, several partitions may be told that they are the last
+        for text in texts:
+            yield self._last.metrics_row(text)
 
 
 class OfChanges(ArrowTask):
-    """Of a join's changes; its metrics go with that as they do with changes.
+    """Runs a join and encodes its changelog in the same task: as files, messages or packed rows; metrics pass through.
 
     Args:
-        task: gives the changes.
-        taken: what is taken of them.
-        maker: makes it.
+        task: the join's task, which yields the changes.
+        taken: the filter and projection of the changes.
+        maker: encodes them.
     """
 
-    def __init__(self, task: Task, taken: Taken, maker: Maker) -> None:
+    def __init__(self, task: Task | OperatorChain, taken: Taken, maker: Maker) -> None:
         self.__name__ = task.__name__
         self.task, self._taken, self._maker = task, taken, maker
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives what is made of a partition's changes; where its task has a row of metrics, that, too."""
+        """Yields the encoded changes of a partition, and the row of metrics where the join's task has one."""
         hidden, metrics, maker = self.task.hidden, list[pa.RecordBatch](), self._maker
         made = maker.of(self._changes(batches, metrics))
         if hidden is None:
@@ -152,7 +260,7 @@ class OfChanges(ArrowTask):
             yield pa.RecordBatch.from_arrays([*nothing, row.column(row.num_columns - 1)], schema=schema)
 
     def _changes(self, batches: Iterator[pa.RecordBatch], metrics: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The changes as they are taken; the row with metrics is put into a list."""
+        """Yields the filtered and projected changes; puts the row with metrics into a list."""
         for batch in self.task(batches):
             if self.task.hidden is not None and not batch.column(batch.num_columns - 1).null_count:
                 metrics.append(batch)

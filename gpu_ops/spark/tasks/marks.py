@@ -1,4 +1,4 @@
-"""Rows that say which attempt of a task has written them, and the attempts that count.
+"""Marks rows with the task attempt that writes them, and finds the attempts that Spark accepted.
 
 Spark runs a task again whose executor is lost, whose answer is, or that is slow (speculation); what an attempt has
 written elsewhere stays there. So each attempt marks its rows with a random number, and tells the driver the number in
@@ -22,7 +22,7 @@ _BITS: Final = 63
 
 
 class _Union(AccumulatorParam[dict[int, int]]):  # type: ignore[misc]
-    """The rows of attempts, by their mark."""
+    """Accumulator of the number of rows of each attempt, by its mark."""
 
     def zero(self, value: dict[int, int]) -> dict[int, int]:
         return {}
@@ -40,13 +40,13 @@ class Marks:
         self._attempts: Accumulator[dict[int, int]] | None = None
 
     def marked(self, df: DataFrame, column: str) -> DataFrame:
-        """Rows with the mark of the attempt that makes them as their last column.
+        """Adds the mark of the attempt that makes a row as its last column.
 
         Their next job has to compute them in its last stage, as a writer does that writes them as they come.
 
         Args:
             df: the rows.
-            column: the name of that column.
+            column: the name of the mark's column.
         """
         context = df.sparkSession.sparkContext
         if self._attempts is None or self._context is not context:
@@ -58,12 +58,12 @@ class Marks:
         return plain.mapInArrow(_Marker(self._attempts, schema.names), schema)
 
     def counted(self) -> dict[int, int]:
-        """Once that job is done, how many rows each attempt has marked, of those that count."""
+        """The number of rows that each accepted attempt has marked, once the job is done."""
         return {} if self._attempts is None else dict(self._attempts.value)
 
 
 class _Marker(ArrowTask):
-    """The function of ``mapInArrow``: rows with the mark of this attempt."""
+    """Function for ``mapInArrow`` that adds the mark of this attempt to rows."""
 
     __name__ = "gpu_ops_marks"
 

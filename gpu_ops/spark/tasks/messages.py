@@ -1,4 +1,4 @@
-"""Tasks that make rows of messages, and messages of rows: Arrow on one side, and bytes on the other."""
+"""Tasks that parse messages into rows, and write rows as messages, with Arrow."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Ints
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND
 from gpu_ops.errors import BadInputError
 from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values
-from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
+from gpu_ops.messages.rows import Bad, MessageFormat, MessageRows
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
 from gpu_ops.spark.tasks.packing import Pack, Packer, Part
 from gpu_ops.spark.tasks.rows import Taken
@@ -23,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 VALUE: Final = "__value"
 KEY: Final = "__key"
-"""Columns of messages, as the task is given them."""
+"""The columns of values and keys in the messages that the task takes."""
 
 POSITION: Final = ("topic", "partition", "offset")
-"""Where a message stands, as Spark's reader of Kafka has it."""
+"""The columns of a message's position in Spark's Kafka reader."""
 
 SEQUENCE_HEADER: Final = "sequence"
 """A message's header: ``[micro-batch,task,number]``, the numbers of a task's messages from 0 on."""
@@ -35,15 +36,15 @@ _ROWS: Final = 1 << 16
 
 
 class ReadMessages(ArrowTask):
-    """The function of ``mapInArrow``: messages in, their rows out, in the order of the messages.
+    """Function for ``mapInArrow``: takes messages, yields their rows in the order of the messages.
 
     Args:
-        format: how they are read.
-        location: what errors call the input.
-        output: of the rows: row kinds if there are any, the columns, and some of the messages' behind them.
-        bad_rows: what becomes of a message that cannot be read: ``fail``, ``drop`` or ``tag``.
-        bad: with ``drop`` the last column: how many were left out, in a row of its own, or None if nobody asks; with
-            ``tag`` the last column: where they stand, why they cannot be read, and what they are.
+        format: the format of the messages.
+        location: the input's name in errors.
+        output: the rows' schema: row kinds if there are any, the columns, and further columns of the messages.
+        bad_rows: the treatment of a message that cannot be read: ``fail``, ``drop`` or ``tag``.
+        bad: the name of the last column. With ``drop`` it is the number of messages left out, in a row of its own, or
+            None if that is not counted; with ``tag`` the message's position, why it cannot be read, and its content.
     """
 
     __name__ = "gpu_messages"
@@ -60,33 +61,33 @@ class ReadMessages(ArrowTask):
         self._bad_rows, self._bad = bad_rows, bad
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the rows of a partition's messages.
+        """Yields the rows of a partition's messages.
 
         Raises:
-            BadInputError: a message that cannot be read, where ``bad_rows`` is ``fail``.
+            BadInputError: a message cannot be read, where ``bad_rows`` is ``fail``.
         """
         for batch in batches:
             if not batch.num_rows:
                 continue
             keys = batch[KEY] if self.format.key else None
-            found = self.format.read(batch[VALUE], keys)
-            if found.bad and self._bad_rows == "fail":
-                first = found.bad[0]
+            read = self.format.read(batch[VALUE], keys)
+            if read.bad and self._bad_rows == "fail":
+                first = read.bad[0]
                 raise BadInputError(self.location, None, _where(batch, first), _sample(batch, first))
-            yield from self._given(batch, found)
+            yield from self._given(batch, read)
 
     def __str__(self) -> str:
         return f"messages of {self.location} ({self.format.name})"
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> list[Part]:
-        """The rows of a partition's messages."""
+        """The rows of a partition's messages, as one part."""
         return [(combined(self(batches)), source_partition(), "")]
 
     def packing(self, packer: Packer, taken: Taken) -> Pack:
-        """The same rows packed."""
+        """Makes the function that reads the same messages and packs their rows."""
         return Pack(packer, self, taken)
 
-    def _given(self, batch: pa.RecordBatch, found: Rows) -> Iterator[pa.RecordBatch]:
+    def _given(self, batch: pa.RecordBatch, found: MessageRows) -> Iterator[pa.RecordBatch]:
         columns, at = found.rows.columns, found.at
         if found.bad and self._bad_rows == "tag":
             columns, at = _with_bad(columns, at, found.bad)
@@ -103,21 +104,21 @@ class ReadMessages(ArrowTask):
             yield pa.RecordBatch.from_arrays([*nothing, pa.array([len(found.bad)])], schema=self.output)
 
 
-def _with_bad(rows: Sequence[pa.Array], at: Positions, bad: Sequence[Bad]) -> tuple[list[pa.Array], Positions]:
-    """Rows with one for each message that cannot be read, in its place: its row kind, and else nothing."""
+def _with_bad(rows: Sequence[pa.Array], at: Ints, bad: Sequence[Bad]) -> tuple[list[pa.Array], Ints]:
+    """Inserts a row for each message that cannot be read, at its place: its row kind, all other columns null."""
     kinds, *others = rows
-    tagged = pa.array([BAD_ROW_KIND] * len(bad), kinds.type)
+    kind = pa.array([BAD_ROW_KIND] * len(bad), kinds.type)
     at = np.concatenate([at, [one.at for one in bad]]).astype(np.int64)
     order = np.argsort(at, kind="stable")
-    columns = [tagged, *(pa.nulls(len(bad), column.type) for column in others)]
+    columns = [kind, *(pa.nulls(len(bad), column.type) for column in others)]
     sorted_rows = [
         pa.concat_arrays([column, more]).take(pa.array(order)) for column, more in zip(rows, columns, strict=True)
     ]
     return sorted_rows, at[order]
 
 
-def _told(batch: pa.RecordBatch, at: Positions, bad: Sequence[Bad]) -> pa.Array:
-    """For each row null, or what there is to be said of its message."""
+def _told(batch: pa.RecordBatch, at: Ints, bad: Sequence[Bad]) -> pa.Array:
+    """The text of the last column: null, or the position, problem and content of a message that cannot be read."""
     words = {one.at: f"{_where(batch, one)}: {_text(batch, one)}" for one in bad}
     wrong = np.isin(at, list(words))
     told = pa.array([words[int(place)] for place in at[wrong]], pa.string())
@@ -130,7 +131,7 @@ def _counted(batch: pa.RecordBatch, bad: Sequence[Bad]) -> tuple[int, str]:
 
 
 def _where(batch: pa.RecordBatch, bad: Bad) -> str:
-    """Where a message stands, and why it cannot be read."""
+    """The position of a message, and why it cannot be read, in words."""
     known = [name for name in POSITION if name in batch.schema.names]
     place = ", ".join(f"{name} {batch[name][bad.at].as_py()}" for name in known)
     return f"a message{' at ' + place if place else ''}: {bad.problem}"
@@ -147,21 +148,21 @@ def _text(batch: pa.RecordBatch, bad: Bad) -> str:
 
 
 class JsonTexts(NamedTuple):
-    """How columns become JSON texts: null for null.
+    """Writes each column as JSON texts, null for null.
 
     Attributes:
-        schema: of the rows.
+        schema: the schema of the rows.
     """
 
     schema: pa.Schema
 
     @property
     def made(self) -> pa.Schema:
-        """Of the texts, a column each."""
+        """The schema of the texts, one column for each column of the rows."""
         return pa.schema([(name, pa.string()) for name in self.schema.names])
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The texts of rows, in their order."""
+        """Yields the texts of rows, in their order."""
         for batch in rows:
             for at in range(0, batch.num_rows, _ROWS):
                 columns = batch.slice(at, _ROWS).columns
@@ -170,11 +171,11 @@ class JsonTexts(NamedTuple):
 
 
 class MessageWriter(NamedTuple):
-    """How rows become messages.
+    """Writes rows as messages with JSON values.
 
     Attributes:
-        schema: of the rows.
-        key: the columns that make a message's key; none for messages without.
+        schema: the schema of the rows.
+        key: the columns of a message's key; empty for messages without a key.
         headers: whether messages have `SEQUENCE_HEADER`.
     """
 
@@ -184,14 +185,14 @@ class MessageWriter(NamedTuple):
 
     @property
     def made(self) -> pa.Schema:
-        """Of a message per row, as Spark's Kafka writer takes them."""
+        """The schema of the messages, as Spark's Kafka writer takes them."""
         header = pa.struct([("key", pa.string()), ("value", pa.binary())])
         fields = [("key", pa.string(), bool(self.key)), ("value", pa.string(), True)]
         fields.append(("headers", pa.list_(pa.field("element", header)), self.headers))
         return pa.schema([(name, kind) for name, kind, there in fields if there])
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A message per row, in their order."""
+        """Yields a message for each row, in their order."""
         task, before = task_identity() if self.headers else None, 0
         for batch in rows:
             for at in range(0, batch.num_rows, _ROWS):

@@ -1,7 +1,7 @@
-"""Many rows in one of Spark's: what a join's inputs become before they are shuffled.
+"""Packs many rows of a join's input into one row of Spark's before they are shuffled.
 
-Tasks of the map stage make Arrow messages, one for each partition of the join and so many rows; Spark shuffles
-those. Rows that are Arrow's from the start, as those of `gpu_ops.read_files`, never turn into Spark's.
+Tasks of the map stage make Arrow messages, one for each partition of the join and some thousand rows; Spark shuffles
+those. Rows that Arrow reads, as those of `gpu_ops.read_files`, never turn into Spark's.
 """
 
 from __future__ import annotations
@@ -15,59 +15,65 @@ import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
-from gpu_ops.spark.tasks.rows import FirstRows, Slices, Taken
+from gpu_ops.spark.tasks.rows import FirstOfGroup, Slices, Taken
 from gpu_ops.spark.wire.arrivals import PACKED, Message
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.blocks import INLINE, BlockFiles, Blocks
 
 _BLOCK_BYTES: Final = 1 << 24
-"""Of a message in a file."""
+"""The size of a message in a file, about."""
 
 
 Part = tuple[Iterator[pa.RecordBatch], int, str]
-"""Rows, and what orders them first (a time) and second (where they are from)."""
+"""Batches of rows, and the time and source by which they are ordered among others."""
 
 
 class Packer(NamedTuple):
-    """How the rows of one input are cut into partitions.
+    """Partitions the rows of one input, and packs those of each partition.
 
     Attributes:
-        input_name: for errors.
-        number: of the input.
-        schema: of its rows, row kinds included.
-        by: the columns that they are distributed by, and in which type; none: to partition 0.
+        input_name: the input's name, for errors.
+        operator: the plan id of the operator whose input it is.
+        number: the input's number.
+        schema: the schema of its rows, with row kinds.
+        by: the columns that rows are distributed by, and their types; without any all rows go to partition 0.
         routes: for each partition the number that Spark's shuffle sends there.
-        most_bytes: of one message, about.
-        first: which rows of a task are needed; None for all.
-        blocks: where messages are left, if tasks are on one machine; else they go with Spark's rows.
+        most_bytes: the size of one message, about.
+        first: filters a task's rows to those that are needed; None for all.
+        blocks: the folders of messages, if tasks are on one machine; else messages go with Spark's rows.
     """
 
     input_name: str
+    operator: str
     number: int
     schema: pa.Schema
     by: tuple[tuple[str, pa.DataType], ...]
     routes: tuple[int, ...]
     most_bytes: int
-    first: FirstRows | None = None
+    first: FirstOfGroup | None = None
     blocks: Blocks | None = None
 
     @property
     def made(self) -> pa.Schema:
-        """`PACKED`."""
+        """The schema of packed rows, `PACKED`."""
         return PACKED
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """All rows of this Spark task, packed."""
-        yield from self.pack([(combined(rows), source_partition(), "")])
+        """Yields all rows of this Spark task, packed."""
+        yield from self.of_partition(rows, source_partition())
+
+    def of_partition(self, rows: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
+        """Packs the rows of a task, or of a partition of an operator below, whose number orders them among others."""
+        yield from self.pack([(combined(rows), number, "")])
 
     def pack(self, parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
-        """Rows of `PACKED`, of all that a task has.
+        """Yields rows of `PACKED` with all rows of a task.
 
-        Every partition gets a message, if it is one without rows: so the task that it comes to knows which it is.
+        Every partition gets a message, perhaps without rows, so that the task which receives it knows its partition.
 
         Args:
-            parts: of each its batches of `schema` in the order of their rows, and what orders them first (a time) and
-                second (where they are from).
+            parts: for each its batches of `schema` in their order, and the time and the source by which the part is
+                ordered among others.
         """
         missing = dict.fromkeys(range(len(self.routes)))
         files = self._files()
@@ -86,7 +92,7 @@ class Packer(NamedTuple):
             yield self._messages(list(missing), (0, ""), 0, nothing, None)
 
     def _files(self) -> BlockFiles | None:
-        """Where this task leaves its messages."""
+        """The files in which this task leaves its messages; None where they go with Spark's rows."""
         task = None if self.blocks is None else streaming_task()
         if self.blocks is None or task is None or (folder := self.blocks.of(task.run_id, task.batch_id)) is None:
             return None
@@ -105,12 +111,12 @@ class Packer(NamedTuple):
             message = part.serialize()
             block = INLINE if files is None else files.put(partition, message, part.num_rows)
             messages.append(b"" if block.file else message.to_pybytes())
-            about.append(json.dumps(Message(partition, self.number, *origin, count + len(about), block)))
+            about.append(json.dumps(Message(partition, self.number, *origin, count + len(about), block, self.operator)))
         routes = [self.routes[partition] for partition in partitions]
         return pa.record_batch([routes, about, messages], schema=PACKED)
 
     def _cut(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows of each partition that has any, in their order."""
+        """Yields the rows of each partition that has any, in their order."""
         if not batch.num_rows:
             return
         if not self.by or len(self.routes) == 1:
@@ -129,14 +135,14 @@ class Packer(NamedTuple):
 
 
 class FileRows(NamedTuple):
-    """What is taken of files' rows.
+    """Reads files, with a filter, a projection and an aggregation of their rows.
 
     Attributes:
-        format: how the files are read.
-        name: what errors call the input.
-        taken: of the rows; no other columns are read.
-        schema: of what is taken.
-        slices: how each file's are aggregated then; None for not at all.
+        format: the format of the files.
+        name: the input's name in errors.
+        taken: the filter and projection of the rows; no other columns are read.
+        schema: the schema of the projected rows.
+        slices: the aggregation of each file's rows; None for none.
     """
 
     format: FileFormat
@@ -146,33 +152,33 @@ class FileRows(NamedTuple):
     slices: Slices | None = None
 
     def read(self, uri: str) -> Iterator[pa.RecordBatch]:
-        """A file's.
+        """Yields the rows of one file.
 
         Raises:
-            BadInputError: it cannot be read.
+            BadInputError: the file cannot be read.
         """
         rows = (self.taken.of(batch, self.schema) for batch in self.format.read(uri, self.taken.names, self.name))
         yield from rows if self.slices is None else self.slices.of(rows)
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
-        """Those of a task's files, one after the other."""
+        """The rows of a task's files, a part for each file."""
         return ((self.read(uri), time, uri) for uri, time in files_in_order(batches))
 
 
 class Reader(Protocol):
-    """What makes rows of what a task is given."""
+    """Protocol of a reader that turns a task's batches (files, messages) into rows."""
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterable[Part]:
-        """The rows part by part, in their order."""
+        """Returns the rows part by part, in their order."""
 
 
 class Pack(ArrowTask):
-    """The function of ``mapInArrow``: what a reader takes in, its rows out as `PACKED`.
+    """Function for ``mapInArrow``: takes the batches of a reader, yields its rows as `PACKED`.
 
     Args:
-        packer: of the input.
-        reader: makes the rows.
-        taken: what is packed of them.
+        packer: packs the rows of the input.
+        reader: reads the rows.
+        taken: the filter and projection of the rows.
     """
 
     __name__ = "gpu_join_pack_read"
@@ -181,7 +187,7 @@ class Pack(ArrowTask):
         self._packer, self._reader, self._taken = packer, reader, taken
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the rows of the partition, packed."""
+        """Yields the rows of the partition, packed."""
         parts = self._reader.parts(batches)
         yield from self._packer.pack((map(self._of, rows), time, place) for rows, time, place in parts)
 
@@ -190,11 +196,11 @@ class Pack(ArrowTask):
 
 
 class ReadFiles(ArrowTask):
-    """The function of ``mapInArrow``: files in, their rows out.
+    """Function for ``mapInArrow``: takes names of files, yields their rows.
 
     Args:
-        name: how Spark shows it in plans.
-        rows: of the files.
+        name: the function's name in Spark's plans.
+        rows: reads the files.
     """
 
     def __init__(self, name: str, rows: FileRows) -> None:
@@ -205,23 +211,23 @@ class ReadFiles(ArrowTask):
 
     @property
     def output(self) -> pa.Schema:
-        """Of the rows."""
+        """The schema of the rows."""
         return self.rows.format.schema if self.rows.slices is None else self.rows.slices.made
 
     def packing(self, packer: Packer, taken: Taken) -> Pack:
-        """The same rows packed: nothing else of them is read."""
+        """Makes the function that reads only the columns which are packed, and packs the rows."""
         if self.rows.slices is not None:
             return Pack(packer, self.rows, taken)
         rows = FileRows(self.rows.format, packer.input_name, taken, packer.schema)
         return Pack(packer, rows, Taken.all(packer.schema))
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the rows of the partition's files."""
+        """Yields the rows of the partition's files."""
         for rows, _, _ in self.rows.parts(batches):
             yield from rows
 
 
 def files_in_order(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int]]:
-    """Files as Spark lists them, each once, by modification time (us), then path."""
+    """The files that Spark lists, each once, by modification time (us), then path."""
     found = {file for batch in batches for file in zip(*(c.to_pylist() for c in batch.columns), strict=True)}
     return sorted(found, key=lambda file: (file[1], file[0]))

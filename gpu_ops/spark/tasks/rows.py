@@ -1,4 +1,4 @@
-"""What is taken of rows while they are Arrow's: which of them, and columns, as they are or computed."""
+"""Filters, projections and aggregations that a task applies to Arrow batches."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gpu_ops.spark.tasks.arrow import ArrowTask, together
 from gpu_ops.spark.wire.arrivals import typed
 
 ROWS = ""
-"""What expressions call the rows: there is one input."""
+"""The name of the one input in expressions."""
 
 
 class Taken(NamedTuple):
-    """Which rows and columns of batches are taken.
+    """A filter and projection of record batches.
 
     Attributes:
-        columns: the rows', or what is computed of these.
-        where: of type boolean, one after the other: each is evaluated for rows of which those before are true.
+        columns: the columns of the result: columns of the rows, or expressions over them.
+        where: boolean expressions, one after the other: each is evaluated for rows for which those before are true.
     """
 
     columns: tuple[Expression, ...]
@@ -35,7 +35,7 @@ class Taken(NamedTuple):
 
     @classmethod
     def all(cls, schema: pa.Schema) -> Taken:
-        """All of a schema's columns as they are."""
+        """The projection that takes all columns of a schema as they are."""
         return cls(
             tuple(
                 Expression(field.name, ColumnRef(ROWS, field.name, field.type), {ROWS: (field.name,)})
@@ -45,30 +45,30 @@ class Taken(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that it needs."""
+        """The columns of the rows that the filter and projection need."""
         return tuple(dict.fromkeys([*_named(self.columns), *self.tested]))
 
     @property
     def tested(self) -> tuple[str, ...]:
-        """Those that rows are filtered by."""
+        """The columns of the rows that the filter needs."""
         return _named(self.where)
 
     @property
     def computed(self) -> tuple[Expression, ...]:
-        """The columns that are not the rows' own."""
+        """The columns of the result that are computed."""
         return tuple(column for column in self.columns if not isinstance(column.root, ColumnRef))
 
     def types(self, schema: pa.Schema) -> list[pa.DataType]:
-        """The columns' types.
+        """Returns the types of the result's columns.
 
         Args:
-            schema: of the rows.
+            schema: the schema of the rows.
         """
-        own = [column.root for column in self.columns]
-        return [schema.field(x.name).type if isinstance(x, ColumnRef) else x.type for x in own]
+        roots = [column.root for column in self.columns]
+        return [schema.field(x.name).type if isinstance(x, ColumnRef) else x.type for x in roots]
 
     def of(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """What is taken of a batch, in a schema of as many columns.
+        """Filters and projects a batch; the result has a schema of as many columns.
 
         Raises:
             EvaluationError: an expression fails for a row, in ANSI mode.
@@ -79,8 +79,10 @@ class Taken(NamedTuple):
             (true,) = values([test], {ROWS: batch}, batch.num_rows)
             later = dict.fromkeys((*_named(self.columns), *_named(self.where[number + 1 :])))
             batch = batch.select(list(later)).filter(true, null_selection_behavior="drop")
-        made = iter(values(self.computed, {ROWS: batch}, batch.num_rows) if self.computed else ())
-        arrays = [batch.column(x.root.name) if isinstance(x.root, ColumnRef) else next(made) for x in self.columns]
+        computed_arrays = iter(values(self.computed, {ROWS: batch}, batch.num_rows) if self.computed else ())
+        arrays = [
+            batch.column(x.root.name) if isinstance(x.root, ColumnRef) else next(computed_arrays) for x in self.columns
+        ]
         return typed(arrays, schema)
 
 
@@ -89,16 +91,16 @@ def _named(expressions: Sequence[Expression]) -> tuple[str, ...]:
 
 
 _MOST_BYTES: Final = 1 << 28
-"""So many are looked at together: they have to be in memory at once."""
+"""Bytes of rows that are processed together, which have to be in memory at once."""
 
 
-class FirstRows(NamedTuple):
-    """Which rows are kept.
+class FirstOfGroup(NamedTuple):
+    """Keeps of each group the rows that may be among its first n.
 
     Attributes:
-        by: the columns that make a group.
-        order: by what rows are ordered first.
-        n: how many of each group are wanted.
+        by: the columns of a group.
+        order: the first order of the rows.
+        n: the number of rows that each group needs.
     """
 
     by: tuple[str, ...]
@@ -107,7 +109,7 @@ class FirstRows(NamedTuple):
 
     @classmethod
     def wanted(cls, operator: Description) -> Self | None:
-        """What an operator needs of rows that nothing retracts; None where it needs them all."""
+        """The filter for the input of an operator without retractions; None where it needs all rows."""
         if not isinstance(operator, Top) or operator.emit == "per_event" or not operator.source.insert_only:
             return None
         if any(pa.types.is_nested(operator.source.schema.field(column).type) for column in operator.by):
@@ -115,7 +117,7 @@ class FirstRows(NamedTuple):
         return cls(operator.by, operator.order[0], operator.n)
 
     def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows that are kept, in their order."""
+        """Yields the rows that are kept, in their order."""
         for some in together(batches, lambda batch: batch.nbytes, _MOST_BYTES):
             yield from self._kept(some)
 
@@ -139,33 +141,33 @@ class FirstRows(NamedTuple):
                 yield chosen
 
     def _groups(self, rows: pa.Table) -> tuple[npt.NDArray[np.int64], int]:
-        """Of each row a number of its group, and how many numbers there are. One group may have several."""
-        found, count = np.zeros(rows.num_rows, np.int64), 1
+        """The group number of each row, and the number of group numbers; one group may have several numbers."""
+        group, count = np.zeros(rows.num_rows, np.int64), 1
         for name in self.by:
             codes = pc.dictionary_encode(rows[name].combine_chunks(), null_encoding="encode")
             size = max(1, len(codes.dictionary))
-            pairs = found * size + codes.indices.to_numpy().astype(np.int64)
-            numbers, found = np.unique(pairs, return_inverse=True) if count > 1 else (np.arange(size), pairs)
+            pairs = group * size + codes.indices.to_numpy().astype(np.int64)
+            numbers, group = np.unique(pairs, return_inverse=True) if count > 1 else (np.arange(size), pairs)
             count = len(numbers)
-        return found, count
+        return group, count
 
 
 _MOST_ROWS: Final = 1 << 20
-"""So many are grouped together: what is left of them has to be in memory at once."""
+"""Rows that are grouped together; their groups have to be in memory at once."""
 
 
 class Slices(NamedTuple):
-    """How rows are aggregated.
+    """Aggregates rows by window and group, in slices that overlapping windows share.
 
     Attributes:
-        time: the column, a timestamp of microseconds.
-        size: of a window, in microseconds; a multiple of the next.
-        slide: from one window's start to the next one's, and the width of a slice.
-        offset: a window's start, in microseconds since the epoch.
-        by: group columns, and for one that is made of a window which end of it: 0 for its start, 1 for its end.
+        time: the time column, a timestamp of microseconds.
+        size: the size of a window in microseconds, a multiple of ``slide``.
+        slide: the distance from one window's start to the next one's, and the width of a slice.
+        offset: the start of a window, in microseconds since the epoch.
+        by: the group columns; for a bound of the window 0 (its start) or 1 (its end), for any other column None.
         calls: for each aggregate its function (count, sum of integers, min, max) and its column; None for ``count(*)``.
-        schema: of the rows.
-        made: of the result: the group columns, then the aggregates.
+        schema: the schema of the rows.
+        made: the schema of the result: the group columns, then the aggregates.
     """
 
     time: str
@@ -178,7 +180,7 @@ class Slices(NamedTuple):
     made: pa.Schema
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows to groups of windows; one comes again for each of its slices, and where there are many rows."""
+        """Yields the groups of windows; a group comes several times if it has several slices, or very many rows."""
         for some in together(batches, lambda batch: batch.num_rows, _MOST_ROWS):
             yield from self._grouped(some)
 
@@ -187,59 +189,59 @@ class Slices(NamedTuple):
         groups = {name: rows[name] for name, place in self.by if place is None}
         columns, calls = [self._starts(rows[self.time].combine_chunks()), *groups.values()], []
         names = [f"by_{number}" for number in range(len(columns))]
-        given: list[tuple[str | list[str], str]] = []
+        aggregations: list[tuple[str | list[str], str]] = []
         for number, (function, column) in enumerate(self.calls):
             if column is None:
-                given.append(([], "count_all"))
+                aggregations.append(([], "count_all"))
                 calls.append("count_all")
                 continue
             columns.append(rows[column].cast(pa.int64(), safe=False) if function == "sum" else rows[column])
             names.append(f"of_{number}")
-            given.append((names[-1], function))
+            aggregations.append((names[-1], function))
             calls.append(f"of_{number}_{function}")
-        found = pa.table(columns, names).group_by(names[: len(groups) + 1], use_threads=False).aggregate(given)
-        found = found.combine_chunks()
+        totals = pa.table(columns, names).group_by(names[: len(groups) + 1], use_threads=False).aggregate(aggregations)
+        totals = totals.combine_chunks()
         known = dict(zip(groups, names[1:], strict=False))
-        last = found["by_0"]
+        last = totals["by_0"]
         for number in range(self.size // self.slide):
             start = pc.subtract(last, pa.scalar(number * self.slide, pa.duration("us")))
             ends = start, pc.add(start, pa.scalar(self.size, pa.duration("us")))
-            made = [*(found[known[name]] if place is None else ends[place] for name, place in self.by)]
-            made += [found[name] for name in calls]
-            arrays = [column.cast(kind) for column, kind in zip(made, self.made.types, strict=True)]
+            columns_of_window = [*(totals[known[name]] if place is None else ends[place] for name, place in self.by)]
+            columns_of_window += [totals[name] for name in calls]
+            arrays = [column.cast(kind) for column, kind in zip(columns_of_window, self.made.types, strict=True)]
             yield from pa.Table.from_arrays(arrays, schema=self.made).to_batches()
 
     def _starts(self, times: pa.Array) -> pa.Array:
-        """The starts of slices; null stays null."""
+        """The starts of the slices of times; null stays null."""
         us = times.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
         starts = us - np.mod(us - self.offset, self.slide)
         return pa.array(starts, mask=times.is_null().to_numpy(zero_copy_only=False)).view(times.type)
 
 
 class Maker(Protocol):
-    """What is made of the rows of a task: packed ones, files, aggregates."""
+    """Protocol of an encoder of a task's rows: as packed rows, files, messages or aggregates."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows that it takes."""
+        """The schema of the rows that it takes."""
 
     @property
     def made(self) -> pa.Schema:
-        """Of what it makes."""
+        """The schema of its result."""
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What it makes of them."""
+        """Yields the encoded rows."""
 
     def _replace(self, *, schema: Any = ...) -> Self:
-        """The same of rows of another schema."""
+        """A copy for rows of another schema."""
 
 
 class OfRows(ArrowTask):
-    """Of Spark's rows.
+    """Function for ``mapInArrow`` that encodes Spark's rows.
 
     Args:
-        name: how Spark shows it in plans.
-        maker: makes it.
+        name: the function's name in Spark's plans.
+        maker: encodes the rows.
     """
 
     def __init__(self, name: str, maker: Maker) -> None:
@@ -247,5 +249,5 @@ class OfRows(ArrowTask):
         self._maker = maker
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives what is made of a partition's rows."""
+        """Yields the encoded rows of a partition."""
         yield from self._maker.of(typed(batch.columns, self._maker.schema) for batch in batches)

@@ -1,1 +1,1 @@
-"""What travels between a Spark task, the driver's directory and a state server, and how: rows, requests, answers."""
+"""The wire between a Spark task, the driver's directory and a state server: rows, requests and replies."""

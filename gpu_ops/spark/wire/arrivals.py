@@ -1,4 +1,4 @@
-"""How a micro-batch's rows arrive in the task of a join, and become what a state server takes."""
+"""Turns the packed rows that arrive in a join's task into the ordered batches that a state server takes."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.state.blocks import INLINE, Block, Part, on_wire
+from gpu_ops.state.blocks import INLINE, Block, FilePart, on_wire
 
 
 def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of columns in the types of a schema."""
+    """A record batch of the given columns, cast to the types of a schema."""
     columns = [c if c.type == kind else c.cast(kind) for c, kind in zip(columns, schema.types, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 PACKED: Final = pa.schema([("route", pa.int32()), ("about", pa.string()), ("rows", pa.binary())])
-"""Many rows of one input and one partition, in one row of Spark's.
+"""Schema of one Spark row that holds many rows of one input and one partition.
 
-``route`` is what the shuffle goes by, ``about`` the text of a `Message`, ``rows`` an Arrow IPC message, if it is not in
-a file. There are as few columns as can be: Spark writes code for each of them, anew in every task.
+``route`` is the shuffle's key, ``about`` the text of a `Message`, ``rows`` an Arrow IPC message, if the rows are not in
+a file. It has as few columns as possible: Spark generates code for each of them, anew in every task.
 """
 
 
 class Message(NamedTuple):
-    """What a row of `PACKED` is about; after its partition, and before its block, what orders it among the others.
+    """The header of a row of `PACKED`: its partition, the fields that order it among the others, and its block.
 
     Attributes:
-        partition: of the join.
+        partition: the join's partition.
         input: the number of the input.
         time: a file's modification time (us), or 0.
         source: a file's path, or "".
         number: a count within the source.
-        block: where the rows are.
+        block: the place of the rows, inline or in a file.
+        operator: the plan id of the operator that they are for, as one task may run several.
     """
 
     partition: int
@@ -43,43 +44,57 @@ class Message(NamedTuple):
     source: str
     number: int
     block: Block
+    operator: str
 
     @classmethod
     def of(cls, text: str) -> Message:
-        """From JSON."""
-        *first, block = json.loads(text)
-        return cls._make((*first, Block._make(block)))
+        """Reads a header from its JSON text."""
+        *first, block, operator = json.loads(text)
+        return cls._make((*first, Block._make(block), operator))
+
+
+def by_operator(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """Groups messages by the operator and the partition that they are for.
+
+    Args:
+        batch: of `PACKED`.
+    """
+    rows: dict[tuple[str, int], list[int]] = {}
+    for row, about in enumerate(map(Message.of, batch["about"].to_pylist())):
+        rows.setdefault((about.operator, about.partition), []).append(row)
+    for (operator, partition), some in rows.items():
+        yield operator, partition, batch if len(rows) == 1 else batch.take(pa.array(some))
 
 
 class Carried(NamedTuple):
-    """What the packed rows of an input look like, and which lanes they go into."""
+    """The schema of an input's packed rows, and the union columns that they go into."""
 
     schema: pa.Schema
     lanes: tuple[str | None, ...]
-    """For each lane the input's column that it carries, or None."""
+    """For each union column the input's column that it carries, or None."""
 
     @property
     def places(self) -> tuple[int, ...]:
-        """For each column the number of its lane."""
+        """For each column of the input the number of its union column."""
         return tuple(self.lanes.index(name) for name in self.schema.names)
 
 
 class Arrivals:
-    """What becomes of `PACKED`, which `gpu_ops.spark.tasks.packing` makes.
+    """Unpacks and orders rows of `PACKED`, which `gpu_ops.spark.tasks.packing` makes.
 
     Args:
-        wire: the schema of side, order and lanes.
-        inputs: what each input's rows look like.
+        wire: the schema of side, order and union columns.
+        inputs: the layout of each input's rows.
         first: the inputs whose rows come before those of others.
     """
 
     def __init__(self, wire: pa.Schema, inputs: Sequence[Carried], *, first: Sequence[int] = ()) -> None:
         self.wire, self._inputs, self._first = wire, tuple(inputs), frozenset(first)
 
-    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Part]:
-        """All rows in their order, which is total, whatever order the batches come in.
+    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | FilePart]:
+        """Yields all rows in their total order, whatever order the batches come in.
 
-        Side, order and lanes, or where they lie in a file.
+        A part of them is a batch of side, order and union columns, or says where such rows lie in a file.
         """
         messages, read = list[tuple[Message, pa.Scalar]](), set[Message]()
         for batch in batches:
@@ -90,9 +105,10 @@ class Arrivals:
                     read.add(same)
         arrived, lanes = 0, [carried.places for carried in self._inputs]
         messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
-        for (_, number, *_, block), inline in messages:
+        for message, inline in messages:
+            number, block = message.input, message.block
             if block.file:
-                yield Part(number, lanes[number], arrived, block)
+                yield FilePart(number, lanes[number], arrived, block)
                 arrived += block.rows
                 continue
             rows = pa.ipc.read_record_batch(inline.as_buffer(), self._inputs[number].schema)

@@ -1,4 +1,4 @@
-"""What a Spark task asks of a state server and of the directory, as it travels: JSON, and rows of all inputs."""
+"""The requests of a Spark task to a state server and to the directory, as JSON, and the layout of all inputs' rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.fields import fits, hints_of
-from gpu_ops.spark.wire.connection import Action, as_json
+from gpu_ops.spark.wire.connection import Handler, as_json
 from gpu_ops.state.address import StateAddress
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _Read = TypeVar("_Read", bound="DataclassInstance")
 
 
-class Sides(NamedTuple):
-    """The rows of a micro-batch, by input."""
+class SideRows(NamedTuple):
+    """The rows of a micro-batch and their order, by input."""
 
     tables: tuple[pa.Table, ...]
     orders: tuple[npt.NDArray[np.int64], ...]
@@ -35,13 +35,13 @@ class Sides(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """How all inputs travel in one stream of rows.
+    """The layout in which the rows of all inputs travel in one stream.
 
     Attributes:
-        side: an int8 column: the number of the input that a row is of; 0 is left, 1 right.
+        side: an int8 column: the number of the row's input; 0 is left, 1 right.
         order: an int64 column: the total order of the changes.
-        lanes: ``(column of input 0 or None, ..., column of the last or None, lane)``: a lane is one
-            physical column that carries a column of input 0 in rows of input 0, and so on.
+        lanes: the union columns, ``(column of input 0 or None, ..., column of the last or None, union column)`` each:
+            one physical column carries a column of input 0 in rows of input 0, and so on.
     """
 
     side: str
@@ -49,7 +49,7 @@ class Wire:
     lanes: tuple[tuple[str | None, ...], ...]
 
     def to_json(self) -> str:
-        """The mapping as JSON."""
+        """The layout as JSON text."""
         return as_json(self)
 
     @classmethod
@@ -59,10 +59,10 @@ class Wire:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Wire:
-        """A mapping from parsed JSON.
+        """Reads a layout from parsed JSON.
 
         Raises:
-            DescriptionError: it is none.
+            DescriptionError: the JSON is no layout.
         """
         try:
             lanes = tuple(_lane(lane) for lane in data["lanes"])
@@ -76,8 +76,8 @@ class Wire:
         Types of columns are the engine's to check.
 
         Args:
-            join: whose inputs.
-            schema: of the stream.
+            join: the description with the inputs.
+            schema: the stream's schema.
 
         Raises:
             DescriptionError: the lanes do not carry each column of each input exactly once.
@@ -87,12 +87,12 @@ class Wire:
             if len(lane) != len(join.inputs) + 1:
                 raise DescriptionError(f"lane {lane!r} is not one of {len(join.inputs)} inputs")
         for side, source in enumerate(join.inputs):
-            wanted = [*source.schema.names, *([source.row_kind] if source.row_kind is not None else [])]
+            names = [*source.schema.names, *([source.row_kind] if source.row_kind is not None else [])]
             carried = [lane[side] for lane in self.lanes if lane[side] is not None]
-            if sorted(wanted) != sorted(c for c in carried if c is not None):
+            if sorted(names) != sorted(c for c in carried if c is not None):
                 raise DescriptionError(
                     f"input '{source.name}': the lanes carry {', '.join(map(repr, carried)) or 'nothing'}; "
-                    f"its columns are {', '.join(map(repr, wanted))}"
+                    f"its columns are {', '.join(map(repr, names))}"
                 )
         named = [self.side, self.order, *(str(lane[-1]) for lane in self.lanes)]
         if sorted(schema.names) != sorted(named):
@@ -105,11 +105,11 @@ class Wire:
             if schema.field(name).type != wanted_type:
                 raise BadInputError(_all(join), name, f"has type {schema.field(name).type}, {wanted_type} is expected")
 
-    def split(self, join: Description, table: pa.Table) -> Sides:
-        """The rows of each input, in the order they came in, under their own column names.
+    def split(self, join: Description, table: pa.Table) -> SideRows:
+        """Splits a stream into the rows of each input, in their order of arrival, under their own column names.
 
         Args:
-            join: whose inputs.
+            join: the description with the inputs.
             table: n rows of the stream.
 
         Raises:
@@ -121,15 +121,15 @@ class Wire:
         side, order = (_numpy(table[name]) for name in (self.side, self.order))
         known = (side >= 0) & (side < len(join.inputs))
         if not bool(known.all()):
-            there = "0 (left) or 1 (right)" if join.sides == ("left", "right") else f"a number below {len(join.inputs)}"
-            raise BadInputError(_all(join), self.side, f"is {there}", int(side[~known][0]))
+            valid = "0 (left) or 1 (right)" if join.sides == ("left", "right") else f"a number below {len(join.inputs)}"
+            raise BadInputError(_all(join), self.side, f"is {valid}", int(side[~known][0]))
         tables: list[pa.Table] = []
         orders: list[npt.NDArray[np.int64]] = []
         for number, source in enumerate(join.inputs):
             rows = np.flatnonzero(side == number)
             orders.append(order if rows.size == side.size else order[rows])
             tables.append(self._take(source, number, table, rows))
-        return Sides(tuple(tables), tuple(orders))
+        return SideRows(tuple(tables), tuple(orders))
 
     def _take(self, source: Input, side: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
         # Shuffle blocks are one-sided, so often a whole run of rows is, and needs no copy.
@@ -146,7 +146,7 @@ class Wire:
 
 @dataclasses.dataclass(frozen=True)
 class ApplyCommand:
-    """The command of a DoExchange: apply one micro-batch to one partition.
+    """The command of a DoExchange call: apply one micro-batch to one partition.
 
     Attributes:
         join_id: the join, unique in the Spark application.
@@ -154,24 +154,24 @@ class ApplyCommand:
         description: the join as its `to_json` writes it.
         query_id: Spark's id of the query.
         batch_id: the micro-batch, from 0.
-        partition: which partition.
-        partitions: of how many.
+        partition: the partition's number.
+        partitions: the number of partitions.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-        wire: how the inputs travel.
+        wire: the layout in which the inputs travel.
         options: ``snapshot_every`` (micro-batches), ``memory_limit`` (bytes), ``tiny`` (tests), ``backlog``: the
             join may begin with one.
-        counted: whether a message with the number of rows, ``{"rows": n}``, ends them; without it they
-            have broken off.
-        watermark: of the micro-batch, ms since the epoch, for an interval join by event time.
+        counted: whether a message with the number of rows, ``{"rows": n}``, ends them; without it the stream has
+            broken off.
+        watermark: the watermark of the micro-batch, ms since the epoch, for an interval join by event time.
         clock_ms: the micro-batch's time, the same for all partitions; None: the server's.
         backlog: whether the micro-batch is backlog.
-        join_number: which join of the query, see `gpu_ops.state.manifest.Manifest`.
-        union_order: in which the inputs stand in Spark's union, likewise.
-        call: a name of this exchange, to ask after it while it lasts.
+        join_number: the join's number in its query, see `gpu_ops.state.manifest.Manifest`.
+        union_order: the order in which the inputs stand in Spark's union, see there.
+        call: a name of this exchange, by which its progress is asked for.
         shared_in: a run of the query in which several operators take this micro-batch's changes, so that each asks for
             them: they are computed once.
         answers: the micro-batch's folder on this machine, in which the answer may be left (`gpu_ops.state.blocks`).
-        least_bytes: of an answer that is left there.
+        least_bytes: the size from which an answer is left there.
     """
 
     join_id: str
@@ -196,16 +196,16 @@ class ApplyCommand:
     least_bytes: int = 0
 
     def to_json(self) -> str:
-        """The command as it travels."""
+        """The command as JSON text."""
         state = None if self.state is None else self.state.secret_uri
         return as_json({"op": "apply", **vars(self), "state": state})
 
     @classmethod
     def parse(cls, content: bytes) -> ApplyCommand:
-        """Reads a command.
+        """Reads and checks a command from JSON.
 
         Raises:
-            DescriptionError: it is none.
+            DescriptionError: the JSON is no command of this version.
         """
         try:
             data = dict(json.loads(content))
@@ -226,7 +226,7 @@ class ApplyCommand:
 
 
 def _check_types(request: DataclassInstance) -> None:
-    """Refuses what came as JSON of other types than its attributes have, and numbers that cannot be."""
+    """Refuses a request read from JSON whose values have the wrong types or are out of range."""
     for name, hint in hints_of(type(request)).items():
         value = getattr(request, name)
         least = 0 if name in _NOT_NEGATIVE else -1 << 63
@@ -241,14 +241,14 @@ _NOT_NEGATIVE: Final = ("batch_id", "partition", "partitions", "least_bytes", "j
 _OPTIONS: Final[Mapping[str, Any]] = {
     "snapshot_every": int | None, "memory_limit": int | None, "tiny": bool, "backlog": bool
 }  # fmt: skip
-"""The options of an `ApplyCommand`, and what each can be."""
+"""The options of an `ApplyCommand` and their types."""
 
 
 def parse_join(description: str) -> Description:
-    """A join, aggregate or co-group from its description.
+    """Reads the description of an operator from JSON.
 
     Raises:
-        DescriptionError: it describes none.
+        DescriptionError: the text describes no operator.
     """
     try:
         return from_json(description)
@@ -265,7 +265,7 @@ def _lane(lane: Sequence[Any]) -> tuple[str | None, ...]:
 
 
 def _all(join: Description) -> str:
-    """The names of all inputs, as they go between quotation marks."""
+    """The names of all inputs, to be put between quotation marks."""
     *others, last = (source.name for source in join.inputs)
     return "', '".join(others) + f"' and '{last}" if others else last
 
@@ -287,22 +287,22 @@ def _numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class LocateRequest:
-    """Which server owns a partition?
+    """Request to the directory for the server of a partition.
 
     Attributes:
         join_id: the join, unique in the Spark application: its plan's id and its query's.
         query_id: Spark's id of the query.
-        run_id: of the query's run.
+        run_id: Spark's id of the query's run.
         batch_id: the micro-batch.
         state: the state folder, or None.
-        backend: as of `ApplyCommand`.
-        partition: which partition.
-        partitions: of how many.
+        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        partition: the partition's number.
+        partitions: the number of partitions.
         attempt: Spark's id of the task attempt.
-        evaluation: anew each time the task runs the join.
+        evaluation: an id that is new each time the task runs the join.
         failed: the location of a server that did not answer, or None.
         backlog: whether the join may begin with one.
-        timed: whether the join goes by watermarks.
+        timed: whether the join has watermarks.
     """
 
     join_id: str
@@ -322,7 +322,7 @@ class LocateRequest:
 
 @dataclasses.dataclass(frozen=True)
 class BatchContext:
-    """What all partitions of a join go by in a micro-batch; attributes as of `ApplyCommand`."""
+    """The facts of a micro-batch that are the same in all partitions of a join; attributes as of `ApplyCommand`."""
 
     join_number: int | None = None
     watermark: int | None = None
@@ -333,7 +333,7 @@ class BatchContext:
 
 @dataclasses.dataclass(frozen=True)
 class LocateReply:
-    """Where the server is, and what goes with the command."""
+    """The directory's reply: the server's location, and the facts of the micro-batch that go with the command."""
 
     location: str
     context: BatchContext
@@ -341,10 +341,10 @@ class LocateReply:
 
 @dataclasses.dataclass(frozen=True)
 class EventTimes:
-    """What one partition knows of event time after a micro-batch.
+    """The event times that one partition has seen after a micro-batch.
 
     Attributes:
-        latest: per input, the latest event time it has ever seen, ms; of one input the second is None.
+        latest: per input, the latest event time it has ever seen, ms; with one input the second is None.
         rows: per input, whether the micro-batch brought rows.
     """
 
@@ -353,24 +353,24 @@ class EventTimes:
 
     @classmethod
     def of(cls, latest: Sequence[int | None], rows: Sequence[bool]) -> EventTimes:
-        """From as many as there are inputs."""
+        """Makes the report of an operator with any number of inputs, of which the first two count."""
         first, second, *_ = (*latest, None, None)
         return cls((first, second), tuple(rows))
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportRequest:
-    """What one partition says after a micro-batch.
+    """Report of one partition to the directory after a micro-batch: its metrics and event times.
 
     Attributes:
-        join_id: as of `LocateRequest`, like the next four.
-        run_id: of the query's run.
+        join_id: the join, as in `LocateRequest`, like the next four.
+        run_id: Spark's id of the query's run.
         batch_id: the micro-batch.
-        partition: which partition.
-        partitions: of how many.
+        partition: the partition's number.
+        partitions: the number of partitions.
         numbers: its metrics, as `gpu_ops.spark.metrics.metrics.pack` has them.
         observed: whether Spark's progress has the metrics.
-        times: of a join by event time.
+        times: the event times, for a join by event time.
     """
 
     join_id: str
@@ -385,7 +385,7 @@ class ReportRequest:
 
 @dataclasses.dataclass(frozen=True)
 class ReportReply:
-    """Where metrics are observed and all partitions have said theirs, those of each; else None."""
+    """The directory's reply to a report: the metrics of all partitions once all are observed, else None."""
 
     all: Sequence[Sequence[int | None]] | None = None
 
@@ -394,24 +394,24 @@ _NESTED: Final[Mapping[type, Mapping[str, Callable[[Any], object]]]] = {
     LocateReply: {"context": lambda data: read(BatchContext, data)},
     ReportRequest: {"times": lambda data: None if data is None else EventTimes.of(data["latest"], data["rows"])},
 }
-"""What is an object within another."""
+"""The attributes that are objects within another object, and their readers."""
 
 
 def read(kind: type[_Read], data: Mapping[str, Any]) -> _Read:
-    """A request or reply from parsed JSON, the inverse of `as_json`.
+    """Reads a request or reply from parsed JSON, the inverse of `as_json`.
 
     Raises:
-        DescriptionError: it is none.
+        DescriptionError: the JSON is no such message.
     """
     try:
         nested = {name: make for name, make in _NESTED.get(kind, {}).items() if name in data}
-        made = kind(**{**data, **{name: make(data[name]) for name, make in nested.items()}})
-        _check_types(made)
+        message = kind(**{**data, **{name: make(data[name]) for name, make in nested.items()}})
+        _check_types(message)
     except (KeyError, TypeError, ValueError) as error:
         raise DescriptionError(f"no {kind.__name__} of this version of gpu-join: {error!r}") from error
-    return made
+    return message
 
 
-def answering(kind: type[_Read], answer: Callable[[_Read], DataclassInstance]) -> Action:
-    """An action of a `FlightServer` that takes a request of a kind."""
+def answering(kind: type[_Read], answer: Callable[[_Read], DataclassInstance]) -> Handler:
+    """Makes an action of a `FlightServer` from a function that answers requests of one class."""
     return lambda request, _: answer(read(kind, request))

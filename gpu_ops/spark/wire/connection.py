@@ -1,4 +1,4 @@
-"""The one wire of this pack: Arrow Flight with the application's token and, on a cluster, TLS.
+"""Connections within an application: Arrow Flight with the application's token and, on a cluster, TLS.
 
 State servers, and the driver's directory that tasks and agents call, are `FlightServer`s. A call brings the token in
 its ``authorization`` header. Actions take and give a JSON object; an error travels as JSON in the call's status.
@@ -32,15 +32,15 @@ DEFAULT_PATIENCE_S: Final = 60.0
 _LONGEST: Final = 3000  # gRPC carries an error twice, in headers of 8 KiB at most
 _END_S: Final = 5.0
 _TOLD: Final = 32
-"""Calls without the token that each have a line in the log; then each that doubles their number has."""
+"""Number of calls without the token that are logged one by one; after that only each that doubles it."""
 _DESCRIPTORS: Final = 1 << 17  # more than another machine has ports to connect from
 
-Action = Callable[[dict[str, Any], Callable[[], bool]], object]
-"""Takes the request and a function that is true while the caller waits; gives the answer, a mapping or a dataclass."""
+Handler = Callable[[dict[str, Any], Callable[[], bool]], object]
+"""Takes the request and a function that is true while the caller waits; returns a mapping or a dataclass."""
 
 
 def as_json(value: object) -> str:
-    """A value as it travels, dataclasses in it as objects; `dataclasses.asdict` would copy all of it first."""
+    """A value as JSON, with dataclasses in it as objects; `dataclasses.asdict` would copy all of it first."""
     return json.dumps(value, default=vars)
 
 
@@ -48,10 +48,10 @@ class Tls(NamedTuple):
     """Files in PEM, under the same paths on the driver and all executors, and the name in the certificates.
 
     Attributes:
-        certificate: the chain that this machine shows.
+        certificate: the chain of certificates that this machine presents.
         key: its private key, without a passphrase.
-        authority: who signed the certificates of all machines.
-        name: what the certificates are for; None for each machine's own address.
+        authority: the certificate of the authority that signed those of all machines.
+        name: the name that the certificates are for; None for each machine's own address.
     """
 
     certificate: str
@@ -60,7 +60,7 @@ class Tls(NamedTuple):
     name: str | None = None
 
     def check(self) -> None:
-        """Reads the files here.
+        """Checks that the files can be read on this machine.
 
         Raises:
             DescriptionError: they cannot be used.
@@ -75,14 +75,14 @@ class Tls(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where a Flight server listens and what a call to it brings.
+    """The location of a Flight server, and the token and options of calls to it.
 
     Attributes:
         location: as Flight writes it, ``grpc://host:port`` or ``grpc+tls://host:port``.
-        token: the application's.
-        tls: of an encrypted server.
+        token: the application's token.
+        tls: the files for an encrypted connection, or None.
         timeout_s: how long an action may take.
-        patience_s: of the directory's address: how long a state server may give no sign of life, see
+        patience_s: in the directory's address: how long a state server may give no sign of life, see
             `gpu_ops.spark.wire.exchange`.
     """
 
@@ -93,7 +93,7 @@ class Address(NamedTuple):
     patience_s: float = DEFAULT_PATIENCE_S
 
     def connect(self) -> flight.FlightClient:
-        """A client with a connection of its own, straight to the server."""
+        """Opens a client with a connection of its own, straight to the server."""
         # gRPC would share a connection among all clients of a process, and go through an HTTP proxy of the environment.
         options: dict[str, Any] = {
             "generic_options": [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
@@ -105,7 +105,7 @@ class Address(NamedTuple):
         return flight.FlightClient(self.location, **options)
 
     def options(self, timeout_s: float | None = None) -> flight.FlightCallOptions:
-        """The options of a call: the token, and how many seconds it may take (None: as long as it does)."""
+        """The options of a call: the token, and how many seconds it may take (None: no limit)."""
         return flight.FlightCallOptions(
             timeout=timeout_s, headers=[(b"authorization", f"Bearer {self.token}".encode())]
         )
@@ -118,10 +118,10 @@ class Address(NamedTuple):
         timeout_s: float | None = None,
         client: flight.FlightClient | None = None,
     ) -> dict[str, Any]:
-        """Runs an action and gives its answer.
+        """Runs an action on the server and returns its answer.
 
         Args:
-            action: its name.
+            action: the action's name.
             request: a mapping or a dataclass.
             timeout_s: instead of the address's.
             client: by default a connection is made for this call, so none can have gone stale.
@@ -149,17 +149,17 @@ def format_location(host: str, port: int, *, encrypted: bool = False) -> str:
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers calls that bring the token, each in a thread of gRPC's.
+    """A server that answers calls with the right token, each in a thread of gRPC's.
 
     Args:
-        token: what every call must bring.
-        host: where to listen.
-        port: 0 for any.
+        token: the secret that every call must bring.
+        host: the address to listen on.
+        port: the port to listen on; 0 for any.
         certificate: files with the certificate chain and its key; without them connections are plain.
-        actions: by name.
+        actions: the actions by name.
 
     Raises:
-        ArrowException: there is nothing to listen on.
+        ArrowException: the address cannot be listened on.
     """
 
     def __init__(
@@ -169,21 +169,21 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         host: str = "127.0.0.1",
         port: int = 0,
         certificate: tuple[str, str] | None = None,
-        actions: Mapping[str, Action],
+        actions: Mapping[str, Handler],
     ) -> None:
         self._actions = dict(actions)
         _raise_descriptor_limit()
-        shown = None if certificate is None else [tuple(Path(file).read_bytes() for file in certificate)]
-        if shown is not None:  # gRPC has a line for each handshake that fails, whoever has called
+        chain_and_key = None if certificate is None else [tuple(Path(file).read_bytes() for file in certificate)]
+        if chain_and_key is not None:  # gRPC has a line for each handshake that fails, whoever has called
             os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         super().__init__(
-            format_location(host, port, encrypted=shown is not None),
+            format_location(host, port, encrypted=chain_and_key is not None),
             middleware={"token": _TokenCheck(token)},
-            tls_certificates=shown,
+            tls_certificates=chain_and_key,
         )
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        """Runs one of the actions; JSON in, JSON out."""
+        """Runs one of the actions with a JSON object, and returns its answer as JSON."""
         with self.errors_as_status(f"action {action.type!r}"):
             known = self._actions.get(action.type)
             if known is None:
@@ -198,7 +198,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def errors_as_status(self, what: str) -> Iterator[None]:
-        """Turns errors into what `translate` turns back, and logs them."""
+        """Logs errors and encodes them as a status, which `translate` decodes."""
         try:
             yield
         except GpuJoinError as error:
@@ -209,7 +209,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightInternalError(encode_error(error)) from None
 
     def end(self) -> None:
-        """Stops listening; calls in progress are not waited for long."""
+        """Stops listening, and waits a few seconds at most for calls in progress."""
         closing = threading.Thread(target=self.shutdown, daemon=True)
         try:
             closing.start()
@@ -219,12 +219,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def _raise_descriptor_limit() -> None:
-    """Makes room for connections that no caller with the token has made: gRPC ends a silent one after a minute."""
+    """Raises the limit of open files, for connections without a token: gRPC closes a silent one only after a minute."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    raised = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < raised:
         with contextlib.suppress(ValueError, OSError):  # the system has a limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -235,11 +235,11 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._refused = itertools.count(1)
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str | bytes]]) -> None:
-        given = [v for name, values in headers.items() if name.lower() == "authorization" for v in values]
-        for value in given:
+        tokens = [v for name, values in headers.items() if name.lower() == "authorization" for v in values]
+        for value in tokens:
             if hmac.compare_digest(value if isinstance(value, bytes) else value.encode(), self._expected):
                 return
-        why = "a wrong" if given else "no"
+        why = "a wrong" if tokens else "no"
         number = next(self._refused)
         if number <= _TOLD or number & (number - 1) == 0:
             _log.warning("refused a call of %s: it came with %s token (%d such calls so far)", info.method, why, number)
@@ -247,7 +247,7 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def encode_error(error: BaseException) -> str:
-    """An error as it travels: JSON with ``type``, ``message`` and for a `BadInputError` its ``fields``."""
+    """Encodes an error as JSON with ``type``, ``message`` and for a `BadInputError` its ``fields``."""
     kind = DescriptionError if isinstance(error, ConditionError) else type(error)
     if not isinstance(error, BadInputError):
         return json.dumps({"type": kind.__name__, "message": _cut(str(error), _LONGEST)})
@@ -264,7 +264,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def translate(error: BaseException) -> GpuJoinError | None:
-    """The refusal in a Flight error's text; None when there is none, or only that the stream broke off."""
+    """Decodes our own error from a Flight error's text; None if it has none, or only says that the stream broke off."""
     text = str(error)
     start = text.find('{"type"')
     if start < 0:
@@ -277,7 +277,7 @@ def translate(error: BaseException) -> GpuJoinError | None:
 
 
 def _refusal(content: Mapping[str, Any]) -> GpuJoinError:
-    """The error class that ``{"type": ..., "message": ...}`` names, with its message."""
+    """Makes the error that ``{"type": ..., "message": ...}`` describes."""
     fields = content.get("fields")
     if content.get("type") == "BadInputError" and isinstance(fields, list) and len(fields) == 4:
         return BadInputError(*fields)

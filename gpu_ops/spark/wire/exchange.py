@@ -1,4 +1,4 @@
-"""One exchange with a state server, repeated where the server is gone; and the directory that is asked."""
+"""An exchange of a micro-batch with a state server, repeated where the server is gone, and calls to the directory."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from pyarrow import flight
 from gpu_ops import errors
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.wire.connection import Address, translate
-from gpu_ops.state.blocks import Part, taken
+from gpu_ops.state.blocks import FilePart, taken
 from gpu_ops.state.files import READING
 
 _ATTEMPTS: Final = 6
 _PAUSE_S: Final = 0.2
 _KEPT_S: Final = 30.0
-"""A connection that was silent for longer may be dead, and a call over it would wait in vain: there is a new one."""
+"""A connection that was silent for longer may be dead, and a call over it would wait in vain: it is replaced."""
 
 _directories: dict[Address, tuple[float, flight.FlightClient]] = {}
-"""By directory when it was asked last, and over which connection: to make one takes five times as long as to ask."""
+"""For each directory the time of the last call and its connection: opening one takes five times as long as a call."""
 
 
 def ask(directory: Address, action: str, request: object) -> dict[str, Any]:
-    """Asks the directory.
+    """Calls an action of the driver's directory, over a connection that is kept for the next call.
 
     Raises:
         GpuJoinError: the directory's own refusal.
-        StateError: there is no directory; the driver is gone.
+        StateError: the directory does not answer; the driver is gone.
     """
     try:
         return _ask(directory, action, request)
@@ -73,13 +73,13 @@ def _client(server: Address) -> flight.FlightClient:
 
 
 class Exchange:
-    """One exchange that may be begun again: input is kept, output that was handed on is skipped.
+    """One exchange that can be repeated with another server: input is kept, output already handed on is skipped.
 
     Args:
-        locate: asks the directory; takes the location that failed, or None, gives the server's address and what is to
-            be added to the command.
-        command: of the exchange.
-        schema: of the input.
+        locate: asks the directory; takes the location that failed, or None, and returns the server's address and what
+            is to be added to the command.
+        command: the command of the exchange.
+        schema: the schema of the input.
     """
 
     def __init__(
@@ -89,27 +89,27 @@ class Exchange:
         schema: pa.Schema,
     ) -> None:
         self._locate, self._schema, self._command = locate, schema, dict(command)
-        self._kept: list[pa.RecordBatch | Part] = []
+        self._kept: list[pa.RecordBatch | FilePart] = []
         self.retries = 0
         self.answer: dict[str, Any] = {}
 
-    def run(self, batches: Iterable[pa.RecordBatch | Part]) -> Iterator[pa.RecordBatch]:
-        """Sends the batches as they come, or where they lie, gives the reply's; `answer` has its metrics afterwards.
+    def run(self, batches: Iterable[pa.RecordBatch | FilePart]) -> Iterator[pa.RecordBatch]:
+        """Sends batches, or the places where they lie, and yields the reply's; `answer` has the metrics afterwards.
 
         Raises:
             GpuJoinError: the server's refusal.
             StateError: no server answers, or the file system of the state folder does not.
         """
-        coming, given, failed = iter(batches), 0, None
+        coming, rows_handed_on, failed = iter(batches), 0, None
         while True:
             server, moment = self._locate(failed)
             try:
-                skip = given
+                skip = rows_handed_on
                 for batch in self._once(server, {**self._command, **moment}, coming):
                     rows = batch.slice(skip) if skip < batch.num_rows else None
                     skip = max(0, skip - batch.num_rows)
                     if rows is not None and rows.num_rows:
-                        given += rows.num_rows
+                        rows_handed_on += rows.num_rows
                         yield rows
             except UnreachableError as error:
                 failed = server.location
@@ -124,7 +124,7 @@ class Exchange:
                 return
 
     def _once(
-        self, server: Address, command: Mapping[str, Any], coming: Iterator[pa.RecordBatch | Part]
+        self, server: Address, command: Mapping[str, Any], coming: Iterator[pa.RecordBatch | FilePart]
     ) -> Iterator[pa.RecordBatch]:
         call = uuid.uuid4().hex
         client = _client(server)  # held for as long as the call lasts
@@ -144,7 +144,7 @@ class Exchange:
         writer: flight.FlightStreamWriter,
         reader: flight.FlightStreamReader,
         watch: Watch,
-        coming: Iterator[pa.RecordBatch | Part],
+        coming: Iterator[pa.RecordBatch | FilePart],
     ) -> Iterator[pa.RecordBatch]:
         self.answer = {}
         # Input comes from Spark: its own errors are none of the server's.
@@ -153,7 +153,7 @@ class Exchange:
                 writer.begin(self._schema)
             for batch in self._all(coming):
                 with _Guard(watch):
-                    if isinstance(batch, Part):
+                    if isinstance(batch, FilePart):
                         writer.write_metadata(json.dumps({"part": batch}).encode())
                     else:
                         writer.write_batch(batch)
@@ -164,7 +164,7 @@ class Exchange:
             raise
         with _Guard(watch):
             # A stream that breaks off looks like a whole one to the server; the count tells.
-            rows = sum(x.block.rows if isinstance(x, Part) else x.num_rows for x in self._kept)
+            rows = sum(x.block.rows if isinstance(x, FilePart) else x.num_rows for x in self._kept)
             writer.write_metadata(json.dumps({"rows": rows}).encode())
             writer.done_writing()
         while True:
@@ -181,13 +181,13 @@ class Exchange:
                 yield chunk.data
         if "left" in self.answer:
             try:
-                left = taken(self.answer["left"])
+                batches = taken(self.answer["left"])
             except (pa.ArrowException, OSError) as error:
                 raise UnreachableError(f"the answer that the server has left is gone: {error}") from error
-            yield from left
+            yield from batches
 
-    def _all(self, coming: Iterator[pa.RecordBatch | Part]) -> Iterator[pa.RecordBatch | Part]:
-        """What was sent to a server before, then what comes, which is kept for the next one."""
+    def _all(self, coming: Iterator[pa.RecordBatch | FilePart]) -> Iterator[pa.RecordBatch | FilePart]:
+        """Yields the batches that an earlier server was sent, then new ones, which are kept for a later server."""
         yield from tuple(self._kept)
         for batch in coming:
             self._kept.append(batch)
@@ -195,7 +195,7 @@ class Exchange:
 
 
 class _Guard:
-    """Around a call that may wait for the server; turns Flight's errors into a refusal or `UnreachableError`."""
+    """Context manager around a call that may wait for the server; translates Flight's errors into ours."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -226,21 +226,21 @@ def _close(writer: flight.FlightStreamWriter) -> None:
 _log = logging.getLogger(__name__)
 
 FILES: Final = 10
-"""So many times as long may a file take that does not move: what is written is made durable in one go at the end."""
+"""Factor by which a file operation may exceed the patience: all that is written is made durable at its end."""
 
 _LEAST_ASKED: Final = 3
 _TICK_S: Final = 1.0
 
 
 class UnreachableError(Exception):
-    """The state server is gone or the connection broke."""
+    """Raised where the state server is gone or the connection broke."""
 
 
 class Watch:
-    """Looks after one exchange, in a thread of its own; a context manager.
+    """Context manager that watches one exchange in a thread of its own, and ends it when the server is dead.
 
     Args:
-        server: asked over connections other than the exchange's.
+        server: the server, asked over connections other than the exchange's.
         call: the exchange's name.
 
     Attributes:
@@ -265,11 +265,11 @@ class Watch:
         self._over.set()
 
     def begin(self) -> None:
-        """A call begins that may wait for the server."""
+        """Notes that a call begins that may wait for the server."""
         self._since = time.monotonic()
 
     def end(self) -> None:
-        """It has ended."""
+        """Notes that the call has ended."""
         self._since = None
 
     def _run(self) -> None:
@@ -293,7 +293,7 @@ class Watch:
                 return
 
     def _ask(self) -> Mapping[str, Any] | None:
-        """What the server reports of the exchange; None if it does not answer."""
+        """Asks the server about the exchange; None if it does not answer."""
         try:
             return self._server.call("ping", {"call": self._call}, timeout_s=self._quiet_s)
         except (pa.ArrowException, OSError, ValueError, GpuJoinError) as error:
@@ -302,11 +302,11 @@ class Watch:
 
 
 class _Asked:
-    """A server's reports, one after another, while one call waits for it.
+    """The reports of a server while one call waits for it, and the verdict on them.
 
     Args:
         since: when the call began, by `time.monotonic`.
-        location: of the server.
+        location: the server's location.
         patience_s: how long it may give no sign of life.
     """
 
@@ -317,7 +317,7 @@ class _Asked:
         self._next_word = patience_s
 
     def take(self, answer: Mapping[str, Any] | None) -> Exception | None:
-        """Takes in an answer or that there was none; gives why the call is to end, or None while it may go on."""
+        """Records an answer, or that none came; returns the reason to end the call, or None while it may go on."""
         now, patience = time.monotonic(), self._patience_s
         waited = now - self.since
         if answer is None:

@@ -1,4 +1,4 @@
-"""By which hash of its key a row goes to a partition, and by which number Spark's shuffle sends it there."""
+"""Hashes: of a row's key to its partition, and of the number by which Spark's shuffle sends the row there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ UInt32s = npt.NDArray[np.uint32]
 
 
 def partition_of(keys: list[pa.Array], rows: int, partitions: int) -> npt.NDArray[np.int32]:
-    """The partition of each row, by its key.
+    """Computes the partition of each row from its key.
 
     Args:
         keys: the columns of the key, each in the type it is compared in.
-        rows: how many.
-        partitions: how many.
+        rows: the number of rows.
+        partitions: the number of partitions.
     """
     # here, as an executor's import of pandas takes a while
     from cpu_fallback.hashing import hash_columns  # noqa: PLC0415
@@ -26,15 +26,15 @@ def partition_of(keys: list[pa.Array], rows: int, partitions: int) -> npt.NDArra
 
 
 def routes(partitions: int) -> tuple[int, ...]:
-    """For each partition the least number that Spark's HashPartitioning sends there.
+    """Finds for each partition the least number that Spark's HashPartitioning sends there.
 
-    That is its hash modulo the partitions.
+    Spark takes the number's hash modulo the number of partitions.
     """
     size = 16 * partitions
     while True:
         places = int_hash(np.arange(size, dtype=np.int32)) % partitions
-        found, least = np.unique(places, return_index=True)
-        if found.size == partitions:
+        distinct, least = np.unique(places, return_index=True)
+        if distinct.size == partitions:
             return tuple(least.tolist())
         size *= 2
 
@@ -43,7 +43,7 @@ _SEED: Final = 42
 
 
 def int_hash(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Spark's hash, Murmur3, of single whole numbers of 32 bits."""
+    """Spark's hash (Murmur3) of each of some 32-bit integers."""
     seeds = np.full(numbers.size, _SEED, np.uint32)
     mixed = _rotated(numbers.view(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
     hashes = (_rotated(seeds ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)) ^ np.uint32(4)

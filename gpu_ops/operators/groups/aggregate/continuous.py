@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.aggregate import Aggregate
@@ -51,7 +50,16 @@ from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.extremes import Extreme, OwnFunction, best_schema
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
-from gpu_ops.operators.operator import AT_WATERMARK, Clock, Cut, Operator, Parts, Targets, TimedOperator
+from gpu_ops.operators.operator import (
+    AT_WATERMARK,
+    Clock,
+    Cut,
+    Operator,
+    Parts,
+    Targets,
+    TimedOperator,
+    latest_times,
+)
 from gpu_ops.output import Beside, Output, value_schema
 from gpu_ops.state.index import OrderIndex
 from gpu_ops.state.pieces import FromSnapshot, Storable
@@ -127,7 +135,7 @@ class ContinuousAggregate(Operator):
         return self._prepare(changes[0], clock_ms, net=self.join.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
-        """As `prepare`, but only the net change comes out, whatever ``emit`` is."""
+        """Computes one micro-batch like `prepare`, but only its net change, whatever ``emit`` is."""
         return self._prepare(changes[0], clock_ms, net=True)
 
     def _prepare(self, change: Ingested, clock_ms: int, *, net: bool) -> Output:
@@ -396,9 +404,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
     ) -> Cut:
         """The groups, for other partitions; what is known of time goes to all."""
         made = super().cut(parts, targets, to, count)
-        facts = pa.concat_tables([part[self.stored_clock] for part in parts])
-        latest = pa.table({name: [pc.max(facts[name])] for name in facts.column_names}, schema=facts.schema)
-        return [{**tables, self.stored_clock: latest} for tables in made]
+        return [{**tables, self.stored_clock: latest_times(parts, self.stored_clock)} for tables in made]
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Ints, Positions, Slots, distinct
 from gpu_ops.descriptions.aggregate import AggregateFunction, Measure
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.kernels import Columns, TooMany, as_slots
@@ -42,8 +42,6 @@ from gpu_ops.values import equal_codes, one_array
 _NOTHING: Final = np.uint64(np.iinfo(np.uint64).max)
 NO_ROW: Final = 0
 """Beside a group stands its best row's slot plus 1, so that a new group, whose numbers are 0, has none."""
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +73,7 @@ def renumbered(best: Array, new_slots: Slots, xp: Any) -> Array:
 
 
 class _Moved:
-    """What a micro-batch does to one such aggregate.
+    """The changes that a micro-batch makes to one such aggregate.
 
     Candidates are old rows, those of a group by slot, then new ones, as they came.
     """
@@ -150,14 +148,14 @@ class _Moved:
         assert column is not None
         frame = table.store.take(gone, table.source.schema.names, present=True)
         hashes = step.kernels.hash_rows(frame, table.keys, table.key_types)
-        needle, found = self._rows_of(table, (looks, gone), Columns(frame, table.keys), hashes)
+        probe_row, found = self._rows_of(table, (looks, gone), Columns(frame, table.keys), hashes)
         valid = step.kernels.valid(table.store.take(found, [column], present=True), [column])
         if valid is not None:
             kept = xp.flatnonzero(valid)
-            needle, found = needle[kept], found[kept]
-        was = xp.flatnonzero(found == gone[needle])
-        self.old, self.old_group = xp.concatenate([self.old, found]), xp.concatenate([stays, looks[needle]])
-        self.base[looks[needle[was]]] = was + self.staying
+            probe_row, found = probe_row[kept], found[kept]
+        was = xp.flatnonzero(found == gone[probe_row])
+        self.old, self.old_group = xp.concatenate([self.old, found]), xp.concatenate([stays, looks[probe_row]])
+        self.base[looks[probe_row[was]]] = was + self.staying
         return alone
 
     def _rows_of(
@@ -199,7 +197,7 @@ class _Moved:
         )
 
     def _ranks(self, values: pa.Table, slots: Slots) -> list[Array]:
-        """What rows are sorted by, the best first: the order of the aggregate, then arrival."""
+        """The numbers that rows are sorted by, the best first: the order of the aggregate, then arrival."""
         ranks: list[Array] = [slots]
         if values.num_columns:
             ranks = [self.step.kernels.asarray(order_codes(one_array(values[0]))), slots]
@@ -245,7 +243,7 @@ class _Moved:
         return xp.where(none, -1, chosen[xp.where(none, 0, found)])
 
     def _best_of_groups(self) -> Array:
-        """The same of a net change, where each group has one moment: two passes, and nothing is sorted."""
+        """Finds the best candidate of each group of a net change, which has one moment: two passes, no sort."""
         kernels, xp, size, first = self.step.kernels, self.step.xp, self.line.size, self.staying
         # a best one that stays is left only for a new row that is better
         best = xp.where(self.base < first, self.base, -1)
@@ -278,7 +276,7 @@ class _Moved:
         return self.extreme.measure.function in ("min", "max")
 
     def _numbers(self) -> npt.NDArray[np.int64]:
-        """Of each candidate a number that says what its value is."""
+        """Gives each candidate a number that is the same for equal values."""
         if self._by_value:
             return self.codes
         if pa.types.is_nested(self.values.type):
@@ -376,7 +374,7 @@ class OwnFunction:
 
     @property
     def function(self) -> AggregateFunction:
-        """The user's."""
+        """The user's aggregate function."""
         assert self.measure.own is not None
         return self.measure.own
 
@@ -438,7 +436,7 @@ class OwnFunction:
         return after, after.take(pa.array(last))
 
     def _events(self, step: Step) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Of each event its row, its group, and whether the row comes."""
+        """Lists each event's row, its group, and whether the row comes."""
         asnumpy = step.kernels.asnumpy
         rows = asnumpy(step.row)
         comes = np.ones(rows.size, bool) if step.sign is None else asnumpy(step.sign) > 0
@@ -469,7 +467,7 @@ class OwnFunction:
 
 
 def called(measure: Measure, method: str, size: int, *given: Any) -> Any:
-    """What a method of a user's function gives, looked at.
+    """Calls a method of a user's function, and checks what it gives.
 
     Args:
         measure: the aggregate.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Slots
+from gpu_ops.arrays import Ints, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
 from gpu_ops.kernels import Frame, Kernels
@@ -27,11 +27,9 @@ from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, StateTable, put_behind
 
-Ints = npt.NDArray[np.int64]
-
 
 class Linked(NamedTuple):
-    """How the tables of an aggregate hang together.
+    """The links between the tables of an aggregate: numbers in one that lead to rows of another.
 
     Attributes:
         groups: the name of the table of groups.
@@ -145,7 +143,7 @@ def one_key(kernels: Kernels, rows: int) -> Frame:
 
 
 def _among_left(rows: StateTable, best: Ints) -> Ints:
-    """What groups lead to in a table whose dead rows are left out, as a snapshot leaves them out."""
+    """Numbers the rows that groups lead to anew, in a table without its dead rows, like a snapshot's."""
     status = rows.kernels.asnumpy(rows.status.values)
     return np.concatenate([[NO_ROW], np.cumsum(status != DEAD)])[best]
 
@@ -183,14 +181,14 @@ class GroupState:
             groups.as_stored[extreme.name] = functools.partial(_among_left, extreme.table)
 
     def _follow(self, table: StateTable, new_slots: Slots) -> None:
-        """What groups lead to in a table, after its compaction."""
+        """Moves what groups lead to in a table to its new slots, after its compaction."""
         numbers = [self._groups.beside[e.name].values for e in self._extremes if e.table is table]
         found = [renumbered(best, new_slots, self._groups.kernels.xp) for best in numbers]
         for best, new in zip(numbers, found, strict=True):  # from here on nothing is allocated
             best[:] = new
 
     def forget(self, slots: Slots) -> int:
-        """Some groups go, and all that is kept for them, before the micro-batch's changes; how many of its rows."""
+        """Drops groups and all that is kept for them, before the micro-batch's changes; gives how many rows."""
         groups, gone = self._groups, 0
         kernels, xp = groups.kernels, groups.kernels.xp
         if not slots.size:
@@ -227,7 +225,7 @@ class GroupState:
         return cut_groups(linked, parts, (sizes, np.concatenate(targets)), to, count)
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
-        """Fill empty tables.
+        """Fills the empty tables from a snapshot.
 
         Raises:
             StateError: a table is missing.

@@ -67,7 +67,7 @@ class Timeline:
 
     @functools.cached_property
     def moment(self) -> Positions:
-        """Of each event, its moment."""
+        """The moment of each event."""
         xp = self._kernels.xp
         if self.net:
             return self.event_group
@@ -109,11 +109,11 @@ class Timeline:
         return of_moments if self.net else of_moments + moves[0], of_moments + moves[1]
 
     def final(self, after: Array) -> Array:
-        """Of each group what is there after its last moment."""
+        """Takes each group's value after its last moment."""
         return after if self.net else after[self.last]
 
     def shifted(self, after: Array, base: Array) -> Array:
-        """What was before each moment, by what was after each, and before the first of each group."""
+        """Gives the values before each moment, from those after each, and those before the first of each group."""
         if self.net:
             return base
         before = self._kernels.xp.empty(after.size, after.dtype)
@@ -123,7 +123,7 @@ class Timeline:
 
 
 class Running(NamedTuple):
-    """What an aggregate is at each moment.
+    """An aggregate's values over the moments.
 
     Attributes:
         before: arrays of one number per moment (int64 or bool); where all are the same, so is the aggregate.
@@ -180,7 +180,7 @@ class Events(NamedTuple):
 
 
 class Step:
-    """A micro-batch.
+    """The events of one micro-batch over the groups that they touch.
 
     Args:
         groups: the groups, with the numbers beside them.
@@ -202,7 +202,7 @@ class Step:
 
     @classmethod
     def without_events(cls, groups: KeyTable, slots: Slots, schema: pa.Schema) -> Step:
-        """Some groups as they are.
+        """Makes a step of groups without any event, which gives them as they are.
 
         Args:
             groups: the groups.
@@ -241,7 +241,7 @@ class Step:
             self._kept = {}
 
     def counted(self) -> tuple[Array, Array]:
-        """How many rows groups have, before and after each moment."""
+        """The number of rows of each group, before and after each moment."""
         return self.summed("rows", lambda: self.rows_moved)
 
     def summed(self, name: str, moves: Callable[[], Moves | None]) -> tuple[Array, Array]:
@@ -268,7 +268,7 @@ class Step:
         return self.line.moves(self.signed(numbers))
 
     def signed(self, numbers: Array) -> Array:
-        """Of each event the number of its row, taken away where the row goes."""
+        """Gives each event the number of its row, negative where the row goes."""
         if not self.line.net:  # else an event is a row
             numbers = numbers[self.row]
         return numbers if self.sign is None else numbers * self.sign
@@ -281,7 +281,7 @@ class Step:
         return self.kernels.asarray(found.is_valid().to_numpy(zero_copy_only=False))
 
     def known(self, number: int, column: str) -> tuple[Array, Array]:
-        """How many values that are not null a column has, before and after each moment.
+        """Counts a column's values that are not null, before and after each moment.
 
         Args:
             number: of the column in the input, for the name beside the groups.

@@ -305,7 +305,7 @@ def carried(parts: list[Array]) -> list[Array]:
 
 
 def added_up(measure: Measure, column: pa.Array) -> dict[str, npt.NDArray[np.int64]]:
-    """What adds up to a sum or an average, for `of_totals`: integers of each row by name.
+    """Splits a column into integers that add up to a sum or an average, for `of_totals`: by name, of each row.
 
     Args:
         measure: which.
