@@ -102,7 +102,7 @@ def sql(
 
 
 def _origin_in(query: str, message: str) -> Origin:
-    """Where a query names the input that a message is about, its beginning where there is none."""
+    """The place where a query names the input that a message is about, or its beginning."""
     about = re.search(r"\binput '([^']+)'", message)
     name = about and re.search(rf"(?<![\w.]){re.escape(about.group(1))}(?!\w)", query, re.IGNORECASE)
     start = name.start() if name else len(query) - len(query.lstrip())

@@ -72,7 +72,7 @@ class Task(ArrowTask):
 
     @property
     def partitions(self) -> int:
-        """How many it has."""
+        """The number of the operator's partitions."""
         return int(self._command["partitions"])
 
     def changes(
@@ -159,11 +159,11 @@ class Task(ArrowTask):
 
 
 class Edge(NamedTuple):
-    """What an operator reads of the changes of another one that runs in the same task.
+    """An edge of a chain: the changes that an operator reads of another one in the same task.
 
     Attributes:
-        taken: which rows and columns.
-        packer: cuts them into the partitions of the operator that reads them.
+        taken: the filter and projection of these changes.
+        packer: divides them into the partitions of the operator that reads them.
     """
 
     taken: Taken
@@ -182,7 +182,7 @@ class ChainedOperator(NamedTuple):
     edges: tuple[Edge, ...] = ()
 
     def packed(self, changes: Iterator[pa.RecordBatch], partition: int) -> list[pa.RecordBatch]:
-        """What the others read of a partition's changes, as messages."""
+        """The changes of a partition as messages for the operators that read them."""
         rows = list(changes)
         return [batch for edge in self.edges for batch in edge.packed(rows, partition)]
 
