@@ -26,8 +26,8 @@ from gpu_ops.descriptions.times import Duration, parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
+from gpu_ops.spark.api.apply import apply_operator, check_frames
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
-from gpu_ops.spark.api.checks import apply_operator, check_frames
 from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, resolve, resolve_all, with_options
 from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name

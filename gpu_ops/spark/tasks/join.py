@@ -119,7 +119,7 @@ class Task(OperatorTask):
 
     @property
     def partitions(self) -> int:
-        """How many it has."""
+        """The number of the operator's partitions."""
         return int(self._command["partitions"])
 
     def changes(
@@ -192,11 +192,11 @@ class Task(OperatorTask):
 
 
 class Edge(NamedTuple):
-    """What an operator reads of the changes of another one that runs in the same task.
+    """An edge of a chain: the changes that an operator reads of another one in the same task.
 
     Attributes:
-        taken: which rows and columns.
-        packer: cuts them into the partitions of the operator that reads them.
+        taken: the filter and projection of these changes.
+        packer: divides them into the partitions of the operator that reads them.
     """
 
     taken: Taken

@@ -161,7 +161,7 @@ class FileRows(NamedTuple):
         return ((self.read(uri), time, uri) for uri, time in files_in_order(batches))
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """Protocol of a reader that turns a task's batches (files, messages) into rows."""
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterable[OrderedBatches]:
@@ -179,7 +179,7 @@ class Pack(ArrowTask):
 
     __name__ = "gpu_join_pack_read"
 
-    def __init__(self, packer: Packer, reader: Reader, taken: Taken) -> None:
+    def __init__(self, packer: Packer, reader: RowReader, taken: Taken) -> None:
         self._packer, self._reader, self._taken = packer, reader, taken
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

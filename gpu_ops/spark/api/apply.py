@@ -259,10 +259,10 @@ def _warnings(description: Description, sides: Sequence[Stream], name: str, *, i
             )
 
 
-Sides = TypeVar("Sides", bound=tuple[Stream, ...])
+SideInputs = TypeVar("SideInputs", bound=tuple[Stream, ...])
 
 
-def settled(sides: Sides, options: Mapping[str, Any]) -> tuple[Sides, Emit]:
+def settled(sides: SideInputs, options: Mapping[str, Any]) -> tuple[SideInputs, Emit]:
     """Loads static inputs beside streams, and returns the inputs and ``emit``, ``at_end`` where all are static.
 
     Args:
@@ -276,7 +276,7 @@ def settled(sides: Sides, options: Mapping[str, Any]) -> tuple[Sides, Emit]:
     if check_frames([side.df for side in sides]):
         return sides, "at_end"
     if not all(is_stream(side) for side in sides):
-        sides = cast("Sides", tuple(beside_streams(sides, _state_of(options))))
+        sides = cast("SideInputs", tuple(beside_streams(sides, _state_of(options))))
     return sides, options.get("emit", "per_batch")
 
 
