@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import arguments, interleave, plot_path, ratio, summarise, write_results
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.descriptions.times import Late

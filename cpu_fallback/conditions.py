@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.conditions import Expression, nodes_of
-from gpu_ops.conditions.expressions import BIGINT, Call, Column, Literal, Op, kind
+from gpu_ops.conditions.expressions import BIGINT, Call, ColumnRef, Literal, Op, kind
 
 Datum = Any
 """A pyarrow Array, or a Scalar where a node is constant."""
@@ -64,7 +64,7 @@ def _evaluated(
         match node:
             case Literal():
                 known[id(node)] = pa.scalar(node.value, node.type)
-            case Column():
+            case ColumnRef():
                 known[id(node)] = _typed(columns[node.input, node.name], node.type)
             case Call():
                 known[id(node)] = _OPERATIONS[node.op]([known[id(arg)] for arg in node.args], node)

@@ -22,6 +22,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.sessions import SessionAggregate
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "contributing" / "proofs.md"
@@ -73,6 +74,9 @@ OPERATORS: Mapping[str, Operator] = {
     "aggregate": Operator(
         Aggregate, ("aggregate",), "`GROUP BY`, `DISTINCT`", "aggregates.md", "aggregate.*|own_aggregates",
         ("operators/groups/aggregate/sums.py", "operators/groups/aggregate/extremes.py"),
+    ),
+    "aggregate of sessions": Operator(
+        SessionAggregate, ("aggregate",), "`GROUP BY session_window(...)`", "aggregates.md", "sessions"
     ),
     "top-N": Operator(Top, ("top",), "`ROW_NUMBER() ... <= n`, `ORDER BY ... LIMIT`", "top.md", "top.*|least"),
     "latest row of a key": Operator(Latest, ("latest",), "below upserts", "top.md", "latest|unavailable"),

@@ -5,7 +5,6 @@ from gpu_ops.descriptions.aggregate import Aggregate as Aggregate
 from gpu_ops.descriptions.aggregate import AggregateFunction as AggregateFunction
 from gpu_ops.descriptions.by_time import Asof as Asof
 from gpu_ops.descriptions.by_time import AsofJoin as AsofJoin
-from gpu_ops.descriptions.by_time import Interval as Interval
 from gpu_ops.descriptions.by_time import IntervalJoin as IntervalJoin
 from gpu_ops.descriptions.by_time import TemporalJoin as TemporalJoin
 from gpu_ops.descriptions.description import OperatorAttributes as OperatorAttributes
@@ -13,11 +12,13 @@ from gpu_ops.descriptions.groups import Latest as Latest
 from gpu_ops.descriptions.groups import Order as Order
 from gpu_ops.descriptions.groups import Top as Top
 from gpu_ops.descriptions.inputs import Input as Input
+from gpu_ops.descriptions.interval import Interval as Interval
 from gpu_ops.descriptions.join import CoGroup as CoGroup
 from gpu_ops.descriptions.join import Join as Join
 from gpu_ops.descriptions.join import LookupJoin as LookupJoin
 from gpu_ops.descriptions.keys import Key as Key
 from gpu_ops.descriptions.multi_join import MultiJoin as MultiJoin
+from gpu_ops.descriptions.sessions import SessionAggregate as SessionAggregate
 from gpu_ops.display import show as show
 from gpu_ops.errors import BackendError as BackendError
 from gpu_ops.errors import BadInputError as BadInputError

@@ -626,9 +626,9 @@ def engine(
             rows do not, ``gpu_ops.Input.of(frame, row_kind=..., unique_key=...)``, or an engine; and the options
             ``how``, ``where``, ``suffixes``, ``emit``, ``null_safe``, ``null_aware``, ``time``, ``lower``, ``upper``,
             ``lower_inclusive``, ``upper_inclusive``, ``keyed``, ``late``, ``min_cleanup``, ``timestamp``,
-            ``direction``, ``tolerance``, ``allow_exact_matches``, ``aggregates``, ``by`` and ``window_end``, which mean
-            what they mean in `gpu_ops.join`, `gpu_ops.interval_join`, `gpu_ops.asof_join` and `gpu_ops.aggregate`;
-            ``how`` also as pandas and Spark spell it.
+            ``direction``, ``tolerance``, ``allow_exact_matches``, ``aggregates``, ``by``, ``window_end`` and
+            ``session_gap``, which mean what they mean in `gpu_ops.join`, `gpu_ops.interval_join`, `gpu_ops.asof_join`
+            and `gpu_ops.aggregate`; ``how`` also as pandas and Spark spell it.
 
     Raises:
         DescriptionError: the options describe no operator, or one is not read by it.

@@ -25,7 +25,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1{_CLASSES}")
 _QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
 settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=_QUIET)
 settings.register_profile(
-    "ci", parent=settings.get_profile("default"), max_examples=40, derandomize=True, print_blob=True
+    "ci", parent=settings.get_profile("default"), max_examples=30, derandomize=True, print_blob=True
 )
 settings.register_profile("soak", parent=settings.get_profile("default"), max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))

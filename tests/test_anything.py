@@ -25,9 +25,10 @@ from kernels.support import plain_rows
 from oracle.drive import InPieces
 
 from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import CoGroup, Join
 from gpu_ops.descriptions.keys import Key, normalize_on
 from gpu_ops.descriptions.kinds import from_json

@@ -7,6 +7,8 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import grimp
+import networkx as nx
 import pytest
 
 from gpu_ops.descriptions.dataflow import Dataflow
@@ -90,3 +92,9 @@ def test_the_page_of_proofs_has_what_the_code_and_the_tests_have():
     assert proofs["PAGE"].read_text() == proofs["written"](), "python docs/list_proofs.py writes the page anew"
     described = {operator.description.kind for operator in proofs["OPERATORS"].values()}
     assert described == {*_KINDS, Dataflow.kind}, "an operator of the page for each kind of description"
+
+
+def test_no_file_imports_one_that_imports_it_for_types_neither():
+    modules = grimp.build_graph("gpu_ops", "cpu_fallback", cache_dir=None)
+    imports = nx.DiGraph((a, b) for a in modules.modules for b in modules.find_modules_directly_imported_by(a))
+    assert not [sorted(circle) for circle in nx.strongly_connected_components(imports) if len(circle) > 1]

@@ -99,7 +99,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "null_aware": (True,), "time": (("t", "u"), "t", "processing"), "lower": (-5, "1 second"), "upper": (7, "1 hour"),
     "lower_inclusive": (False,), "upper_inclusive": (False,), "keyed": (True,), "late": ("drop", "tag"),
     "min_cleanup": (9, "1 minute"), "timestamp": ("at",), "direction": ("forward", "nearest"),
-    "tolerance": (3, "1 second"), "allow_exact_matches": (False,), "window_end": ("t",),
+    "tolerance": (3, "1 second"), "allow_exact_matches": (False,), "window_end": ("t",), "session_gap": (5, "1 minute"),
 }  # fmt: skip
 """Of each option values that are not its default."""
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from cpu_fallback.conditions import evaluate
 from gpu_ops.conditions import Condition, parse
-from gpu_ops.conditions.expressions import Call, Column, Literal, Node, Op
+from gpu_ops.conditions.expressions import Call, ColumnRef, Literal, Node, Op
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
@@ -361,9 +361,9 @@ def test_names(sql: str) -> None:
     assert isinstance(root, Call)
     assert root.op is Op.LT
     cast, amount = root.args
-    assert amount == Column("left", "amount", pa.float64())
+    assert amount == ColumnRef("left", "amount", pa.float64())
     assert isinstance(cast, Call)
-    assert (cast.op, cast.args, cast.type) == (Op.CAST, (Column("right", "floor", pa.int32()),), pa.float64())
+    assert (cast.op, cast.args, cast.type) == (Op.CAST, (ColumnRef("right", "floor", pa.int32()),), pa.float64())
 
 
 def test_columns_are_those_needed_in_order_of_use() -> None:

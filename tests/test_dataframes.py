@@ -28,8 +28,9 @@ from oracle.multi_traces import multi_recipe, multi_trace
 from oracle.traces import Shape, recipe, trace
 
 from gpu_ops.descriptions.aggregate import Aggregate, Measure
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import BackendError, BadInputError, DescriptionError

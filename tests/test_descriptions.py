@@ -12,10 +12,11 @@ import pytest
 from kernels.own_functions import Bits
 
 from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
 from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.kinds import from_json

@@ -49,6 +49,7 @@ def test_without_spark(name):
     assert done.stdout == expected(name)
 
 
+@pytest.mark.one_in(100, all=2)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=on_spark) for name in WITH_SPARK])
 def test_on_spark(name, session, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)

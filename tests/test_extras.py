@@ -35,7 +35,8 @@ def requirements(*extras: str) -> list[str]:
     return [one for one in given if re.split(r"[^\w-]", one)[0] not in SOURCES]
 
 
-@pytest.mark.parametrize("cuda", ["cu13", pytest.param("cu12", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cuda", ["cu13", "cu12"])
 def test_spark_and_cudf_go_into_one_environment(cuda: str) -> None:
     """What users of RAPIDS have in a notebook: cuDF wants pandas 3, which the extra for Spark forbade."""
     if isinstance(resolved("packaging", only_names=True), str):

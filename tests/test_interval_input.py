@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 from kernels.support import TYPES, everything, plain_rows
 
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.times import parse_bound, show_ms

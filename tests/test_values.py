@@ -16,8 +16,9 @@ from kernels.support import TYPES
 from oracle.drive import Backend
 
 from gpu_ops.descriptions.aggregate import Aggregate, Function
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import CoGroup, Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json

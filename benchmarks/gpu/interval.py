@@ -18,9 +18,10 @@ from benchmarks.gpu.probe import equal_pairs, mixed_join, sorted_pairs
 from benchmarks.gpu.turns import take_turns
 from gpu_ops.arrays import Array
 from gpu_ops.backends import Backend
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels, as_slots

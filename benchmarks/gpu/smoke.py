@@ -27,9 +27,10 @@ import pyarrow as pa
 from benchmarks.gpu.feed import Feed, description
 from cpu_fallback import CpuKernels
 from gpu_ops.backends import Backend, gpu_available, make_kernels
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.descriptions.multi_join import MultiJoin

@@ -38,7 +38,7 @@ from gpu_ops.conditions.expressions import (
     STRING,
     Builder,
     Call,
-    Column,
+    ColumnRef,
     Literal,
     Node,
     Op,
@@ -136,15 +136,15 @@ class Condition(Expression):
 
     @property
     def compared(self) -> dict[str, tuple[str, ...]]:
-        """Of `columns` those whose values count: more is asked of them than whether they are null."""
+        """The `columns` of which more is asked than whether they are null."""
         used = {
             (arg.input, arg.name)
             for node in nodes_of(self.root)
             if isinstance(node, Call) and node.op is not Op.IS_NULL
             for arg in node.args
-            if isinstance(arg, Column)
+            if isinstance(arg, ColumnRef)
         }
-        if isinstance(self.root, Column):
+        if isinstance(self.root, ColumnRef):
             used.add((self.root.input, self.root.name))
         return {name: tuple(c for c in columns if (name, c) in used) for name, columns in self.columns.items()}
 
@@ -158,7 +158,7 @@ class Condition(Expression):
         places: dict[int, int] = {}
         order: dict[str, int] = {}
         for node in nodes_of(self.root):
-            if isinstance(node, Column):
+            if isinstance(node, ColumnRef):
                 item: list[Any] = [node.input, node.name]
             elif isinstance(node, Literal):
                 value = str(node.value) if isinstance(node.value, Decimal) else node.value
@@ -202,7 +202,7 @@ def condition_of(where: Where, inputs: Mapping[str, pa.Schema], *, ansi: bool) -
             nodes.append(Literal(Decimal(value) if kind(type_) == "decimal" and value is not None else value, type_))
         elif len(item) == 2:
             name, column = item
-            nodes.append(Column(name, column, column_type(inputs[name].field(column).type)))
+            nodes.append(ColumnRef(name, column, column_type(inputs[name].field(column).type)))
         else:
             op, args, name = item
             nodes.append(Call(Op(op), tuple(nodes[place] for place in args), _type_of(name)))
@@ -235,7 +235,7 @@ def of_tree(
     root = logic(Op.AND, *roots)
     used: dict[str, dict[str, None]] = {name: {} for name in inputs}
     for node in nodes_of(root):
-        if isinstance(node, Column):
+        if isinstance(node, ColumnRef):
             has = node.input in used and node.name in inputs[node.input].names
             if not has or column_type(inputs[node.input].field(node.name).type) != node.type:
                 raise DescriptionError(f"the condition {sql!r} needs {node.input}.{node.name} of type {node.type}")
@@ -248,7 +248,7 @@ def of_tree(
 
 
 def parse(sql: str, inputs: Mapping[str, pa.Schema], *, ansi: bool = False) -> Condition:
-    """Read a condition.
+    """Reads a condition from its text.
 
     Args:
         sql: a boolean expression. Columns are written ``input.column``, or ``column`` where only one
@@ -283,7 +283,7 @@ class Token(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """As an error message names it."""
+        """The token as error messages name it."""
         return "the end of the text" if self.kind == "end" else repr(self.text)
 
 
@@ -336,18 +336,18 @@ class _Parser:
             before.append("")
         raise ConditionError(message, self.sql, len(before), len(before[-1]) + 1)
 
-    def unexpected(self, wanted: str) -> NoReturn:
+    def unexpected(self, expected: str) -> NoReturn:
         token = self.token
         word = token.text.upper()
         if word in _QUERIES:
             self.fail("a sub-query is not allowed in a condition", token)
         if word in _REFUSED:
             self.fail(f"{word} is not evaluated in a join's condition: {ADVICE}", token)
-        self.fail(f"expected {wanted}, found {token.shown}", token)
+        self.fail(f"expected {expected}, found {token.shown}", token)
 
     @contextmanager
     def at(self, token: Token) -> Iterator[None]:
-        """Where operands that do not fit are reported at this token."""
+        """Reports operands that do not fit at this token."""
         try:
             yield
         except TypeProblemError as error:
@@ -547,15 +547,17 @@ class _Parser:
         among = [name for name in self.inputs if not inputs or name.lower() == inputs[0].lower()]
         if not among:
             raise TypeProblemError(f"there is no input {inputs[0]!r}; there are {closest(inputs[0], self.inputs)}")
-        found = [(name, field) for name in among for field in self.inputs[name] if field.name.lower() == column.lower()]
-        if not found:
+        columns = [
+            (name, field) for name in among for field in self.inputs[name] if field.name.lower() == column.lower()
+        ]
+        if not columns:
             every = [f"{name}.{field}" for name in among for field in self.inputs[name].names]
             raise TypeProblemError(f"there is no column {shown!r}; there are {closest(column, every)}")
-        if len(found) > 1:
-            names = " and ".join(f"{name}.{field.name}" for name, field in found)
+        if len(columns) > 1:
+            names = " and ".join(f"{name}.{field.name}" for name, field in columns)
             raise TypeProblemError(f"{shown!r} is ambiguous: it can be {names}")
-        ((name, field),) = found
-        return Column(name, field.name, column_type(field.type))
+        ((name, field),) = columns
+        return ColumnRef(name, field.name, column_type(field.type))
 
     def function(self) -> Node:
         token = self.next()

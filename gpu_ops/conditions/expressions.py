@@ -70,7 +70,7 @@ class Op(StrEnum):
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnRef:
     """A column of an input.
 
     A backend that holds it in another type (dictionary, large_string) casts it to ``type``.
@@ -101,7 +101,7 @@ class Call:
     type: pa.DataType
 
 
-Node = Column | Literal | Call
+Node = ColumnRef | Literal | Call
 
 
 class TypeProblemError(Exception):
@@ -241,26 +241,26 @@ _CALCULATES: Final = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MOD, Op.NEG)
 
 def nodes_of(*roots: Node | None) -> list[Node]:
     """The nodes of trees, each once, operands first; without recursion, as a long chain of operators is a deep tree."""
-    found: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
     stack = [root for root in roots[::-1] if root is not None]
     while stack:
         node = stack[-1]
-        waiting = [arg for arg in (node.args if isinstance(node, Call) else ()) if id(arg) not in found]
+        waiting = [arg for arg in (node.args if isinstance(node, Call) else ()) if id(arg) not in nodes]
         stack += waiting[::-1]
         if not waiting:
-            found.setdefault(id(stack.pop()), node)
-    return list(found.values())
+            nodes.setdefault(id(stack.pop()), node)
+    return list(nodes.values())
 
 
-def replaced(root: Node, by: Mapping[Column, Column]) -> Node:
+def replaced(root: Node, by: Mapping[ColumnRef, ColumnRef]) -> Node:
     """A tree with other columns in the place of its own."""
-    found: dict[int, Node] = {}
+    replacement: dict[int, Node] = {}
     for node in nodes_of(root):
         if isinstance(node, Call):
-            found[id(node)] = Call(node.op, tuple(found[id(arg)] for arg in node.args), node.type)
+            replacement[id(node)] = Call(node.op, tuple(replacement[id(arg)] for arg in node.args), node.type)
         else:
-            found[id(node)] = by.get(node, node) if isinstance(node, Column) else node
-    return found[id(root)]
+            replacement[id(node)] = by.get(node, node) if isinstance(node, ColumnRef) else node
+    return replacement[id(root)]
 
 
 def boolean(node: Node, what: str) -> Node:
@@ -281,7 +281,7 @@ def logic(op: Op, *args: Node) -> Node:
 
 
 def is_null(node: Node) -> Node:
-    """IS NULL."""
+    """The tree of ``IS NULL``."""
     return Call(Op.IS_NULL, (node,), BOOL)
 
 
@@ -319,35 +319,39 @@ class Builder:
         return logic(Op.NOT, result) if operator in ("<>", "!=", "<=", ">=") else result
 
     def is_in(self, value: Node, members: Sequence[Node]) -> Node:
-        """IN a list."""
+        """The tree of ``IN`` with a list."""
         value, *members = self.agree((value, *members), "compare")
         return logic(Op.OR, *(self.compare("=", value, member) for member in members))
 
     def case(self, branches: Sequence[tuple[Node, Node]], otherwise: Node) -> Node:
-        """CASE WHEN."""
+        """The tree of ``CASE WHEN``."""
         *values, last = self.agree([*(value for _, value in branches), otherwise], "return from CASE")
         tests = [boolean(test, "WHEN") for test, _ in branches]
         args = [node for pair in zip(tests, values, strict=True) for node in pair]
         return Call(Op.CASE, (*args, last), last.type)
 
     def coalesce(self, nodes: Sequence[Node]) -> Node:
-        """COALESCE."""
+        """The tree of ``COALESCE(...)``."""
         *first, last = self.agree(nodes, "take COALESCE of")
         args = [arg for node in first for arg in (logic(Op.NOT, is_null(node)), node)]
         return Call(Op.CASE, (*args, last), last.type) if args else last
 
     def cast(self, node: Node, type_: pa.DataType) -> Node:
         """CAST to an integer type or DOUBLE that has all of the operand's values (of a BIGINT's, the nearest ones)."""
-        own, new = kind(node.type), kind(type_)
-        wider = node.type.bit_width <= type_.bit_width if own == new else own == "integer" and new == "float"
-        constant = own == "decimal" and new == "float" and isinstance(node, Literal)
-        if not (wider or constant or own == "null"):
+        operand_kind, new = kind(node.type), kind(type_)
+        wider = (
+            node.type.bit_width <= type_.bit_width
+            if operand_kind == new
+            else operand_kind == "integer" and new == "float"
+        )
+        constant = operand_kind == "decimal" and new == "float" and isinstance(node, Literal)
+        if not (wider or constant or operand_kind == "null"):
             names = f"CAST of {type_name(node.type)} to {type_name(type_)}"
             raise TypeProblemError(f"{names} is not evaluated in a join's condition: {ADVICE}")
         return convert(node, type_)
 
     def negative(self, node: Node) -> Node:
-        """Unary minus."""
+        """The tree of a unary minus."""
         if kind(node.type) not in {*NUMERIC, "null"}:
             raise TypeProblemError(f"'-' takes a number, not {type_name(node.type)}")
         return Call(Op.NEG, (node,), node.type) if kind(node.type) != "null" else node
@@ -383,7 +387,7 @@ class Builder:
 
 
 def failing(root: Node) -> Node | None:
-    """Where Spark fails at a tree in ANSI mode: a boolean node, null for no; None where it cannot."""
+    """A boolean tree that is true where Spark fails in ANSI mode, null elsewhere; None where it cannot fail."""
     found: dict[int, dict[int, Node]] = {}
     for node in nodes_of(root):
         tests: list[Node] = []
@@ -414,22 +418,22 @@ def _failure(node: Call) -> Node | None:
     return logic(Op.OR, Call(Op.LT, (off, low), BOOL), Call(Op.LT, (high, off), BOOL))
 
 
-def _of_operands(node: Call, found: dict[int, dict[int, Node]]) -> list[Node]:
+def _of_operands(node: Call, tests: dict[int, dict[int, Node]]) -> list[Node]:
     """The failures of a node's operands, where they are evaluated at all."""
     args = node.args
     if node.op in (Op.AND, Op.OR):
-        first, second = _any(found[id(args[0])]), _any(found[id(args[1])])
+        first, second = _any(tests[id(args[0])]), _any(tests[id(args[1])])
         decides = args[0] if node.op is Op.OR else logic(Op.NOT, args[0])  # true: the second is not looked at
         reached = [logic(Op.AND, _case(decides, _FALSE, _TRUE), second)] if second is not None else []
         return [*([first] if first is not None else []), *reached]
     if node.op is not Op.CASE:
-        return [test for arg in args for test in found[id(arg)].values()]
-    result = _any(found[id(args[-1])])
+        return [test for arg in args for test in tests[id(arg)].values()]
+    result = _any(tests[id(args[-1])])
     for test, value in zip(args[-3::-2], args[-2::-2], strict=True):
-        inside = _any(found[id(value)])
+        inside = _any(tests[id(value)])
         if inside is not None or result is not None:
             result = _case(test, inside or _FALSE, result or _FALSE)
-        result = _any({**found[id(test)], **({} if result is None else {id(result): result})})
+        result = _any({**tests[id(test)], **({} if result is None else {id(result): result})})
     return [result] if result is not None else []
 
 

@@ -18,7 +18,7 @@ import pylibcudf as plc
 
 from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition, nodes_of
-from gpu_ops.conditions.expressions import FLOAT, Call, Column, Literal, Op, kind
+from gpu_ops.conditions.expressions import FLOAT, Call, ColumnRef, Literal, Op, kind
 from gpu_ops.cudf_backend import hashing
 from gpu_ops.cudf_backend.frame import Frame, choose, from_values, to_arrow, valid_mask, values
 from gpu_ops.cudf_backend.hashing import Wide, rescale
@@ -71,7 +71,7 @@ def evaluate(condition: Condition, frames: Mapping[str, Frame], length: int) -> 
         match node:
             case Literal():
                 known[id(node)] = _literal(node)
-            case Column():
+            case ColumnRef():
                 frame = frames[node.input]
                 known[id(node)] = _column(frame.columns[node.name], decoded(frame.types[node.name]), node.type)
             case Call():

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, IntervalJoin
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, join_type
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.descriptions.multi_join import MultiJoin
@@ -146,6 +147,8 @@ def _aggregate(
     time: str | None = None,
 ) -> Aggregate:
     (source,) = inputs
+    if time is not None and session_gap is None and emit != "at_watermark":
+        raise DescriptionError("time= of an aggregate goes with session_gap=, or with emit='at_watermark'")
     if time is not None:
         source = dataclasses.replace(source, event_time=time)
     groups = (by,) if isinstance(by, str) else tuple(by)

@@ -24,8 +24,8 @@ from gpu_ops.fields import check_fields, decoded, encoded, hints_of, unwritten
 
 if TYPE_CHECKING:
     from gpu_ops.conditions import Condition
-    from gpu_ops.descriptions.by_time import Interval
     from gpu_ops.descriptions.inputs import Layout
+    from gpu_ops.descriptions.interval import Interval
     from gpu_ops.descriptions.keys import Equality, Shuffle
 
 Emit = Literal["per_event", "per_batch", "at_watermark", "at_end"]

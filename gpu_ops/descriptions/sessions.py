@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.aggregate import Aggregate, Given, Measure, parse_measure
+from gpu_ops.descriptions.aggregate import Aggregate, AggregateSpec, Measure, parse_measure
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import LATES, MAX_BOUND, Duration, parse_duration, show_ms, time_type, units_per_ms
@@ -50,7 +50,7 @@ class SessionAggregate(Aggregate):
         source: Input,
         by: tuple[str, ...],
         gap: Duration,
-        aggregates: Mapping[str, Given],
+        aggregates: Mapping[str, AggregateSpec],
         emit: Emit = "per_batch",
         *,
         late: Literal["drop", "tag"] = "drop",
@@ -129,6 +129,11 @@ class SessionAggregate(Aggregate):
     def closes(self) -> str | None:
         """The column of the result that a watermark has to reach."""
         return self.end if self.emit == "at_watermark" else None
+
+    @property
+    def behind_ms(self) -> int | None:
+        """A session that a retraction leaves may have ended before the watermark, by less than the gap."""
+        return super().behind_ms if self.source.insert_only else self.gap_ms
 
     def times_of(self, source: Input) -> tuple[str, ...]:
         """The event time."""

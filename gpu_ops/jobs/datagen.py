@@ -65,7 +65,7 @@ _DAY_US: Final = 86_400_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Field:
+class GeneratedField:
     """A column, or a part of one.
 
     Attributes:
@@ -79,22 +79,22 @@ class Field:
     path: str
     type: exp.DataType
     options: Mapping[str, Any]
-    parts: Mapping[str, Field]
+    parts: Mapping[str, GeneratedField]
     of_row: bool = False
 
     @property
     def is_sequence(self) -> bool:
-        """Whether its values are consecutive numbers."""
+        """True if the values are consecutive numbers."""
         return self.options.get("kind") == "sequence"
 
     @property
     def first(self) -> int:
-        """Where a sequence begins."""
+        """The first number of a sequence."""
         return int(self.options.get("start", 1))
 
     @property
     def count(self) -> int | None:
-        """How many values a sequence has, or None."""
+        """The number of values that a sequence has, or None."""
         end = self.options.get("end", _range(self.type)[1] if self.type.this in _BITS else None)
         return None if end is None else int(end) - self.first + 1
 
@@ -107,7 +107,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """What a table's rows are.
+    """A table whose rows are generated: its columns, and how many rows of which kind.
 
     Attributes:
         table: its name.
@@ -122,7 +122,7 @@ class Generated:
     """
 
     table: str
-    fields: tuple[Field, ...]
+    fields: tuple[GeneratedField, ...]
     rows_per_second: int = 10_000
     number_of_rows: int | None = None
     seed: int = 1
@@ -133,12 +133,12 @@ class Generated:
 
     @property
     def inserts(self) -> int:
-        """Of a hundred rows, how many are insertions."""
+        """The number of insertions among a hundred rows."""
         return _HUNDRED - self.share_of_updates - self.share_of_deletes
 
     @property
     def at_first(self) -> int:
-        """How many rows are insertions before the hundreds begin: enough for their deletes."""
+        """The number of insertions before the hundreds begin: enough for their deletes."""
         return self.share_of_deletes + _FIRST
 
     def ends(self) -> Iterator[int]:
@@ -191,15 +191,15 @@ def read(file: Text, table: TableText, values: dict[str, Any], at: Mapping[str, 
     if "number_of_rows" not in values and values.get("scan") == "once":
         raise file.error("a table that is read once has an end: set 'number-of-rows'", table.name.at)
     own = {name: values.pop(name) for name in SOURCES["datagen"] if name in values}
-    made = Generated(table.name.text, fields, row_kind=values.get("row_kind"), **own)
+    generated = Generated(table.name.text, fields, row_kind=values.get("row_kind"), **own)
     for where in changing[:1]:
-        _check_changes(file, where, made, values)
-    ends = [*made.ends(), *([] if made.number_of_rows is None else [made.number_of_rows])]
-    return dataclasses.replace(made, number_of_rows=min(ends, default=None))
+        _check_changes(file, where, generated, values)
+    ends = [*generated.ends(), *([] if generated.number_of_rows is None else [generated.number_of_rows])]
+    return dataclasses.replace(generated, number_of_rows=min(ends, default=None))
 
 
-def _check_changes(file: Text, at: int, made: Generated, values: Mapping[str, Any]) -> None:
-    key = [field for field in made.fields if field.of_row]
+def _check_changes(file: Text, at: int, generated: Generated, values: Mapping[str, Any]) -> None:
+    key = [field for field in generated.fields if field.of_row]
     if not key:
         raise file.error("updates and deletes are of rows with a key: give the PRIMARY KEY", at)
     if not any(field.is_sequence for field in key):
@@ -207,16 +207,16 @@ def _check_changes(file: Text, at: int, made: Generated, values: Mapping[str, An
         raise file.error(problem, at)
     if values.get("updates") == "retract":
         raise file.error("datagen's updates have the new row alone: 'updates' = 'upsert'", at)
-    if made.inserts < made.share_of_deletes:
+    if generated.inserts < generated.share_of_deletes:
         raise file.error("more rows would be deleted than inserted: the shares are too large together", at)
 
 
-Given = dict[str, dict[str, Setting]]
+OptionsByColumn = dict[str, dict[str, Setting]]
 """Settings by path and option."""
 
 
-def _options(file: Text, table: TableText) -> Given:
-    found: Given = {}
+def _options(file: Text, table: TableText) -> OptionsByColumn:
+    options: OptionsByColumn = {}
     for setting in table.settings:
         name = setting.name.text
         if not name.lower().startswith("fields."):
@@ -224,18 +224,20 @@ def _options(file: Text, table: TableText) -> Given:
         path, _, option = name[len("fields.") :].rpartition(".")
         if not path:
             raise file.error(f"{name!r}: an option of a column is written 'fields.{option}.kind'", setting.name.at)
-        found.setdefault(path.lower(), {})[option.lower().replace("_", "-")] = setting
-    return found
+        options.setdefault(path.lower(), {})[option.lower().replace("_", "-")] = setting
+    return options
 
 
-def _field(file: Text, name: Word, kind: exp.DataType, options: Given, *, of_row: bool = False) -> Field:
+def _field(
+    file: Text, name: Word, kind: exp.DataType, options: OptionsByColumn, *, of_row: bool = False
+) -> GeneratedField:
     """A column, or a part of one whose name is a path; what is set of it is taken out of the options."""
-    path, given = name.text, options.pop(name.text.lower(), {})
+    path, settings = name.text, options.pop(name.text.lower(), {})
     known = {option: read for option, (read, kinds) in _OPTIONS.items() if kind.this in kinds}
     if not known:
         raise file.error(f"datagen makes no {kind.sql(dialect='spark')}", name.at)
     checked = {}
-    for option, setting in given.items():
+    for option, setting in settings.items():
         what = f"fields.{path}.{option}"
         if option not in known:
             problem = f"fields.{path} has no option {option!r}; there are {closest(option, known)}"
@@ -246,8 +248,8 @@ def _field(file: Text, name: Word, kind: exp.DataType, options: Given, *, of_row
     named = [(part.name, part.kind) for part in kind.expressions] if kind.this in _ROWS else []
     below = [*named, *zip(_PARTS.get(kind.this, ()), kind.expressions, strict=False)]
     parts = {part: _field(file, Word(f"{path}.{part}", name.at), its, options) for part, its in below}
-    field = Field(path, kind, checked, parts, of_row)
-    for option, setting in given.items():
+    field = GeneratedField(path, kind, checked, parts, of_row)
+    for option, setting in settings.items():
         why = _misplaced(field, option)
         if why is not None:
             raise file.error(f"fields.{path}{why}", setting.name.at)
@@ -256,11 +258,11 @@ def _field(file: Text, name: Word, kind: exp.DataType, options: Given, *, of_row
     else:
         (low, high), ends = (field.limits if kind.this in _NUMBERS else (0, 0)), ("min", "max")
     if low > high:
-        raise file.error(f"fields.{path}: {ends[0]} {low} is above {ends[1]} {high}", given[min(given)].name.at)
+        raise file.error(f"fields.{path}: {ends[0]} {low} is above {ends[1]} {high}", settings[min(settings)].name.at)
     return field
 
 
-def _misplaced(field: Field, option: str) -> str | None:
+def _misplaced(field: GeneratedField, option: str) -> str | None:
     """Why an option does not go together with the others."""
     if option in ("start", "end") and not field.is_sequence:
         return f".{option} is of a sequence: set 'fields.{field.path}.kind'"
@@ -309,56 +311,57 @@ def _range(kind: exp.DataType) -> tuple[Any, Any]:
 # What Spark makes of it
 
 
-def numbers(spark: SparkSession, made: Generated, *, every_ms: int, once: bool) -> DataFrame:
+def numbers(spark: SparkSession, generated: Generated, *, every_ms: int, once: bool) -> DataFrame:
     """A stream of numbers, from 0 on, in the column ``value``.
 
     Args:
         spark: a session.
-        made: what is made of them.
+        generated: what is made of them.
         every_ms: how often a micro-batch begins.
         once: all are to come in one, where there is an end.
     """
-    end = made.number_of_rows
-    each = end if once and end is not None else max(1, made.rows_per_second * every_ms // 1000)
+    end = generated.number_of_rows
+    each = end if once and end is not None else max(1, generated.rows_per_second * every_ms // 1000)
     reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", each).option("numPartitions", 1)
     # The times that it could give are not used: in their place progress says how many rows there are, 0 for no end.
     return reader.option("startTimestamp", end or 0).option("advanceMillisPerBatch", 0).load()
 
 
-def rows(counted: DataFrame, made: Generated) -> DataFrame:
+def rows(counted: DataFrame, generated: Generated) -> DataFrame:
     """The rows of numbers.
 
     Args:
         counted: numbers in the column ``value``.
-        made: what is made of them.
+        generated: what is made of them.
     """
     number = f.col("value")
-    if made.number_of_rows is not None:
-        counted = counted.where(number < made.number_of_rows)
-    if not made.share_of_updates and not made.share_of_deletes:
+    if generated.number_of_rows is not None:
+        counted = counted.where(number < generated.number_of_rows)
+    if not generated.share_of_updates and not generated.share_of_deletes:
         kind, row = f.lit("+I"), number
     else:
-        since = number - made.at_first
+        since = number - generated.at_first
         hundred, rank = f.floor(since / _HUNDRED), f.pmod(since, f.lit(_HUNDRED))
-        shift = f.pmod(_hash(made, "hundred", hundred), f.lit(_HUNDRED))
+        shift = f.pmod(_hash(generated, "hundred", hundred), f.lit(_HUNDRED))
         rank = f.pmod(rank * 37 + shift, f.lit(_HUNDRED))
-        oldest, next_new = (hundred + 1) * made.share_of_deletes, made.at_first + hundred * made.inserts
-        updated = oldest + f.floor(_fraction(_hash(made, "updated", number)) * (next_new - oldest))
-        deleted = hundred * made.share_of_deletes + rank - (_HUNDRED - made.share_of_deletes)
-        is_insert, is_update = rank < made.inserts, rank < _HUNDRED - made.share_of_deletes
+        oldest, next_new = (hundred + 1) * generated.share_of_deletes, generated.at_first + hundred * generated.inserts
+        updated = oldest + f.floor(_fraction(_hash(generated, "updated", number)) * (next_new - oldest))
+        deleted = hundred * generated.share_of_deletes + rank - (_HUNDRED - generated.share_of_deletes)
+        is_insert, is_update = rank < generated.inserts, rank < _HUNDRED - generated.share_of_deletes
         kind = f.when((since < 0) | is_insert, "+I").when(is_update, "+U").otherwise("-D")
         row = f.when(since < 0, number).when(is_insert, next_new + rank).when(is_update, updated).otherwise(deleted)
     counted = counted.select(number, row.alias("row"), kind.alias("kind"))
     columns = [
-        _column(made, field, f.col("row") if field.of_row else number).alias(field.path) for field in made.fields
+        _column(generated, field, f.col("row") if field.of_row else number).alias(field.path)
+        for field in generated.fields
     ]
-    if made.row_kind is not None:
-        columns.append(f.col("kind").alias(made.row_kind))
+    if generated.row_kind is not None:
+        columns.append(f.col("kind").alias(generated.row_kind))
     return counted.select(*columns)
 
 
-def _hash(made: Generated, path: str, number: Column) -> Column:
-    text = f"{made.seed}/{made.table.lower()}/{path.lower()}".encode()
+def _hash(generated: Generated, path: str, number: Column) -> Column:
+    text = f"{generated.seed}/{generated.table.lower()}/{path.lower()}".encode()
     salt = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
     return f.xxhash64(f.lit(salt), number)
 
@@ -368,38 +371,38 @@ def _fraction(hashed: Column) -> Column:
     return f.shiftrightunsigned(hashed, 11) / f.lit(float(_EXACT))
 
 
-def _column(made: Generated, field: Field, number: Column, salt: str = "") -> Column:
+def _column(generated: Generated, field: GeneratedField, number: Column, salt: str = "") -> Column:
     kind = field.type.sql(dialect="spark")
-    value = number + f.lit(field.first) if field.is_sequence else _random(made, field, number, salt)
+    value = number + f.lit(field.first) if field.is_sequence else _random(generated, field, number, salt)
     value = value.cast(kind) if not field.parts else value
     rate = field.options.get("null-rate", 0.0)
     if not rate:
         return value
-    return f.when(_fraction(_hash(made, f"{field.path}{salt}.null", number)) >= rate, value)
+    return f.when(_fraction(_hash(generated, f"{field.path}{salt}.null", number)) >= rate, value)
 
 
-def _random(made: Generated, field: Field, number: Column, salt: str) -> Column:
+def _random(generated: Generated, field: GeneratedField, number: Column, salt: str) -> Column:
     kind, options, path = field.type.this, field.options, field.path + salt
-    hashed = _hash(made, path, number)
+    hashed = _hash(generated, path, number)
     share = _fraction(hashed)
     if kind == T.BOOLEAN:
         return hashed < 0
     if kind in _BITS:
         low, high = field.limits
-        return _whole(hashed, share, int(low), int(high), _hash(made, f"{path}.low", number))
+        return _whole(hashed, share, int(low), int(high), _hash(generated, f"{path}.low", number))
     if kind in _FLOATS:
         low, high = map(float, field.limits)
         return (1 - share) * low + share * high
     if kind == T.DECIMAL:
         return _decimal(field, share)
     if kind in _TIMES or kind == T.DATE:
-        return _instant(made, field, number, share)
+        return _instant(generated, field, number, share)
     if kind == T.STRUCT:
-        return f.struct(*(_column(made, part, number, salt).alias(name) for name, part in field.parts.items()))
+        return f.struct(*(_column(generated, part, number, salt).alias(name) for name, part in field.parts.items()))
     length = int(options.get("length", _SIZED[kind]))
     if kind in (T.ARRAY, T.MAP):
         made_parts = [
-            f.array(*(_column(made, part, number, f"{salt}.{n}") for n in range(length)))
+            f.array(*(_column(generated, part, number, f"{salt}.{n}") for n in range(length)))
             for part in field.parts.values()
         ]
         if kind == T.ARRAY:
@@ -411,7 +414,7 @@ def _random(made: Generated, field: Field, number: Column, salt: str) -> Column:
         return f.element_at(chosen, (f.floor(share * len(options["values"])) + 1).cast("int"))
     size: Column = f.lit(length)
     if options.get("var-len"):
-        size = (f.floor(_fraction(_hash(made, f"{path}.length", number)) * length) + 1).cast("int")
+        size = (f.floor(_fraction(_hash(generated, f"{path}.length", number)) * length) + 1).cast("int")
     of_text = kind in (T.TEXT, T.VARCHAR)
     digits = size if of_text else size * 2
     blocks = f.sequence(f.lit(1), f.lit(math.ceil(length / (16 if of_text else 8))))
@@ -432,7 +435,7 @@ def _whole(hashed: Column, share: Column, low: int, high: int, finer: Column) ->
     return f.least(f.greatest(coarse + f.pmod(finer, f.lit(many >> 53)), f.lit(low)), f.lit(high))
 
 
-def _decimal(field: Field, share: Column) -> Column:
+def _decimal(field: GeneratedField, share: Column) -> Column:
     kind = field.type.sql(dialect="spark")
     low, high = (Decimal(limit) for limit in field.limits)
     ends = []
@@ -445,10 +448,10 @@ def _decimal(field: Field, share: Column) -> Column:
     return f.least(f.greatest(value, f.lit(str(low)).cast(kind)), f.lit(str(high)).cast(kind))
 
 
-def _instant(made: Generated, field: Field, number: Column, share: Column) -> Column:
+def _instant(generated: Generated, field: GeneratedField, number: Column, share: Column) -> Column:
     """Time goes by the rows per second, so that it is the same again; as far back as ``max-past``."""
-    begun = (made.start_time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
-    micros = f.floor(number * 1_000_000 / made.rows_per_second) + f.lit(begun)
+    begun = (generated.start_time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+    micros = f.floor(number * 1_000_000 / generated.rows_per_second) + f.lit(begun)
     past = field.options.get("max-past")
     if past is not None:
         micros = micros - f.floor(share * float(past * 1000 + 1))
@@ -465,7 +468,7 @@ def _instant(made: Generated, field: Field, number: Column, share: Column) -> Co
 
 
 def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[int, int, int, int]]:
-    """Of each generated table: its rows, or 0; where a micro-batch begins and ends; how many rows Spark counts."""
+    """Progress of each generated table in a micro-batch: rows in all or 0, first, last, and what Spark counts."""
     for source in progress["sources"]:
         found = re.match(r"RatePerMicroBatchStream\[.*startTimestamp=(\d+)", source["description"])
         if found is not None:
@@ -473,13 +476,13 @@ def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[int, int, int, int]
             yield int(found[1]), start, end, int(source["numInputRows"])
 
 
-def _offset(found: Any) -> int:
-    found = json.loads(found) if isinstance(found, str) else found
-    return 0 if found is None else int(found["offset"])
+def _offset(text: Any) -> int:
+    text = json.loads(text) if isinstance(text, str) else text
+    return 0 if text is None else int(text["offset"])
 
 
 def beyond_end(progress: Mapping[str, Any]) -> int:
-    """Of the rows that Spark counts in a micro-batch, how many are none, as their tables have ended."""
+    """The number of rows that Spark counts in a micro-batch though their tables have ended."""
     return sum(
         counted - counted * (min(last, end) - min(first, end)) // (last - first)
         for end, first, last, counted in _progress(progress)
@@ -488,6 +491,6 @@ def beyond_end(progress: Mapping[str, Any]) -> int:
 
 
 def have_ended(progress: Mapping[str, Any]) -> bool:
-    """Whether the generated tables among the sources of a micro-batch had all ended before it."""
+    """True if the generated tables among the sources of a micro-batch had all ended before it."""
     found = list(_progress(progress))
     return bool(found) and all(0 < end <= start for end, start, *_ in found)

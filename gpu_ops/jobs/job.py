@@ -17,7 +17,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs import datagen
 from gpu_ops.jobs.datagen import Generated
 from gpu_ops.jobs.settings import DURATION, JOB, OF_SOURCE, of_job, of_table, value_of
-from gpu_ops.jobs.sql_file import JobText, QueryText, TableText, Text, Word, read_sql
+from gpu_ops.jobs.sql_file import JobQuery, JobText, TableText, Text, Word, read_sql
 from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormatName
 from gpu_ops.state.address import StateAddress
@@ -26,7 +26,7 @@ _SECOND: Final = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Source(Input):
+class JobSource(Input):
     """An input of the query; its schema is known when it is opened.
 
     Attributes:
@@ -64,24 +64,24 @@ class Source(Input):
     generated: Generated | None = None
 
     def __post_init__(self) -> None:
-        """What it says of its columns is checked when they are known."""
+        """Checks what is said of columns once they are known."""
 
     @property
     def ends(self) -> bool:
-        """Whether it has an end."""
+        """True if the source has an end."""
         if self.generated is not None:
             return self.generated.number_of_rows is not None
         return self.is_table
 
     @property
     def is_table(self) -> bool:
-        """Whether it is read once, and never again."""
+        """True if the source is read once, and never again."""
         return self.scan == "once" and self.refresh_ms is None
 
 
 @dataclasses.dataclass(frozen=True)
 class Sink:
-    """Where the changelog goes.
+    """The sink of a job, which its changelog goes to.
 
     Attributes:
         connector: see `gpu_ops.jobs.settings.SINKS`.
@@ -113,12 +113,12 @@ class Sink:
 
     @property
     def by_tasks(self) -> bool:
-        """Whether the tasks that make the rows write the files, see `gpu_ops.write_files`."""
+        """True if the tasks that make the rows write the files, see `gpu_ops.write_files`."""
         return self.connector == "arrow" or self.writer == "arrow"
 
     @property
     def is_view(self) -> bool:
-        """Whether the sink is given the table that the changelog makes, see `gpu_ops.sinks`."""
+        """True if the sink is given the table that the changelog makes, see `gpu_ops.sinks`."""
         if self.connector == "delta":
             return self.primary_key is not None
         return self.connector in ("jdbc", "upsert-kafka") or self.format == "debezium-json"
@@ -126,7 +126,7 @@ class Sink:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job.
+    """A job: sources, a query, a sink and settings.
 
     Attributes:
         file: its text, for errors.
@@ -148,9 +148,9 @@ class Job:
     """
 
     file: Text
-    sources: tuple[Source, ...]
+    sources: tuple[JobSource, ...]
     sink: Sink
-    query: QueryText
+    query: JobQuery
     name: str
     spark: Mapping[str, str]
     state: StateAddress | None = None
@@ -171,12 +171,12 @@ class Job:
 
     @property
     def ends(self) -> bool:
-        """Whether all its inputs have an end, as generated ones may and tables that are read once: then it has one."""
+        """True if all inputs have an end, as generated ones may and tables that are read once."""
         return all(source.ends for source in self.sources)
 
     @property
     def is_bounded(self) -> bool:
-        """Whether all its sources are tables that are read once: the job is done without a stream."""
+        """True if all sources are tables that are read once: the job is done without a stream."""
         return all(source.is_table for source in self.sources)
 
 
@@ -202,7 +202,7 @@ def load(path: str | Path) -> Job:
 
 
 def build(written: JobText) -> Job:
-    """Checks a job.
+    """Checks and makes a job of what its file says.
 
     Raises:
         JobError: something in it cannot be; names the position.
@@ -218,7 +218,7 @@ def build(written: JobText) -> Job:
     )
 
 
-def _source(file: Text, table: TableText) -> Source:
+def _source(file: Text, table: TableText) -> JobSource:
     connector, settings = of_table(file, table, "source")
     columns, values, at = _columns(file, table), settings.values, settings.at
     if connector == "rate" and table.columns is not None:
@@ -252,7 +252,7 @@ def _source(file: Text, table: TableText) -> Source:
         values["generated"] = datagen.read(file, table, values, at)
     if watermark is not None:
         values["event_time"], values["delay_ms"] = watermark[0].text, _delay(file, watermark[1])
-    return Source(
+    return JobSource(
         name=table.name.text,
         connector=connector,
         columns=columns,
@@ -318,19 +318,19 @@ def _check_known(file: Text, column: Word, connector: str, columns: tuple[tuple[
 
 
 def _delay(file: Text, delay: Word) -> int:
-    """As a duration, but it may be zero."""
+    """Reads a duration that may be zero."""
     if delay.text.split()[:1] == ["0"]:
         return 0
     with file.errors_at(delay.at):
         return parse_duration(delay.text)
 
 
-def amended(job: Job, given: Mapping[str, str], packages: str | None, conf: Sequence[str]) -> Job:
+def amended(job: Job, values: Mapping[str, str], packages: str | None, conf: Sequence[str]) -> Job:
     """A job with the settings of the command line.
 
     Args:
         job: as its file has it.
-        given: settings that replace its own; folders as seen from the working folder.
+        values: settings that replace its own; folders as seen from the working folder.
         packages: Maven packages for Spark, comma-separated, besides its own.
         conf: Spark settings, ``name=value``.
 
@@ -346,5 +346,5 @@ def amended(job: Job, given: Mapping[str, str], packages: str | None, conf: Sequ
     if packages is not None:
         before = spark.get("spark.jars.packages")
         spark["spark.jars.packages"] = packages if before is None else f"{before},{packages}"
-    settings = {name: value_of(name, JOB[name], text, Path.cwd()) for name, text in given.items()}
+    settings = {name: value_of(name, JOB[name], text, Path.cwd()) for name, text in values.items()}
     return dataclasses.replace(job, spark=spark, **settings)

@@ -47,7 +47,7 @@ class JobFailedError(GpuJoinError, RuntimeError):
 
 @dataclasses.dataclass
 class Outcome:
-    """What a job did until it ended.
+    """A record of a job that has ended: its micro-batches, rows and time.
 
     Attributes:
         batches: micro-batches with rows.
@@ -62,7 +62,7 @@ class Outcome:
     interrupted: bool = False
 
     def add(self, batch: Batch) -> None:
-        """One micro-batch more."""
+        """Counts one micro-batch more."""
         self.batches += 1
         self.rows_in += batch.rows_in
         if self.rows_out is not None:
@@ -71,7 +71,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class _Watch:
-    """What is told of a job while it runs: what it did, when it is to stop, and its result where that is shown."""
+    """An observer of a job while it runs: counts what it does, stops it in time, and shows its result."""
 
     found: Outcome
     stop: threading.Event
@@ -184,7 +184,7 @@ def _follow(
 
 
 def explain(job: Job, console: Console) -> str:
-    """What a job would run, in words."""
+    """Describes the plan of a job in words, and runs nothing."""
     with _session(job, console) as spark:
         return gpu_ops.explain(changelog(spark, job, console))
 
@@ -212,7 +212,7 @@ def check_folders(job: Job) -> None:
 
 
 def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = False, show: bool = False) -> DataFrame:
-    """The query's changelog.
+    """The changelog of a job's query.
 
     Args:
         spark: a session.
@@ -294,7 +294,7 @@ _RESULT: Final = "result"
 
 
 def has_ended(job: Job) -> bool:
-    """Whether its inputs have ended in a run before, which may not have come to its sink.
+    """True if a run before saw the end of a job's inputs; its result may not have come to the sink.
 
     Raises:
         JobError: the state folder has another query, or a result and then more input.
@@ -317,7 +317,7 @@ def has_ended(job: Job) -> bool:
 
 
 def result(spark: SparkSession, job: Job) -> DataFrame | None:
-    """What the query selects now that its inputs have ended; None where there never was a micro-batch."""
+    """The result of a query whose inputs have ended; None where there never was a micro-batch."""
     assert job.state is not None
     if Manifest.read(of_last(Files.at(job.state))) is None:
         return None

@@ -56,7 +56,7 @@ class Screen:
         self.add(arrow_rows(changes), number)
 
     def add(self, arrived: pa.Table, number: int) -> None:
-        """The same, of Arrow's rows."""
+        """Adds rows of Arrow's to the table."""
         if number <= self.number or not arrived.num_rows:
             return
         self.number = number
@@ -85,7 +85,7 @@ class Screen:
                 self.console.print(f"  and {arrived.num_rows - _MOST:,} changes more", markup=False)
 
     def report(self, line: str) -> None:
-        """What a micro-batch was."""
+        """Prints a line for a micro-batch."""
         self.line = line
         if self.live is not None:
             self.live.update(self.drawn(), refresh=True)

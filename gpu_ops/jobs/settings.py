@@ -23,7 +23,9 @@ from gpu_ops.jobs.sql_file import Setting, TableText, Text
 from gpu_ops.messages.rows import MESSAGE_FORMATS
 from gpu_ops.state.address import StateAddress
 
-Kind = Literal["text", "count", "length", "flag", "path", "state", "duration", "names", "list", "rate", "share", "time"]
+SettingKind = Literal[
+    "text", "count", "length", "flag", "path", "state", "duration", "names", "list", "rate", "share", "time"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Option:
         values: what it may be; empty for anything.
     """
 
-    kind: Kind = "text"
+    kind: SettingKind = "text"
     spark: str | None = None
     required: bool = False
     values: tuple[str, ...] = ()
@@ -60,17 +62,17 @@ def _whole(text: str, most: float = float("inf")) -> int:
 
 
 def _share(text: str) -> int:
-    """Of a hundred."""
+    """Reads a share of a hundred."""
     share = _between(Decimal(text) * 100, 0, 100)
     return int(_between(int(share), share, share))
 
 
 def _time(text: str) -> dt.datetime:
-    found = dt.datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
+    time = dt.datetime.fromisoformat(text)
+    return time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
 
 
-_WANTED: Final[Mapping[Kind, tuple[str, Callable[[str], Any]]]] = {
+_WANTED: Final[Mapping[SettingKind, tuple[str, Callable[[str], Any]]]] = {
     "count": ("a whole number above zero", _whole),
     "length": ("a whole number from 1 to 1000000", lambda text: _whole(text, 1_000_000)),
     "flag": ("true or false", lambda text: ("false", "true").index(text.lower()) == 1),
@@ -106,11 +108,11 @@ def value_of(name: str, option: Option, text: str, folder: Path = Path()) -> Any
             return tuple(part.strip() for part in text.split(",") if part.strip() or option.kind == "list")
         case "text":
             return text
-    wanted, read = _WANTED[option.kind]
+    expected, read = _WANTED[option.kind]
     try:
         return read(text)
     except (ValueError, ArithmeticError):
-        raise DescriptionError(f"{name} is {wanted}, not {text!r}") from None
+        raise DescriptionError(f"{name} is {expected}, not {text!r}") from None
 
 
 # --- what can be set ------------------------------------------------------------------------------
@@ -253,8 +255,8 @@ _PREFIX: Final = "option."
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What is set.
+class JobSettings:
+    """The settings of a job file.
 
     Attributes:
         values: ours, by name.
@@ -267,20 +269,20 @@ class Settings:
     at: dict[str, int]
 
 
-def of_job(file: Text, settings: Iterable[Setting]) -> Settings:
+def of_job(file: Text, settings: Iterable[Setting]) -> JobSettings:
     """The settings of a job.
 
     Raises:
         JobError: an unknown one, one set twice, or a value that it cannot have.
     """
     unknown = "a job has no option {!r}; there are {}; spark.NAME sets one of Spark's own"
-    found = _read(file, settings, JOB, ("spark.",), unknown)
-    if _PACKAGES in found.spark:
-        found.spark["spark.jars.packages"] = found.spark.pop(_PACKAGES)
-    return found
+    values = _read(file, settings, JOB, ("spark.",), unknown)
+    if _PACKAGES in values.spark:
+        values.spark["spark.jars.packages"] = values.spark.pop(_PACKAGES)
+    return values
 
 
-def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> tuple[str, Settings]:
+def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> tuple[str, JobSettings]:
     """A table's connector and its other settings.
 
     Raises:
@@ -303,27 +305,27 @@ def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> t
     if connector == "datagen":
         unknown = "datagen has no option {!r}; there are {}; and fields.COLUMN.kind, .min, .max and so on"
         prefixes = ("fields.",)
-    found = _read(file, others, {**options, **common}, prefixes, unknown)
+    values = _read(file, others, {**options, **common}, prefixes, unknown)
     for name, option in options.items():
-        if option.required and name not in found.at:
+        if option.required and name not in values.at:
             raise file.error(f"{connector} needs the option {name!r}", at)
-    return connector, found
+    return connector, values
 
 
 def _read(
     file: Text, settings: Iterable[Setting], known: Mapping[str, Option], prefixes: tuple[str, ...], unknown: str
-) -> Settings:
+) -> JobSettings:
     """Settings by their names; what begins with a prefix is Spark's, and not looked at."""
-    found = Settings({}, {}, {})
+    values = JobSettings({}, {}, {})
     for setting in settings:
         name, value = setting.name.text, setting.value
         own = name.startswith(prefixes)
         name = name if own else name.lower().replace("-", "_")
-        if name in found.at:
+        if name in values.at:
             raise file.error(f"{setting.name.text!r} is set twice", setting.name.at)
-        found.at[name] = value.at
+        values.at[name] = value.at
         if own:
-            found.spark[name.removeprefix(_PREFIX)] = value.text
+            values.spark[name.removeprefix(_PREFIX)] = value.text
             continue
         if name not in known:
             raise file.error(unknown.format(setting.name.text, closest(setting.name.text, known)), setting.name.at)
@@ -331,7 +333,7 @@ def _read(
             checked = value_of(name, known[name], value.text, file.path.resolve().parent)
         of_spark = known[name].spark_name(name)
         if of_spark:
-            found.spark[of_spark] = str(checked).lower() if isinstance(checked, bool) else str(checked)
+            values.spark[of_spark] = str(checked).lower() if isinstance(checked, bool) else str(checked)
         else:
-            found.values[name] = checked
-    return found
+            values.values[name] = checked
+    return values

@@ -50,7 +50,7 @@ class JobError(DescriptionError):
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A file's text."""
+    """The text of a job file, and what its positions are."""
 
     path: Path
     text: str
@@ -78,7 +78,7 @@ class Text:
         """An error at a line and column."""
         lines = self.text.split("\n")
         shown = lines[line - 1].rstrip("\r") if line <= len(lines) else ""
-        shown = re.sub(r"(?<=://)[^\s'\"]*(?=@)", lambda found: "*" * len(found[0]), shown)  # a URI's credentials
+        shown = re.sub(r"(?<=://)[^\s'\"]*(?=@)", lambda match: "*" * len(match[0]), shown)  # a URI's credentials
         return JobError(message, self.path, line, column, shown)
 
 
@@ -118,8 +118,8 @@ class TableText:
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryText:
-    """The query.
+class JobQuery:
+    """The query of a job file, and where it stands in it.
 
     Attributes:
         text: without what is around it in the file.
@@ -142,7 +142,7 @@ class JobText:
     file: Text
     sources: tuple[TableText, ...]
     sink: TableText
-    query: QueryText
+    query: JobQuery
     settings: tuple[Setting, ...]
 
 
@@ -214,17 +214,17 @@ class Cursor:
 
     @property
     def token(self) -> Token:
-        """The next one."""
+        """The token that comes next."""
         return self._tokens[self._next]
 
     @property
     def at_end(self) -> bool:
-        """Whether there is none left."""
+        """True if no token is left."""
         return self.token.token_type == _END
 
     @property
     def is_word(self) -> bool:
-        """Whether it is a word without quotes."""
+        """True if the next token is a word without quotes."""
         return self.token.token_type not in _QUOTED and self.token.text.isidentifier()
 
     @property
@@ -243,7 +243,7 @@ class Cursor:
         return Word(text, token.start)
 
     def sees(self, *texts: str) -> bool:
-        """Whether these words or symbols come next; case does not matter."""
+        """True if these words or symbols come next; case does not matter."""
         coming = self._tokens[self._next : self._next + len(texts)]
         return [None if token.token_type in _QUOTED else token.text.upper() for token in coming] == list(texts)
 
@@ -285,11 +285,11 @@ class Cursor:
         return self.take()
 
     def listed(self, read: Callable[[Cursor], Item]) -> tuple[Item, ...]:
-        """What is separated by commas, one or more of it."""
-        found = [read(self)]
+        """Reads a list of one item or more, separated by commas."""
+        entries = [read(self)]
         while self.accepts(","):
-            found.append(read(self))
-        return tuple(found)
+            entries.append(read(self))
+        return tuple(entries)
 
     def expected(self, what: str) -> JobError:
         """The error that something else comes next."""
@@ -317,7 +317,7 @@ _REFUSED: Final = {
 
 
 def read_sql(file: Text) -> JobText:
-    """Reads a job.
+    """Reads a job from a file in SQL.
 
     Raises:
         JobError: it is none; names the position.
@@ -325,7 +325,7 @@ def read_sql(file: Text) -> JobText:
     cursor = Cursor(file)
     tables: list[TableText] = []
     settings: list[Setting] = []
-    inserted: tuple[Word, QueryText] | None = None
+    inserted: tuple[Word, JobQuery] | None = None
     while not cursor.at_end:
         if cursor.accepts(";"):
             continue
@@ -346,7 +346,7 @@ def read_sql(file: Text) -> JobText:
     return _assemble(file, tables, settings, *inserted)
 
 
-def _assemble(file: Text, tables: list[TableText], settings: list[Setting], target: Word, query: QueryText) -> JobText:
+def _assemble(file: Text, tables: list[TableText], settings: list[Setting], target: Word, query: JobQuery) -> JobText:
     by_name: dict[str, TableText] = {}
     for table in tables:
         if by_name.setdefault(table.name.text.lower(), table) is not table:
@@ -466,13 +466,13 @@ def _watermark(cursor: Cursor) -> tuple[Word, Word]:
 
 
 def _option(cursor: Cursor) -> Setting:
-    """``'name' = 'value'``."""
+    """Reads one option, ``'name' = 'value'``."""
     name = cursor.string("an option's name")
     cursor.expect("=")
     return Setting(name, cursor.string("the option's value"))
 
 
-def _insert(cursor: Cursor) -> tuple[Word, QueryText]:
+def _insert(cursor: Cursor) -> tuple[Word, JobQuery]:
     cursor.expect("INSERT")
     if cursor.sees("OVERWRITE"):
         raise cursor.error("INSERT OVERWRITE is not understood: a changelog is appended")
@@ -485,7 +485,7 @@ def _insert(cursor: Cursor) -> tuple[Word, QueryText]:
     while not cursor.sees(";") and not cursor.at_end:
         end = cursor.token
         cursor.take()
-    return target, QueryText(cursor.file.text[begin.start : end.end + 1], begin.start)
+    return target, JobQuery(cursor.file.text[begin.start : end.end + 1], begin.start)
 
 
 # --- types: Flink's names and Spark's, as Spark writes them ---------------------------------------
@@ -561,12 +561,12 @@ def _field(cursor: Cursor) -> str:
 
 def _sizes(cursor: Cursor, most: int) -> tuple[str, ...]:
     """Whole numbers in parentheses; none where there are no parentheses."""
-    found: list[str] = []
+    sizes: list[str] = []
     if not cursor.accepts("("):
         return ()
-    while not found or (len(found) < most and cursor.accepts(",")):
+    while not sizes or (len(sizes) < most and cursor.accepts(",")):
         if cursor.token.token_type != T.NUMBER:
             raise cursor.expected("a number")
-        found.append(cursor.take().text)
+        sizes.append(cursor.take().text)
     cursor.expect(")")
-    return tuple(found)
+    return tuple(sizes)

@@ -32,7 +32,7 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def supervised() -> bool:
-    """Whether this process is the child of `run`; from now on it ends when its supervisor does."""
+    """True if this process is the child of `run`; from now on it ends when its supervisor does."""
     pipe = os.environ.pop(_PIPE, None)
     if pipe is None:
         return False
@@ -99,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _pass_on(child: subprocess.Popen[bytes], asked: Sequence[int]) -> None:
-    """What the child and those below it write to standard error; not what they say of being stopped."""
+    """Passes on what the child and those below it write to standard error, but for words about being stopped."""
     assert child.stderr is not None
     while text := os.read(child.stderr.fileno(), 1 << 16):
         if not asked:

@@ -20,7 +20,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs import datagen
-from gpu_ops.jobs.job import Job, Sink, Source
+from gpu_ops.jobs.job import Job, JobSource, Sink
 from gpu_ops.jobs.settings import FORMATS
 from gpu_ops.jobs.sql_file import Text
 from gpu_ops.spark.api.groups import latest
@@ -45,7 +45,7 @@ _UNAVAILABLE: Final = "__unavailable"
 
 
 def open_source(
-    spark: SparkSession, source: Source, file: Text, *, every_ms: int | None = None, once: bool = False
+    spark: SparkSession, source: JobSource, file: Text, *, every_ms: int | None = None, once: bool = False
 ) -> Stream:
     """A source as an input of a query.
 
@@ -86,7 +86,7 @@ def open_source(
     return stream(df if source.refresh_ms is None else table, refresh=source.refresh_ms, **said)
 
 
-def kept(side: Stream, source: Source, **options: Any) -> Stream:
+def kept(side: Stream, source: JobSource, **options: Any) -> Stream:
     """A source whose changes may lack values, as one whose rows are whole.
 
     Args:
@@ -101,7 +101,7 @@ def kept(side: Stream, source: Source, **options: Any) -> Stream:
     return dataclasses.replace(side, df=rows, row_kind=ROW_KIND_COLUMN, updates="retract", sequence_by=None)
 
 
-def _unavailable(source: Source) -> str:
+def _unavailable(source: JobSource) -> str:
     """The column with the names of those that a change does not bring."""
     return free_name(_UNAVAILABLE, st.StructType.fromDDL(schema_text(source)).names)
 
@@ -127,7 +127,7 @@ def errors_of_spark(spark: SparkSession, file: Text, connector: str, at: int) ->
         raise file.error(problem, at) from error
 
 
-def schema_text(source: Source) -> str:
+def schema_text(source: JobSource) -> str:
     """The declared columns, and the one of row kinds, as Spark's schema text."""
     columns = list(source.columns or ())
     if source.row_kind is not None and source.row_kind.lower() not in {name.lower() for name, _ in columns}:
@@ -135,8 +135,8 @@ def schema_text(source: Source) -> str:
     return ", ".join(f"{backquoted(name)} {kind}" for name, kind in columns)
 
 
-def _table(spark: SparkSession, source: Source) -> DataFrame:
-    """What is there now of a source that is read once."""
+def _table(spark: SparkSession, source: JobSource) -> DataFrame:
+    """The rows that a source has now, of one that is read once."""
     if source.generated is not None:
         assert source.generated.number_of_rows is not None
         return datagen.rows(spark.range(source.generated.number_of_rows).toDF("value"), source.generated)
@@ -153,11 +153,11 @@ def _table(spark: SparkSession, source: Source) -> DataFrame:
     return reader.load().select(*(named_column(name).cast(kind).alias(name) for name, kind in columns))
 
 
-def _load(spark: SparkSession, source: Source) -> DataFrame:
+def _load(spark: SparkSession, source: JobSource) -> DataFrame:
     return spark.readStream.format(source.connector).options(**source.options).load()
 
 
-def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
+def _read_files(spark: SparkSession, source: JobSource, file: Text) -> DataFrame:
     schema: st.StructType | str = schema_text(source)
     named = [name.lower() for name, _ in source.columns or ()]
     if source.columns is None:
@@ -180,7 +180,7 @@ def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
     return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
 
 
-def _delta(spark: SparkSession, source: Source) -> tuple[Source, DataFrame]:
+def _delta(spark: SparkSession, source: JobSource) -> tuple[JobSource, DataFrame]:
     """A Delta table's change feed, or the rows appended to it."""
     options = {"readChangeFeed": "true", **source.options}
     feed = options["readChangeFeed"] == "true"
@@ -208,7 +208,7 @@ def _delta(spark: SparkSession, source: Source) -> tuple[Source, DataFrame]:
     return source, df.select(*chosen, *(named_column(name) for name in own if name not in kept))
 
 
-def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
+def decode(df: DataFrame, source: JobSource) -> tuple[JobSource, DataFrame]:
     """The rows of a topic's messages.
 
     Args:
@@ -291,7 +291,7 @@ def written(rows: DataFrame, sink: Sink, **how: Any) -> StreamingQuery:
 
 
 def view(sink: Sink) -> View:
-    """What keeps the sink's table or topic."""
+    """The function that keeps the sink's table or topic up to date."""
     options = dict(sink.options)
     if sink.connector == "delta":
         return delta_view(options["path"], sink.primary_key)

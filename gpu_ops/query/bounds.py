@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.by_time import Asof
-from gpu_ops.query.expressions import TURNED, Column, Expr, is_no_op
+from gpu_ops.query.expressions import TURNED, Expr, QueryColumn, is_no_op
 from gpu_ops.query.relations import JoinOf
 
 _DAY: Final = 86_400_000_000
@@ -18,8 +18,8 @@ _DAY: Final = 86_400_000_000
 class Bound:
     """``right - left <= ms`` (upper) or ``right - left >= ms`` (lower)."""
 
-    left: Column
-    right: Column
+    left: QueryColumn
+    right: QueryColumn
     upper: bool
     ms: int
     inclusive: bool
@@ -29,7 +29,7 @@ class FinerThanMillisecondsError(Exception):
     """A bound that is no whole number of milliseconds."""
 
 
-def differences(condition: Expr, left: frozenset[Column], right: frozenset[Column]) -> list[Bound]:
+def differences(condition: Expr, left: frozenset[QueryColumn], right: frozenset[QueryColumn]) -> list[Bound]:
     """The bounds that a condition sets on the difference of two columns; none if it is another one.
 
     Args:
@@ -48,22 +48,22 @@ def differences(condition: Expr, left: frozenset[Column], right: frozenset[Colum
         return []
     (first, some), (second, others) = one, other_side
     total = {column: first.get(column, 0) - second.get(column, 0) for column in columns}
-    own = [column for column in total if column in left]
+    lefts = [column for column in total if column in left]
     other = [column for column in total if column in right]
-    if len(own) != 1 or len(other) != 1 or {total[own[0]], total[other[0]]} != {1, -1}:
+    if len(lefts) != 1 or len(other) != 1 or {total[lefts[0]], total[other[0]]} != {1, -1}:
         return []
     # sum of both sides' constants: right - left + constant < 0, or the same with left - right
-    constant, per_ms = some - others, 1000 if pa.types.is_timestamp(own[0].type) else 1
+    constant, per_ms = some - others, 1000 if pa.types.is_timestamp(lefts[0].type) else 1
     if constant % per_ms:
         raise FinerThanMillisecondsError
     upper = total[other[0]] == 1
     value = -constant // per_ms if upper else constant // per_ms
     if condition.kind == "EqualTo":
-        return [Bound(own[0], other[0], which, value, inclusive=True) for which in (False, True)]
-    return [Bound(own[0], other[0], upper, value, inclusive=condition.kind.endswith("OrEqual"))]
+        return [Bound(lefts[0], other[0], which, value, inclusive=True) for which in (False, True)]
+    return [Bound(lefts[0], other[0], upper, value, inclusive=condition.kind.endswith("OrEqual"))]
 
 
-def _linear(expr: Expr) -> tuple[dict[Column, int], int] | None:
+def _linear(expr: Expr) -> tuple[dict[QueryColumn, int], int] | None:
     """An expression as a sum of columns and a constant, in microseconds or in the columns' own unit."""
     if expr.column is not None:
         return {expr.column: 1}, 0
@@ -76,20 +76,20 @@ def _linear(expr: Expr) -> tuple[dict[Column, int], int] | None:
              "SubtractTimestamps": (1, -1), "UnaryMinus": (-1,)}.get(expr.kind)  # fmt: skip
     if signs is None:
         return None
-    found: dict[Column, int] = {}
+    counts: dict[QueryColumn, int] = {}
     constant = 0
     for sign, arg in zip(signs, expr.args, strict=True):
         part = _linear(arg)
         if part is None:
             return None
         for column, count in part[0].items():
-            found[column] = found.get(column, 0) + sign * count
+            counts[column] = counts.get(column, 0) + sign * count
         constant += sign * part[1]
-    return found, constant
+    return counts, constant
 
 
 def _constant(expr: Expr) -> int | None:
-    """Of an interval its microseconds, of an integer itself."""
+    """The value of a constant: an interval in microseconds, or an integer."""
     kind = str(expr.java.dataType().typeName())
     if not expr.java.foldable() or not (kind.startswith("interval") or kind in ("integer", "long", "short", "byte")):
         return None
@@ -107,8 +107,8 @@ class NoComparisonError(Exception):
         self.condition = condition
 
 
-def nearest(join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
-    """What an ASOF join goes by: its rule, the columns of left and right, and the conditions that say so.
+def nearest(join: JoinOf) -> tuple[Asof, tuple[QueryColumn, QueryColumn], list[Expr]]:
+    """Reads the condition of an ASOF join: its rule, the times of both sides, and the parts that say so.
 
     ``l.t >= r.t`` is the last right row up to the left row's time, ``l.t <= r.t`` the first one from then on;
     ``l.t - r.t <= INTERVAL 1 SECOND``, or that the other way round, is a tolerance.
@@ -119,14 +119,14 @@ def nearest(join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
     left_columns, right_columns = join.left.columns, join.right.columns
     both = [c for c in join.on if c.columns.keys() & left_columns and c.columns.keys() & right_columns]
     compared = [c for c in both if c.kind in TURNED and c.kind != "EqualTo"]
-    found = [c for c in compared if all(arg.plain.column is not None for arg in c.args)]
-    if not found and compared:
+    plain = [c for c in compared if all(arg.plain.column is not None for arg in c.args)]
+    if not plain and compared:
         raise NoComparisonError("an ASOF join compares a column of each side", compared[0])
-    if not found:
+    if not plain:
         raise NoComparisonError("an ASOF join needs a comparison of times: MATCH_CONDITION (l.t >= r.t), or in ON")
-    if len(found) > 1:
-        raise NoComparisonError("an ASOF join has one comparison of times, >=, >, <= or <, beside equalities", found[1])
-    (condition,) = found
+    if len(plain) > 1:
+        raise NoComparisonError("an ASOF join has one comparison of times, >=, >, <= or <, beside equalities", plain[1])
+    (condition,) = plain
     left, right = (arg.plain.column for arg in condition.args)
     kind = condition.kind
     if left in right_columns:
@@ -140,17 +140,17 @@ def nearest(join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
     return asof, (left, right), [condition, *others]
 
 
-def _tolerance(condition: Expr, join: JoinOf, times: tuple[Column, Column], *, backward: bool) -> int:
-    """How far apart the times may be, milliseconds."""
+def _tolerance(condition: Expr, join: JoinOf, times: tuple[QueryColumn, QueryColumn], *, backward: bool) -> int:
+    """The greatest distance of the two times, in milliseconds."""
     apart = "{0} - {1}" if backward else "{1} - {0}"
     hint = f"the tolerance of this ASOF join is {apart.format(*times)} <= INTERVAL 1 SECOND, or how long it is"
     try:
-        found = differences(condition, join.left.columns, join.right.columns)
+        bounds = differences(condition, join.left.columns, join.right.columns)
     except FinerThanMillisecondsError:
         raise NoComparisonError("the tolerance of an ASOF join is whole milliseconds", condition) from None
-    if len(found) != 1 or (found[0].left, found[0].right) != times or found[0].upper == backward:
+    if len(bounds) != 1 or (bounds[0].left, bounds[0].right) != times or bounds[0].upper == backward:
         raise NoComparisonError(hint, condition)
-    ms = -found[0].ms if backward else found[0].ms
-    if ms < 0 or not found[0].inclusive:
+    ms = -bounds[0].ms if backward else bounds[0].ms
+    if ms < 0 or not bounds[0].inclusive:
         raise NoComparisonError(f"{hint}; it is inclusive, and not negative", condition)
     return ms

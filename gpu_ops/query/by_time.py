@@ -35,7 +35,7 @@ from sqlglot.errors import TokenError
 from gpu_ops.query.catalyst import Catalyst, class_of, conjuncts, id_of, items
 from gpu_ops.query.errors import SqlError, place_of
 
-Kind = Literal["asof", "temporal", "processing"]
+TimedJoinKind = Literal["asof", "temporal", "processing"]
 """An ASOF join; a temporal join by event time; one by processing time."""
 
 MARK: Final = "gpu_ops.join "
@@ -66,12 +66,12 @@ class QuerySql(Spark):
 class Mark:
     """A join by time: what it is, and where in the user's text it stands."""
 
-    kind: Kind
+    kind: TimedJoinKind
     start: int
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The words for it in errors."""
         return "an ASOF join" if self.kind == "asof" else "a join FOR SYSTEM_TIME AS OF"
 
 
@@ -144,8 +144,8 @@ class _Rewriting:
             elif self._sees(number, *_SYSTEM_TIME):
                 self._temporal(number)
         pieces, at = list[tuple[str, int, bool]](), 0
-        for start, stop, made in sorted(self.edits, key=lambda edit: edit[:2]):
-            pieces += [(self.sql[at:start], at, True), *made]
+        for start, stop, replacement in sorted(self.edits, key=lambda edit: edit[:2]):
+            pieces += [(self.sql[at:start], at, True), *replacement]
             at = stop
         pieces.append((self.sql[at:], at, True))
         return QueryText(self.sql, "".join(text for text, _, _ in pieces), tuple(self.marks), tuple(pieces))
@@ -202,16 +202,16 @@ class _Rewriting:
 
     def _condition(self, first: int, join: int) -> int:
         """The number of ``ON`` or ``MATCH_CONDITION`` of a join, which comes from a token on."""
-        found = len(self.tokens)
+        where = len(self.tokens)
         for number, depth in self._levels(first):
             if depth < 0 or (depth == 0 and self._word(number) in (*_ENDS, "ON", "USING", "MATCH_CONDITION")):
-                found = number
+                where = number
                 break
-        if self._word(found) == "USING":
-            self._fail("write ON instead of USING, for the columns that are equal", found)
-        if self._word(found) not in ("ON", "MATCH_CONDITION"):
+        if self._word(where) == "USING":
+            self._fail("write ON instead of USING, for the columns that are equal", where)
+        if self._word(where) not in ("ON", "MATCH_CONDITION"):
             self._fail("this join by time needs its condition: ON l.k = r.k", join)
-        return found
+        return where
 
     def _levels(self, first: int) -> Iterator[tuple[int, int]]:
         """Numbers of tokens, and how many parentheses are open after each."""
@@ -263,7 +263,7 @@ APART: Final = "ReturnAnswer"
 
 @dataclasses.dataclass(frozen=True)
 class ByTime:
-    """What the text says of a join by time.
+    """A join by time as the text has it.
 
     Attributes:
         number: of its mark.
@@ -273,7 +273,7 @@ class ByTime:
     """
 
     number: int
-    kind: Kind
+    kind: TimedJoinKind
     as_of: int | None = None
     on: tuple[Any, ...] = ()
 
@@ -293,13 +293,13 @@ def set_apart(catalyst: Catalyst, plan: Any, text: QueryText) -> tuple[Any, Mapp
     return (apart.plan(plan) if text.marks else plan), apart.found
 
 
-def check_all_found(text: QueryText, found: Iterable[ByTime]) -> None:
+def check_all_found(text: QueryText, joins: Iterable[ByTime]) -> None:
     """That each join by time of a text is one in the plan.
 
     Raises:
         SqlError: a mark is not where it was put: in a sub-query of WHERE, or beside an OR.
     """
-    numbers = {each.number for each in found}
+    numbers = {each.number for each in joins}
     for number, mark in enumerate(text.marks):
         if number not in numbers:
             raise error_at(
@@ -316,13 +316,13 @@ class _Apart:
 
     def plan(self, node: Any) -> Any:
         below = items(node.children())
-        made = [self.plan(child) for child in below]
-        if any(new is not old for new, old in zip(made, below, strict=True)):
-            node = node.withNewChildren(self.catalyst.seq(made))
+        children = [self.plan(child) for child in below]
+        if any(new is not old for new, old in zip(children, below, strict=True)):
+            node = node.withNewChildren(self.catalyst.seq(children))
         if str(node.nodeName()) != "Join" or not node.condition().isDefined():
             return node
         parts = conjuncts(node.condition().get())
-        marks = {position: found for position, part in enumerate(parts) if (found := _mark(part)) is not None}
+        marks = {position: mark for position, part in enumerate(parts) if (mark := _mark(part)) is not None}
         if not marks:
             return node
         ((number, as_of), *_) = reversed(marks.values())

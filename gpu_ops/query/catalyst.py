@@ -49,10 +49,10 @@ def java_class(session: SparkSession, name: str) -> Any:
 
 def scala_seq(session: SparkSession, items: Sequence[Any]) -> Any:
     """Java objects as a sequence of Scala."""
-    given = java_class(session, "java.util.ArrayList")()
+    java_list = java_class(session, "java.util.ArrayList")()
     for item in items:
-        given.add(item)
-    return java_class(session, "org.apache.spark.api.python.PythonUtils").toSeq(given)
+        java_list.add(item)
+    return java_class(session, "org.apache.spark.api.python.PythonUtils").toSeq(java_list)
 
 
 def items(seq: Any) -> list[Any]:
@@ -71,7 +71,7 @@ def class_of(java: Any) -> str:
 
 
 def conjuncts(condition: Any) -> list[Any]:
-    """What a condition joins by AND."""
+    """The conditions that a condition joins by AND."""
     return leaves(condition, lambda part: (part.left(), part.right()) if class_of(part) == "And" else None)
 
 
@@ -101,7 +101,7 @@ def frame_of(session: SparkSession, plan: Any) -> DataFrame:
 
 
 def ansi_mode(session: SparkSession) -> bool:
-    """Whether arithmetic in a join's condition fails where Spark's does; fixed when the join is built."""
+    """True if arithmetic in a join's condition fails where Spark's does; fixed when the join is built."""
     return str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true"  # Spark 4's own default is true
 
 
@@ -130,16 +130,16 @@ class Catalyst:
     @contextlib.contextmanager
     def _active(self) -> Iterator[None]:
         """Settings are those of the session that is active in the JVM's thread."""
-        own = self._class("org.apache.spark.sql.SparkSession")
-        before = own.getActiveSession()
-        own.setActiveSession(self._java)
+        sessions = self._class("org.apache.spark.sql.SparkSession")
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(self._java)
         try:
             yield
         finally:
             if before.isDefined():
-                own.setActiveSession(before.get())
+                sessions.setActiveSession(before.get())
             else:
-                own.clearActiveSession()
+                sessions.clearActiveSession()
 
     def view(self, name: str, schema: st.StructType) -> None:
         """Makes an input known by a name.
@@ -177,8 +177,8 @@ class Catalyst:
         def selects(node: Any) -> list[Any] | None:
             return items(node.children()) if str(node.nodeName()) == "Union" and not node.byName() else None
 
-        found = leaves(whole.child() if names else whole, selects)
-        return [whole.withNewChildren(self.seq([node])) for node in found] if names else found
+        queries = leaves(whole.child() if names else whole, selects)
+        return [whole.withNewChildren(self.seq([node])) for node in queries] if names else queries
 
     def analysed(self, sql: str, parsed: Any) -> Any:
         """A plan of a query, resolved and typed, and nothing run.
@@ -336,8 +336,8 @@ class Catalyst:
         before = origin.get()
         origin.set(join.origin())
         try:
-            made = self._node("Join", *sides, outer, self._class("scala.Option").empty(), join.hint())
-            return self._node("ReturnAnswer", made)
+            outer_join = self._node("Join", *sides, outer, self._class("scala.Option").empty(), join.hint())
+            return self._node("ReturnAnswer", outer_join)
         finally:
             origin.set(before)
 
@@ -383,7 +383,7 @@ class Catalyst:
         return bool(self._class("java.time.ZoneId").of(zone).getRules().isFixedOffset())
 
     def _type(self, kind: st.DataType) -> Any:
-        """Catalyst's type."""
+        """The type of Catalyst's for one of Python's."""
         return self._class("org.apache.spark.sql.types.DataType").fromJson(kind.json())
 
     def unless_null(self, value: Any, result: Any) -> Any:
@@ -391,7 +391,7 @@ class Catalyst:
         return self.only_where(self._expression("IsNotNull", value), result)
 
     def true(self) -> Any:
-        """The constant."""
+        """The constant ``true`` of Catalyst's."""
         return self._class(f"{_CATALYST}.expressions.Literal").TrueLiteral()
 
     def field(self, value: Any, number: int) -> Any:
@@ -419,7 +419,7 @@ class Catalyst:
         return self._expression("CollationKey", value)
 
     def null_of_nulls(self, value: Any) -> bool:
-        """Whether an expression is null where all of its columns are; False where only a query could tell."""
+        """True if an expression is null where all of its columns are; False where only a query could tell."""
         attributes = value.references().toSeq()
         of = self._class(f"{_CATALYST}.expressions.package$AttributeSeq")(attributes)
         try:
@@ -441,14 +441,14 @@ class Catalyst:
     def _made(self, name: str, plan: Any, attributes: Any) -> Any:
         """A sub-query of Catalyst's, whose class has other fields in each version; what is not given is empty."""
         constructor = self._constructor(name)
-        given, number = [], self._class(f"{_CATALYST}.expressions.NamedExpression").newExprId()
+        arguments, number = [], self._class(f"{_CATALYST}.expressions.NamedExpression").newExprId()
         empty = {"Seq": self.seq(()), "ExprId": number, "Option": self._class("scala.Option").empty()}
         for kind in constructor.getParameterTypes():
             short = str(kind.getSimpleName())
-            given.append(plan if short == "LogicalPlan" else attributes if short == "Seq" else empty[short])
+            arguments.append(plan if short == "LogicalPlan" else attributes if short == "Seq" else empty[short])
             if short == "Seq":
                 attributes = empty["Seq"]
-        return self._class(name)(*given)
+        return self._class(name)(*arguments)
 
     def _constructor(self, name: str) -> Any:
         loader = self._class("java.lang.Thread").currentThread().getContextClassLoader()
@@ -463,8 +463,8 @@ class Catalyst:
     def _inline_ctes(self) -> Any:
         """The rule, which takes one, two or three options by version; the first is to inline always."""
         rule = f"{_CATALYST}.optimizer.InlineCTE"
-        given = [number == 0 for number in range(self._constructor(rule).getParameterCount())]
-        return self._class(rule)(*given)
+        flags = [number == 0 for number in range(self._constructor(rule).getParameterCount())]
+        return self._class(rule)(*flags)
 
 
 def calc(
@@ -484,15 +484,15 @@ def calc(
         row_kind: the row-kind column, and what it is called above.
     """
     session, plan = df.sparkSession, df._jdf.queryExecution().analyzed()
-    there = {str(x.name()): x for x in items(plan.output())}
+    attributes = {str(x.name()): x for x in items(plan.output())}
     ids = java_class(session, f"{_CATALYST}.expressions.ExprId")
-    named = [_alias(session, there[name], name, ids.apply(number)) for number, name in known.items()]
-    plan = _project(session, [*there.values(), *named], plan)
+    named = [_alias(session, attributes[name], name, ids.apply(number)) for number, name in known.items()]
+    plan = _project(session, [*attributes.values(), *named], plan)
     for condition in where:
         plan = java_class(session, f"{_CATALYST}.plans.logical.Filter")(condition, plan)
-    columns = [(name, there[value] if isinstance(value, str) else value) for name, value in select]
+    columns = [(name, attributes[value] if isinstance(value, str) else value) for name, value in select]
     if row_kind is not None:
-        columns.insert(0, (row_kind[1], there[row_kind[0]]))
+        columns.insert(0, (row_kind[1], attributes[row_kind[0]]))
     return frame_of(session, _project(session, [_alias(session, value, name) for name, value in columns], plan))
 
 

@@ -19,9 +19,10 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import Condition, of_tree
 from gpu_ops.conditions import expressions as trees
 from gpu_ops.descriptions.arguments import two_sided
-from gpu_ops.descriptions.by_time import AsofJoin, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.by_time import AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.times import show_ms, time_type
@@ -30,15 +31,15 @@ from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, NoComparison
 from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, arrow_type_of
 from gpu_ops.query.errors import said_in_sql
-from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, quoted
-from gpu_ops.query.groups import Scope
+from gpu_ops.query.expressions import Expr, JoinReader, NotOursError, QueryColumn, Tree, quoted
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
+from gpu_ops.query.scope import Scope
 from gpu_ops.spark.datatypes import is_binary_collated
 
-Computed = dict[Column, Expr]
+Computed = dict[QueryColumn, Expr]
 """Columns to compute below an operator."""
-Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
+OperatorKind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
 
 _PLAIN: Final = (
     "To compare them as plain columns, in a regular join that keeps its rows, write CAST({} AS TIMESTAMP), or give the "
@@ -50,13 +51,13 @@ _PLAIN: Final = (
 class KeyColumns:
     """An equality between the sides; computed operands have columns of their own."""
 
-    left: Column
-    right: Column
+    left: QueryColumn
+    right: QueryColumn
     null_safe: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Residual:
+class ResidualCondition:
     """A condition for the operator.
 
     Attributes:
@@ -68,13 +69,13 @@ class Residual:
 
     expr: Expr
     root: trees.Node
-    columns: Mapping[Column, trees.Column]
+    columns: Mapping[QueryColumn, trees.ColumnRef]
     mode_matters: bool
 
 
 def condition(
-    residual: Sequence[Residual],
-    called: Callable[[Column], tuple[str, str]],
+    residual: Sequence[ResidualCondition],
+    called: Callable[[QueryColumn], tuple[str, str]],
     inputs: Mapping[str, pa.Schema],
     *,
     text: str | None = None,
@@ -92,13 +93,13 @@ def condition(
     if not residual:
         return None
     roots = [
-        trees.replaced(x.root, {place: trees.Column(*called(c), place.type) for c, place in x.columns.items()})
+        trees.replaced(x.root, {place: trees.ColumnRef(*called(c), place.type) for c, place in x.columns.items()})
         for x in residual
     ]
     if text is None:
         needed = {c for x in residual for c in x.columns}
 
-        def shown(column: Column) -> str:
+        def shown(column: QueryColumn) -> str:
             return ".".join(map(quoted, called(column))) if column in needed else column.name
 
         texts = [x.expr.text(shown) for x in residual]
@@ -107,7 +108,7 @@ def condition(
 
 
 def where_of(
-    residual: Sequence[Residual],
+    residual: Sequence[ResidualCondition],
     sides: Sequence[Relation],
     computed: Sequence[Computed],
     inputs: Sequence[Input],
@@ -117,7 +118,7 @@ def where_of(
 ) -> Condition | None:
     """The condition of an operator over these sides, with what is computed below it, as these inputs."""
     each = zip(sides, computed, inputs, strict=True)
-    owner = {c: source.name for side, made, source in each for c in (*side.columns, *made)}
+    owner = {c: source.name for side, more, source in each for c in (*side.columns, *more)}
     schemas = {source.name: source.schema for source in inputs}
     return condition(residual, lambda c: (owner[c], called(c)), schemas, ansi=ansi)
 
@@ -132,7 +133,7 @@ class CollationKey(Expr):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule:
-    """Which operator a join is, by what it says of time.
+    """The operator of a join, by what its condition says of time.
 
     Attributes:
         kind: of the operator.
@@ -144,11 +145,11 @@ class Rule:
         emit: how it always emits, or None where that is asked for.
     """
 
-    kind: Kind
+    kind: OperatorKind
     why: str
     description: Callable[..., Join]
-    times: tuple[Column, Column] | None = None
-    kept: frozenset[Column] = frozenset()
+    times: tuple[QueryColumn, QueryColumn] | None = None
+    kept: frozenset[QueryColumn] = frozenset()
     used: tuple[Expr, ...] = ()
     emit: Emit | None = None
 
@@ -170,12 +171,12 @@ class Choice:
     rule: Rule
     keys: tuple[KeyColumns, ...]
     computed: tuple[Computed, Computed]
-    residual: tuple[Residual, ...]
+    residual: tuple[ResidualCondition, ...]
     above: tuple[Expr, ...]
 
     @property
-    def kind(self) -> Kind:
-        """Of the operator."""
+    def kind(self) -> OperatorKind:
+        """The kind of the operator."""
         return self.rule.kind
 
     @property
@@ -185,22 +186,22 @@ class Choice:
 
     @property
     def inputs(self) -> tuple[Relation, ...]:
-        """Of the operator."""
+        """The inputs of the operator."""
         return self.join.inputs
 
     @property
     def outputs(self) -> tuple[Relation, ...]:
-        """Those whose columns come out."""
+        """The inputs whose columns come out."""
         return self.join.outputs
 
     @property
-    def used(self) -> frozenset[Column]:
+    def used(self) -> frozenset[QueryColumn]:
         """The columns that it looks at."""
         keys = [column for key in self.keys for column in (key.left, key.right)]
         return frozenset([*keys, *(self.rule.times or ())]) | columns_of(self.residual)
 
     @property
-    def remarked(self) -> Sequence[Residual]:
+    def remarked(self) -> Sequence[ResidualCondition]:
         """The conditions of which it is worth saying that they stayed where they are."""
         return [] if self.kind == "temporal" else self.residual
 
@@ -233,7 +234,7 @@ class Choice:
         )
 
 
-def columns_of(conditions: Iterable[Expr | Residual]) -> frozenset[Column]:
+def columns_of(conditions: Iterable[Expr | ResidualCondition]) -> frozenset[QueryColumn]:
     """The columns that conditions look at."""
     return frozenset(column for condition in conditions for column in condition.columns)
 
@@ -246,7 +247,7 @@ class Chooser(Scope):
         super().__init__(sql, catalyst)
         self.final, self.ansi = final, ansi_mode(catalyst.session)
         self._chosen: dict[JoinOf, Choice] = {}
-        self._computed: dict[tuple[bool, Expr], tuple[Column, Expr]] = {}
+        self._computed: dict[tuple[bool, Expr], tuple[QueryColumn, Expr]] = {}
 
     def choice(self, join: JoinOf) -> Choice:
         """The operator of a join.
@@ -260,7 +261,7 @@ class Chooser(Scope):
 
     # --- what is below --------------------------------------------------------------------------
 
-    def event_times(self, relation: Relation) -> frozenset[Column]:
+    def event_times(self, relation: Relation) -> frozenset[QueryColumn]:
         """The columns of a relation that an interval join can go by."""
         match relation:
             case Scan():
@@ -272,7 +273,7 @@ class Chooser(Scope):
         return frozenset()  # of groups, and of a union
 
     def taken_back(self, relation: Relation) -> str | None:
-        """What in a relation takes rows back, or None if it only grows."""
+        """The part of a relation that takes rows back, in words; None if the relation only grows."""
         if isinstance(relation, Scan):
             return None if relation.table.insert_only else f"{relation.alias} brings {relation.table.changes}"
         if isinstance(relation, RowByRow | LatestOf):
@@ -286,8 +287,8 @@ class Chooser(Scope):
         grows = choice.kind in ("interval", "temporal", "lookup") or (choice.kind == "asof" and self.final)
         return None if grows else f"the {choice.shown} join below takes rows back"
 
-    def _lost(self, relation: Relation, column: Column) -> str | None:
-        """Where in a relation an event time ceases to be one; None where it is none."""
+    def _lost(self, relation: Relation, column: QueryColumn) -> str | None:
+        """The place in a relation where an event time ceases to be one, in words; None if there is no such place."""
         if isinstance(relation, RowByRow):
             return self._lost(relation.below, column)
         if isinstance(relation, Scan):
@@ -332,22 +333,22 @@ class Chooser(Scope):
         left, right = join.left.columns, join.right.columns
         rule = self._rule(join)
         keys: list[KeyColumns] = []
-        made: tuple[Computed, Computed] = ({}, {})
-        residual: list[Residual] = []
+        computed: tuple[Computed, Computed] = ({}, {})
+        residual: list[ResidualCondition] = []
         above: list[Expr] = []
         if join.member is not None:
-            key = self._key(join.member, join, made)
+            key = self._key(join.member, join, computed)
             assert key is not None  # what the reader takes for a member compares an expression of each side
             keys.append(key)
         for condition in join.on:
             if condition in rule.used or (condition.kind == "Literal" and condition.tree.fields["value"] == "true"):
                 continue
-            key = self._key(condition, join, made) if join.member is None else None
+            key = self._key(condition, join, computed) if join.member is None else None
             if key is not None:
                 keys.append(key)
                 continue
             if rule.kind == "asof" and any(condition.columns.keys() <= side for side in (left, right)):
-                keys.append(self._only_where(condition, join, made))
+                keys.append(self._only_where(condition, join, computed))
                 continue
             if rule.kind == "asof":
                 self.fail(
@@ -355,17 +356,17 @@ class Chooser(Scope):
                     condition.java,
                 )
             try:
-                residual.append(self.residual(condition, (join.left, join.right), made))
+                residual.append(self.residual(condition, (join.left, join.right), computed))
             except NotOursError as error:
                 if join.how != "inner":
                     hint = "an outer, semi or anti join evaluates itself what is over both inputs"
                     self.fail(f"{error}; {hint}: comparisons, AND, OR, NOT, IS NULL, IN", error.expr.java)
                 above.append(condition)
-        return Choice(join, rule, tuple(keys), made, tuple(residual), tuple(above))
+        return Choice(join, rule, tuple(keys), computed, tuple(residual), tuple(above))
 
     def _regular(self, join: JoinOf) -> Rule:
         """A join that does not go by time."""
-        kind: Kind = join.how if join.how in ("semi", "anti") else "regular"
+        kind: OperatorKind = join.how if join.how in ("semi", "anti") else "regular"
         if self.final:
             self.fail(
                 f"emit 'at_watermark' is for rows that nothing changes any more, and a {kind} {join.sql_name} takes "
@@ -379,7 +380,7 @@ class Chooser(Scope):
             why += " whose condition does not compare the event times: rows are kept for ever"
         return Rule(kind, why, Join)
 
-    def _key(self, condition: Expr, join: JoinOf, made: Sequence[Computed]) -> KeyColumns | None:
+    def _key(self, condition: Expr, join: JoinOf, computed: Sequence[Computed]) -> KeyColumns | None:
         """An equality between the sides as a key, or None."""
         if condition.kind not in ("EqualTo", "EqualNullSafe"):
             return None
@@ -391,56 +392,56 @@ class Chooser(Scope):
                 kinds = [pa.types.is_nested(column.type) for column, _ in sides]
                 if any(kinds):
                     return None
-                for (column, expr), into in zip(sides, made, strict=True):
+                for (column, expr), into in zip(sides, computed, strict=True):
                     if expr is not None:
                         into[column] = expr
                 return KeyColumns(sides[0][0], sides[1][0], condition.kind == "EqualNullSafe")
         return None
 
-    def _only_where(self, condition: Expr, join: JoinOf, made: Sequence[Computed]) -> KeyColumns:
+    def _only_where(self, condition: Expr, join: JoinOf, computed: Sequence[Computed]) -> KeyColumns:
         """A condition on one side as an equality with ``true`` on the other: rows it is not true of match nothing."""
-        own = 0 if condition.columns.keys() <= join.left.columns else 1
+        side = 0 if condition.columns.keys() <= join.left.columns else 1
         column, expr = self._column(condition, "part")
         if expr is not None:
-            made[own][column] = expr
-        always = Column("always", "", pa.bool_, words=lambda: "true", nullable=False)
-        made[1 - own][always] = self.expr(self.catalyst.true())
-        return KeyColumns(*((column, always) if own == 0 else (always, column)), null_safe=False)
+            computed[side][column] = expr
+        always = QueryColumn("always", "", pa.bool_, words=lambda: "true", nullable=False)
+        computed[1 - side][always] = self.expr(self.catalyst.true())
+        return KeyColumns(*((column, always) if side == 0 else (always, column)), null_safe=False)
 
     def residual(
-        self, condition: Expr, sides: Sequence[Relation], made: Sequence[Computed], padded: Sequence[bool] = ()
-    ) -> Residual:
+        self, condition: Expr, sides: Sequence[Relation], computed: Sequence[Computed], padded: Sequence[bool] = ()
+    ) -> ResidualCondition:
         """A condition for an operator.
 
         Args:
             condition: over the inputs of the operator.
             sides: these inputs.
-            made: takes the columns that are to be computed below, per input.
+            computed: takes the columns that are to be computed below, per input.
             padded: of each input whether its row may be missing where the condition is asked; of none if left out.
 
         Raises:
             NotOursError: only Spark evaluates it.
         """
         try:
-            return self._lowered(condition, sides, made, padded, plain=True)
+            return self._lowered(condition, sides, computed, padded, plain=True)
         except NotOursError:  # all of it that is one input's by Spark, then
-            return self._lowered(condition, sides, made, padded, plain=False)
+            return self._lowered(condition, sides, computed, padded, plain=False)
 
     def null_of_pad(self, computed: Expr) -> bool:
-        """Whether a column that is computed below an outer join is what its expression is above it, for a pad, too."""
+        """True if a computed column is null in an unmatched row, as its expression above an outer join would be."""
         return self.catalyst.null_of_nulls(computed.java)
 
     def _lowered(
         self,
         condition: Expr,
         sides: Sequence[Relation],
-        made: Sequence[Computed],
+        below: Sequence[Computed],
         padded: Sequence[bool],
         *,
         plain: bool,
-    ) -> Residual:
+    ) -> ResidualCondition:
         own: list[Computed] = [{} for _ in sides]
-        columns: dict[Column, trees.Column] = {}
+        columns: dict[QueryColumn, trees.ColumnRef] = {}
 
         def owner(expr: Expr) -> int | None:
             return next((n for n, side in enumerate(sides) if expr.columns.keys() <= side.columns), None)
@@ -452,7 +453,7 @@ class Chooser(Scope):
                 if padded and padded[number] and not self.null_of_pad(computed):
                     raise NotOursError(expr, f"{expr.text()!r} is something else than null where its input has no row")
                 own[number][found] = computed
-            return columns.setdefault(found, trees.Column("", f"{len(columns)}", trees.column_type(found.type)))
+            return columns.setdefault(found, trees.ColumnRef("", f"{len(columns)}", trees.column_type(found.type)))
 
         builder = trees.Builder(ansi=self.ansi)
         try:
@@ -460,13 +461,13 @@ class Chooser(Scope):
             root = trees.boolean(reader.node(condition), "the condition")
         except trees.TypeProblemError as error:
             raise NotOursError(condition, str(error)) from None
-        for into, more in zip(made, own, strict=True):
+        for into, more in zip(below, own, strict=True):
             into.update(more)
-        used = {node for node in trees.nodes_of(root) if isinstance(node, trees.Column)}
+        used = {node for node in trees.nodes_of(root) if isinstance(node, trees.ColumnRef)}
         needed = {c: place for c, place in columns.items() if place in used}  # not what was tried in vain
-        return Residual(condition, root, needed, builder.mode_matters)
+        return ResidualCondition(condition, root, needed, builder.mode_matters)
 
-    def _column(self, expr: Expr, what: str) -> tuple[Column, Expr | None]:
+    def _column(self, expr: Expr, what: str) -> tuple[QueryColumn, Expr | None]:
         """The column of an operand, and the expression to compute it by; the same one for the same expression."""
         expr = expr.plain
         collated = self._is_text(expr) and not is_binary_collated(
@@ -476,22 +477,22 @@ class Chooser(Scope):
             return expr.column, None
         # Another join's column for it is the same only if a join between them leaves it as it would be for a pad.
         known = (x for x in self._computed if x[0] == collated and x[1].java.semanticEquals(expr.java))
-        found = next((x for x in known if self.null_of_pad(x[1])), None)
-        if found is None:
+        same = next((x for x in known if self.null_of_pad(x[1])), None)
+        if same is None:
             value = CollationKey(expr, functools.partial(self.catalyst.collation_key, expr.java)) if collated else expr
             owner = "_".join(dict.fromkeys(c.owner for c in expr.columns))
             label = f"{what}_{len(self._computed) + 1}"
             if what == "part":  # so that a state folder is one condition's, whose text does not say it
                 label += f"_{hashlib.sha256(self._meaning(expr).encode()).hexdigest()[:8]}"
-            column = Column(
+            column = QueryColumn(
                 label, owner, lambda: arrow_type_of(value.java), words=functools.partial(words_of, expr.java)
             )
-            found = (collated, expr)
-            self._computed[found] = column, value
-        return self._computed[found]
+            same = (collated, expr)
+            self._computed[same] = column, value
+        return self._computed[same]
 
     def _meaning(self, expr: Expr) -> str:
-        """What an expression computes, the same in each run of a query."""
+        """A text for an expression that is the same in each run of a query."""
         times = any("time" in str(node.fields.get("dataType")) for node in expr.tree.walk())
         zoned = times or any("timeZoneId" in node.fields for node in expr.tree.walk())
         zone = self.catalyst.session.conf.get("spark.sql.session.timeZone") if zoned else ""
@@ -511,16 +512,16 @@ class Chooser(Scope):
             for column in sorted(condition.times - left - right, key=str):
                 lost = self._lost(join.left if column in join.left.columns else join.right, column)
                 self.fail(f"{lost}. Join on both event times first. {_PLAIN.format(column)}", condition.java)
-        found: list[tuple[Expr, list[Bound]]] = []
+        bounds_of: list[tuple[Expr, list[Bound]]] = []
         for condition in timed:
             try:
                 plain = condition.times == set(condition.columns)  # nothing else is compared
-                own = differences(condition, join.left.columns, join.right.columns) if plain else []
-                found.append((condition, own))
+                bounds = differences(condition, join.left.columns, join.right.columns) if plain else []
+                bounds_of.append((condition, bounds))
             except FinerThanMillisecondsError:
                 self.fail("the bounds of an interval join are whole milliseconds", condition.java)
-        pair = next(((b.left, b.right) for _, bs in found for b in bs), None)
-        used = [(c, bs) for c, bs in found if bs and all((b.left, b.right) == pair for b in bs)]
+        pair = next(((b.left, b.right) for _, bs in bounds_of for b in bs), None)
+        used = [(c, bs) for c, bs in bounds_of if bs and all((b.left, b.right) == pair for b in bs)]
         every = [b for _, bs in used for b in bs]
         lower = [b for b in every if not b.upper]
         upper = [b for b in every if b.upper]
@@ -552,14 +553,14 @@ class Chooser(Scope):
             time_type(pair[0].type, pair[1].type)
         except DescriptionError as error:
             self.fail(said_in_sql(str(error)), used[0][0].java)
-        made = functools.partial(IntervalJoin, interval=interval)
+        description = functools.partial(IntervalJoin, interval=interval)
         sides = {"inner": (0, 1), "full": (), "right": (1,)}.get(join.how, (0,))  # a pad's event time is null
         kept = frozenset(pair[side] for side in sides)
         why = f"interval: {pair[1]} is bounded on both sides of {pair[0]}"
-        return Rule("interval", why, made, pair, kept, tuple(c for c, _ in used))
+        return Rule("interval", why, description, pair, kept, tuple(c for c, _ in used))
 
     def _nearest(self, join: JoinOf) -> Rule:
-        """An ASOF join."""
+        """The rule of an ASOF join."""
         try:
             asof, times, conditions = nearest(join)
         except NoComparisonError as error:
@@ -581,7 +582,7 @@ class Chooser(Scope):
         return Rule("asof", why, functools.partial(AsofJoin, asof=asof), times, kept, tuple(conditions))
 
     def _versions(self, join: JoinOf, said: ByTime) -> Rule:
-        """A temporal join."""
+        """The rule of a temporal join."""
         left = None if said.as_of is None else join.left.shown.get(said.as_of)
         if left is None or left not in self.event_times(join.left):
             lost = None if left is None else self._lost(join.left, left)

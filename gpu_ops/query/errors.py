@@ -16,7 +16,7 @@ class SqlError(TextError):
 
 
 class PlacedError(DescriptionError):
-    """What is wrong with a part of a query, until somebody knows its text.
+    """An error in a part of a query, whose text the layer that finds it does not know.
 
     Args:
         message: what is wrong.
@@ -30,7 +30,7 @@ class PlacedError(DescriptionError):
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where in a query an operator or an input comes from, and what the user calls what it is made of.
+    """The place of an operator or input in a query, and the user's words for its columns and inputs.
 
     Attributes:
         sql: the query.

@@ -1,7 +1,7 @@
 """Catalyst's trees, as their JSON has them: of a plan's nodes and of expressions, with a way back to the JVM's own.
 
-One call fetches a whole plan; what is asked of the JVM after that, it is asked only where it is needed. `Reader` makes
-trees of `gpu_ops.conditions.expressions` of expressions, `JoinReader` those that operators of joins evaluate.
+One call fetches a whole plan; what is asked of the JVM after that, it is asked only where it is needed. `TreeReader`
+makes trees of `gpu_ops.conditions.expressions` of expressions, `JoinReader` those that operators of joins evaluate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Java = Callable[[], Any]
 """Gives the JVM's object."""
 
 
-class Column:
+class QueryColumn:
     """A column of an input, or one that the query computes. Compared by identity.
 
     Attributes:
@@ -50,7 +50,7 @@ class Column:
 
     @functools.cached_property
     def type(self) -> pa.DataType:
-        """Arrow's."""
+        """The Arrow type of the column."""
         return self._type_of()
 
     @property
@@ -59,7 +59,7 @@ class Column:
         return f"{self.owner}.{self.label}" if self.owner else self.label
 
     def __str__(self) -> str:
-        """What the user calls it."""
+        """The user's word for the column."""
         if self.words is not None:
             return self.words()
         return self.label if self.owner.startswith("__auto_generated") else self.name
@@ -82,7 +82,7 @@ class Tree:
         self._known: Any = None
 
     def add(self, child: Tree) -> None:
-        """One more child."""
+        """Appends a child to the node."""
         child._above = self, len(self.args)
         self.args.append(child)
 
@@ -132,16 +132,16 @@ def tree(items: Sequence[Mapping[str, Any]], java: Java) -> Tree:
 
 
 def leaves(root: T, parts: Callable[[T], Sequence[T] | None]) -> list[T]:
-    """What a tree of one kind of nodes joins, in order; ``parts``: gives those of such a node, None of any other."""
-    found, waiting = list[T](), [root]
+    """The operands of a tree of like nodes, in order; ``parts`` gives those of such a node, None for any other."""
+    operands, waiting = list[T](), [root]
     while waiting:
         node = waiting.pop()
         below = parts(node)
         if below is None:
-            found.append(node)
+            operands.append(node)
         else:
             waiting += reversed(below)
-    return found
+    return operands
 
 
 class Expr:
@@ -152,8 +152,8 @@ class Expr:
         of: the columns by the ids of attributes.
     """
 
-    def __init__(self, made: Tree, of: Mapping[int, Column]) -> None:
-        self.tree, self.of = made, of
+    def __init__(self, node: Tree, of: Mapping[int, QueryColumn]) -> None:
+        self.tree, self.of = node, of
 
     @property
     def kind(self) -> str:
@@ -162,37 +162,37 @@ class Expr:
 
     @property
     def java(self) -> Any:
-        """Catalyst's own."""
+        """The JVM's object of the expression."""
         return self.tree.java
 
     @functools.cached_property
     def args(self) -> tuple[Expr, ...]:
-        """Its operands."""
+        """The operands of the expression."""
         return tuple(Expr(arg, self.of) for arg in self.tree.args)
 
     @functools.cached_property
-    def ids(self) -> dict[int, Column]:
+    def ids(self) -> dict[int, QueryColumn]:
         """The columns in it by the ids it calls them."""
         numbers = (number_of(node) for node in self.tree.walk() if node.kind == "AttributeReference")
         return {number: self.of[number] for number in numbers}
 
     @property
-    def columns(self) -> dict[Column, None]:
+    def columns(self) -> dict[QueryColumn, None]:
         """The columns in it, in order."""
         return dict.fromkeys(self.ids.values())
 
     @property
-    def column(self) -> Column | None:
+    def column(self) -> QueryColumn | None:
         """The column, if it is nothing else."""
         return self.of[number_of(self.tree)] if self.kind == "AttributeReference" else None
 
     @property
     def plain(self) -> Expr:
-        """It without a CAST that gives what it takes."""
+        """The expression without casts that change nothing."""
         return self.args[0].plain if self.kind == "Cast" and is_no_op(self) else self
 
     @functools.cached_property
-    def times(self) -> frozenset[Column]:
+    def times(self) -> frozenset[QueryColumn]:
         """The event times in it; a column that is CAST is none any more."""
         if self.column is not None:
             return frozenset({self.column} if self.column.event_time else ())
@@ -217,10 +217,10 @@ class Expr:
         return TimeWindow(next((time for time in times if time is not None), None), size, slide_us, offset)
 
     def conjuncts(self) -> list[Expr]:
-        """What it joins by AND."""
+        """The conditions that the expression joins by AND."""
         return leaves(self, lambda part: part.args if part.kind == "And" else None)
 
-    def text(self, call: Callable[[Column], str] = str) -> str:
+    def text(self, call: Callable[[QueryColumn], str] = str) -> str:
         """SQL text, near enough to read it; each column as ``call`` names it."""
         return _text(self, call)
 
@@ -235,12 +235,12 @@ class TimeWindow(NamedTuple):
         offset: a start, in microseconds since the epoch.
     """
 
-    time: Column | None
+    time: QueryColumn | None
     size: int
     slide: int
     offset: int
 
-    def text(self, call: Callable[[Column], str]) -> str:
+    def text(self, call: Callable[[QueryColumn], str]) -> str:
         """SQL text, near enough to read it."""
         times = [] if self.time is None else [call(self.time)]
         widths = dict.fromkeys((self.size, self.slide))
@@ -253,14 +253,14 @@ def number_of(node: Tree) -> int:
 
 
 def is_no_op(cast: Expr) -> bool:
-    """Whether a CAST gives what it takes: Catalyst puts such in, too."""
+    """True for a CAST to the type that its operand has: Catalyst adds such, too."""
     arg = cast.args[0]
-    own = arg.tree.fields.get("dataType")
-    return own is not None and own == cast.tree.fields["dataType"]
+    operand_type = arg.tree.fields.get("dataType")
+    return operand_type is not None and operand_type == cast.tree.fields["dataType"]
 
 
 def widens_literal(expr: Expr) -> bool:
-    """Whether it is the CAST of an integer that reads the same without it."""
+    """True for the CAST of an integer that reads the same without it."""
     if expr.kind != "Cast" or expr.args[0].kind != "Literal":
         return False
     return str(expr.args[0].tree.fields["dataType"]) in _TYPES and expr.tree.fields["dataType"] in (*_TYPES, "double")
@@ -296,7 +296,7 @@ _TYPES: Final = {"long": "BIGINT", "integer": "INT", "short": "SMALLINT", "byte"
 _LOOSE: Final = {"Not", "IsNull", "IsNotNull", "In", "Like", *_OPERATORS}
 
 
-def _text(expr: Expr, call: Callable[[Column], str]) -> str:
+def _text(expr: Expr, call: Callable[[QueryColumn], str]) -> str:
     kind, fields = expr.kind, expr.tree.fields
     if expr.column is not None:
         return call(expr.column)
@@ -334,13 +334,13 @@ def _text(expr: Expr, call: Callable[[Column], str]) -> str:
             return f"{kind.lower()}({', '.join(args)})"
 
 
-def _operands(kind: str, expr: Expr, call: Callable[[Column], str]) -> list[str]:
+def _operands(kind: str, expr: Expr, call: Callable[[QueryColumn], str]) -> list[str]:
     """The operands' text, in parentheses where an operator of this kind needs them."""
     return [f"({_text(arg, call)})" if _is_loose(kind, arg) else _text(arg, call) for arg in expr.args]
 
 
 def _is_loose(kind: str, arg: Expr) -> bool:
-    """Whether an operand needs parentheses."""
+    """True if an operand needs parentheses."""
     arg = arg.plain
     if kind not in _LOOSE or arg.kind not in _LOOSE or kind == arg.kind == "And":
         return False
@@ -377,11 +377,11 @@ _WIDER: Final = {
 STRUCTURES: Final = {
     "IsNull", "IsNotNull", "In", "Coalesce", "CaseWhen", "If", *_LOGIC, *_COMPARISONS, *_ARITHMETIC,
 }  # fmt: skip
-"""The kinds of what `Reader.structure` makes a tree of."""
+"""The kinds of what `TreeReader.structure` makes a tree of."""
 _PLAIN: Final = {"boolean", "integer", "long", "short", "byte"}
 
 
-class Reader(abc.ABC):
+class TreeReader(abc.ABC):
     """Makes trees of expressions, by a builder; what means the same wherever it is evaluated."""
 
     def __init__(self, builder: Builder) -> None:
@@ -419,11 +419,11 @@ class Reader(abc.ABC):
         return None
 
     def calculated(self, expr: Expr, operator: str, left: Node, right: Node) -> Node | None:
-        """Arithmetic."""
+        """The tree of an arithmetic expression."""
         return self.builder.arithmetic(operator, left, right)
 
     def among(self, value: Node, members: list[Node]) -> Node | None:
-        """IN a list."""
+        """The tree of ``IN`` with a list."""
         return self.builder.is_in(value, members)
 
 
@@ -440,7 +440,7 @@ class NotOursError(Exception):
         self.expr, self.why = expr, why
 
 
-class JoinReader(Reader):
+class JoinReader(TreeReader):
     """Takes a condition over both inputs apart: what is one input's is a column that Spark computes below the join.
 
     What is left of it has columns whose types Catalyst has made equal.
@@ -449,7 +449,7 @@ class JoinReader(Reader):
     def __init__(
         self, builder: Builder, one_side: Callable[[Expr], bool], column: Callable[[Expr], Node], *, plain: bool
     ) -> None:
-        """Whether one input has all columns of an expression; the column for it; whether plain ones are left whole.
+        """Args: tells if one input has all columns of an expression; gives its column; whether to leave plain ones.
 
         What only names columns, compares them and joins that by AND, OR and NOT means the same to
         the engine as to Spark.
@@ -460,7 +460,7 @@ class JoinReader(Reader):
         """Whether in an expression of one input that is to have no column of its own."""
 
     def node(self, expr: Expr) -> Node:
-        """The tree.
+        """The tree of an expression over both inputs.
 
         Raises:
             NotOursError: only Spark evaluates it.
@@ -484,17 +484,17 @@ class JoinReader(Reader):
             return self.node(expr.args[0])
         if expr.kind == "Cast" and _widens(expr):
             return self.builder.cast(self.node(expr.args[0]), _WIDER[expr.tree.fields["dataType"]])
-        found = self.structure(expr)
-        if found is None:
+        structure = self.structure(expr)
+        if structure is None:
             raise NotOursError(expr, f"{words_of(expr.java)} takes columns of both inputs")
-        return found
+        return structure
 
 
 def _widens(cast: Expr) -> bool:
-    """Whether a CAST gives the same number in a type that has all of the operand's."""
+    """True for a CAST to a type that has every number of the operand's type."""
     order = list(_WIDER)
-    kind, own = cast.tree.fields["dataType"], str(cast.args[0].java.dataType().typeName())
-    return kind in order and own in order[: order.index(kind)]
+    kind, operand_type = cast.tree.fields["dataType"], str(cast.args[0].java.dataType().typeName())
+    return kind in order and operand_type in order[: order.index(kind)]
 
 
 def _constant(expr: Expr) -> Literal:

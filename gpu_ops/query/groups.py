@@ -14,105 +14,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.descriptions.groups import Order
-from gpu_ops.query.catalyst import Catalyst, arrow_type_of, class_of, id_of, items
-from gpu_ops.query.errors import LIMIT, NODES, SqlError
-from gpu_ops.query.expressions import TURNED, Column, Expr, tree
-from gpu_ops.query.places import position_of, words_of
-from gpu_ops.query.relations import AggregateOf, Call, Compute, Expand, Relation, SessionsOf, TopOf
+from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items
+from gpu_ops.query.errors import LIMIT, NODES
+from gpu_ops.query.expressions import TURNED, Expr, QueryColumn
+from gpu_ops.query.places import words_of
+from gpu_ops.query.relations import AggregateCall, AggregateOf, Compute, Expand, Relation, SessionsOf, TopOf
+from gpu_ops.query.scope import Below, Scope, collated
 from gpu_ops.query.sessions import SESSION, Session, session_of
-from gpu_ops.spark.datatypes import is_binary_collated, is_window
-
-
-class Scope:
-    """The columns that have been read so far, by the ids that Catalyst gives them.
-
-    Attributes:
-        sql: the query's text.
-        catalyst: the analyser.
-        columns: by id.
-    """
-
-    def __init__(self, sql: str, catalyst: Catalyst) -> None:
-        self.sql, self.catalyst = sql, catalyst
-        self.columns: dict[int, Column] = {}
-
-    def expr(self, java: Any) -> Expr:
-        """An expression of Catalyst's."""
-        return Expr(tree(json.loads(java.toJSON()), lambda: java), self.columns)
-
-    def made(self, java: Any, label: str, owner: str = "") -> Column:
-        """A column that an expression of Catalyst's makes, and that the query gives a name."""
-        return Column(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
-
-    def nameless(self, java: Any, label: str, said: Callable[[], str] | None = None, owner: str = "") -> Column:
-        """A column that an expression makes, and that has no name in the query.
-
-        Args:
-            java: the expression.
-            label: what the plan calls it.
-            said: gives the query's words for it; None for those of the expression.
-            owner: the alias of its table, or empty.
-        """
-        words = functools.partial(words_of, java) if said is None else said
-        kind = functools.partial(arrow_type_of, java)
-        return Column(label, owner, kind, words=words, nullable=bool(java.nullable()))
-
-    def attribute(self, java: Any, column: Column) -> Any:
-        """A new attribute of an expression's type for a column."""
-        made = self.catalyst.attribute(java, column.label)
-        self.columns[id_of(made)] = column
-        return made
-
-    def fail(self, message: str, node: Any) -> NoReturn:
-        """SqlError where one of Catalyst's nodes comes from."""
-        raise SqlError(message, self.sql, *position_of(node))
-
-
-class Below:
-    """What an operator on groups looks at, as columns of the relation below it; expressions become columns there.
-
-    Attributes:
-        made: those columns.
-    """
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-        self.made: dict[Column, Expr] = {}
-
-    def column(self, java: Any, label: str, said: Callable[[], str] | None = None) -> Column:
-        """The column of an expression, the same one for the same expression.
-
-        Args:
-            java: the expression.
-            label: what a new column is called.
-            said: gives what the query says for it, where that is not the expression's own text.
-        """
-        expr = self._scope.expr(java)
-        if expr.column is not None:
-            return expr.column
-        found = next((column for column, known in self.made.items() if known.java.semanticEquals(java)), None)
-        if found is None:
-            found = self._scope.nameless(java, label, said)
-            self.made[found] = expr
-        return found
-
-    def compared(self, java: Any, label: str) -> Column:
-        """The column that an expression is compared by: of text in a collation its key, of any other it itself."""
-        return self.column(self._scope.catalyst.collation_key(java) if _collated(java) else java, label)
-
-    def of(self, relation: Relation) -> Relation:
-        """A relation with these columns."""
-        return Compute(relation, self.made, relation.shown) if self.made else relation
-
+from gpu_ops.spark.datatypes import is_window
 
 # --- GROUP BY ---------------------------------------------------------------------------------------
 
@@ -153,8 +70,8 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
     Raises:
         SqlError: a column that is not compared.
     """
-    inside, computed, calls = Below(scope), dict[Column, Expr](), list[Call]()
-    by, shown = dict[Column, None](), dict(below.shown)
+    inside, computed, calls = Below(scope), dict[QueryColumn, Expr](), list[AggregateCall]()
+    by, shown = dict[QueryColumn, None](), dict(below.shown)
     session: Session | None = None
     for attribute in items(node.output()):
         _check_group(scope, attribute, node)
@@ -168,7 +85,7 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
             computed[column] = scope.expr(_window(scope, attribute, ends))
             continue
         by[inside.compared(attribute, f"group_{len(by) + 1}")] = None
-        if _collated(attribute):
+        if collated(attribute):
             call, value = _text_of_group(scope, inside, attribute, f"text_{len(calls) + 1}")
             calls.append(call)
             shown[number] = column = scope.made(attribute, str(attribute.name()))
@@ -186,7 +103,7 @@ def _with_session(groups: AggregateOf, session: Session | None) -> AggregateOf:
     return SessionsOf(**own, **session._asdict())
 
 
-def _ends(scope: Scope, inside: Below, window: Any) -> tuple[Column, Column]:
+def _ends(scope: Scope, inside: Below, window: Any) -> tuple[QueryColumn, QueryColumn]:
     """The columns of a window's start and end."""
     start, end = (scope.catalyst.field(window, number) for number in range(2))
     return (
@@ -195,36 +112,32 @@ def _ends(scope: Scope, inside: Below, window: Any) -> tuple[Column, Column]:
     )
 
 
-def _window(scope: Scope, window: Any, ends: Sequence[Column]) -> Any:
+def _window(scope: Scope, window: Any, ends: Sequence[QueryColumn]) -> Any:
     """A window of attributes for the columns of its start and end."""
     parts = [scope.attribute(scope.catalyst.field(window, number), column) for number, column in enumerate(ends)]
-    made = scope.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
-    return scope.catalyst.unless_null(parts[0], made) if bool(window.nullable()) else made
+    struct = scope.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
+    return scope.catalyst.unless_null(parts[0], struct) if bool(window.nullable()) else struct
 
 
-def _collated(java: Any) -> bool:
-    """Whether an expression is text of which other bytes may be equal (Spark 4)."""
-    kind = st._parse_datatype_json_string(java.dataType().json())
-    return isinstance(kind, st.StringType) and not is_binary_collated(kind)
-
-
-def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple[Call, Any]:
-    """What is shown of a group whose texts are equal in their collation: the least of them by its bytes.
+def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple[AggregateCall, Any]:
+    """The text that is shown of a group whose texts are equal in their collation: the least by its bytes.
 
     Returns:
         The call that gives it, and the expression over that.
     """
     text = scope.catalyst.as_type(group, st.StringType())
     attribute = scope.catalyst.attribute(text, label)
-    made = scope.columns[id_of(attribute)] = scope.nameless(text, label)
-    return Call(made, "min", inside.column(text, f"{label}_of")), scope.catalyst.as_type(attribute, group.dataType())
+    column = scope.columns[id_of(attribute)] = scope.nameless(text, label)
+    return AggregateCall(column, "min", inside.column(text, f"{label}_of")), scope.catalyst.as_type(
+        attribute, group.dataType()
+    )
 
 
 _NAMED: Final = ("AttributeReference", "Alias")
 
 
 def _fails_never(function: Any) -> bool:
-    """Whether a sum or an average is null where integers are beyond its range: that of TRY_SUM, TRY_AVG."""
+    """True for a sum or an average that is null where integers overflow: that of TRY_SUM, TRY_AVG."""
     whole = str(function.dataType().typeName()) == "long"
     return whole and str(function.prettyName()).startswith("try_")
 
@@ -234,7 +147,7 @@ _WINDOW: Final = "spark.timeWindow"
 
 
 def _says(group: Any, key: str) -> bool:
-    """Whether the metadata of what is grouped by has a key."""
+    """True if the metadata of a group column has a key."""
     return class_of(group) in _NAMED and bool(group.metadata().contains(key))
 
 
@@ -247,7 +160,7 @@ def _check_group(scope: Scope, group: Any, node: Any) -> None:
 
 
 def _is_window(group: Any) -> bool:
-    """Whether what is grouped by is a window of time, or as good as one: a start and an end, and never null."""
+    """True if a group column is a window of time, or as good as one: a start and an end, and never null."""
     plain = not bool(group.nullable()) or _says(group, _WINDOW)
     return plain and is_window(st._parse_datatype_json_string(group.dataType().json()))
 
@@ -256,10 +169,10 @@ class _Aggregate:
     def __init__(self, scope: Scope, node: Any, below: Relation) -> None:
         self.scope, self.catalyst, self.node, self.below = scope, scope.catalyst, node, below
         self.inside = Below(scope)
-        self.groups: list[tuple[Any, Column]] = []
-        self.texts: list[tuple[Any, Call, Any]] = []
-        self.windows: list[tuple[Any, Column, Column]] = []
-        self.calls: list[tuple[Any, Any, Call]] = []
+        self.groups: list[tuple[Any, QueryColumn]] = []
+        self.texts: list[tuple[Any, AggregateCall, Any]] = []
+        self.windows: list[tuple[Any, QueryColumn, QueryColumn]] = []
+        self.calls: list[tuple[Any, Any, AggregateCall]] = []
         self.session: Session | None = None
 
     def relation(self) -> Relation:
@@ -283,8 +196,8 @@ class _Aggregate:
         ends = tuple(end for _, _, end in self.windows)
         groups = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
         relation = _with_session(groups, self.session)
-        computed: dict[Column, Expr] = {}
-        ids: dict[int, Column] = {}
+        computed: dict[QueryColumn, Expr] = {}
+        ids: dict[int, QueryColumn] = {}
         for shown, value in results:
             expr, number = self.scope.expr(value), id_of(shown)
             column = expr.column
@@ -300,7 +213,7 @@ class _Aggregate:
         """A result with an attribute for each group and each call."""
         for group, column in self.groups:
             if java.semanticEquals(group):
-                if _collated(group):
+                if collated(group):
                     return self._text(group)
                 return java if class_of(java) == "AttributeReference" else self.scope.attribute(java, column)
         for group, *both in self.windows:
@@ -311,18 +224,18 @@ class _Aggregate:
         if class_of(java) == _CALL:
             return self._call(java)
         below = items(java.children())
-        made = [self._replaced(child) for child in below]
-        if any(new is not old for new, old in zip(made, below, strict=True)):
-            return java.withNewChildren(self.catalyst.seq(made))
+        children = [self._replaced(child) for child in below]
+        if any(new is not old for new, old in zip(children, below, strict=True)):
+            return java.withNewChildren(self.catalyst.seq(children))
         return java
 
     def _text(self, group: Any) -> Any:
-        """What is shown of a group of text in a collation."""
-        found = next((value for of, _, value in self.texts if of.semanticEquals(group)), None)
-        if found is None:
-            call, found = _text_of_group(self.scope, self.inside, group, f"text_{len(self.texts) + 1}")
-            self.texts.append((group, call, found))
-        return found
+        """The expression that is shown of a group of text in a collation."""
+        shown = next((value for of, _, value in self.texts if of.semanticEquals(group)), None)
+        if shown is None:
+            call, shown = _text_of_group(self.scope, self.inside, group, f"text_{len(self.texts) + 1}")
+            self.texts.append((group, call, shown))
+        return shown
 
     def _all_of(self, call: Any, values: Sequence[Any], *, distinct: bool) -> Any:
         """One value for several, null where one of them is; for DISTINCT one that differs where one of them does."""
@@ -333,7 +246,7 @@ class _Aggregate:
         if unknown is not None:
             self.scope.fail(f"{words_of(call)}: values of type {unknown.simpleString()} are not told apart here", call)
         return self.catalyst.joined_text(
-            [self.catalyst.collation_key(value) if _collated(value) else value for value in values]
+            [self.catalyst.collation_key(value) if collated(value) else value for value in values]
         )
 
     def _call(self, java: Any) -> Any:
@@ -342,16 +255,16 @@ class _Aggregate:
         if known is not None:
             return known
         function, name = java.aggregateFunction(), class_of(java.aggregateFunction())
-        given = items(function.children())
+        arguments = items(function.children())
         if name not in _FUNCTIONS:
             self.scope.fail(f"{words_of(java)} is not understood: {_THERE_ARE}", java)
         if name in ("First", "Last") and not function.ignoreNulls():
             word = name.lower()
             self.scope.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
         distinct = bool(java.isDistinct())
-        if name == "Count" and len(given) > 1:
-            given = [self._all_of(java, given, distinct=distinct)]
-        if name in ("Min", "Max") and _collated(given[0]):
+        if name == "Count" and len(arguments) > 1:
+            arguments = [self._all_of(java, arguments, distinct=distinct)]
+        if name in ("Min", "Max") and collated(arguments[0]):
             self.scope.fail(f"{words_of(java)}: min and max of text in a collation are not understood", java)
         if name in ("Sum", "Average") and _fails_never(function):
             self.scope.fail(
@@ -359,20 +272,20 @@ class _Aggregate:
             )
         if distinct and name not in ("Count", "Min", "Max"):
             self.scope.fail("DISTINCT goes with count only", java)
-        column: Column | None = None
+        column: QueryColumn | None = None
         if java.filter().isDefined():  # null is no value to any of the functions
-            given = [self.catalyst.only_where(java.filter().get(), given[0])]
-        if not (name == "Count" and class_of(given[0]) == "Literal" and not given[0].nullable()):
+            arguments = [self.catalyst.only_where(java.filter().get(), arguments[0])]
+        if not (name == "Count" and class_of(arguments[0]) == "Literal" and not arguments[0].nullable()):
             add = self.inside.compared if distinct else self.inside.column
-            column = add(given[0], f"value_{len(self.calls) + 1}")
+            column = add(arguments[0], f"value_{len(self.calls) + 1}")
         elif distinct:
             self.scope.fail("count(DISTINCT ...) takes a column or an expression over some", java)
         call: Function = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
         label = f"{call}_{len(self.calls) + 1}"
         kind, words = functools.partial(arrow_type_of, java), functools.partial(words_of, java)
-        made = Column(label, "", kind, words=words, nullable=not call.startswith("count"))
-        attribute = self.scope.attribute(java, made)
-        self.calls.append((java, attribute, Call(made, call, column)))
+        result = QueryColumn(label, "", kind, words=words, nullable=not call.startswith("count"))
+        attribute = self.scope.attribute(java, result)
+        self.calls.append((java, attribute, AggregateCall(result, call, column)))
         return attribute
 
 
@@ -393,7 +306,7 @@ def expanded(scope: Scope, node: Any, below: Relation) -> Relation:
         scope.fail(NODES["Expand"], node)
     ((place,), found) = windows, output[windows[0]]
     value = scope.catalyst.exploded([projection.apply(place) for projection in items(node.projections())])
-    column = scope.columns[id_of(found)] = Column(
+    column = scope.columns[id_of(found)] = QueryColumn(
         str(found.name()), "", functools.partial(arrow_type_of, found), nullable=False
     )
     ids = {number: scope.columns[number] for number in map(id_of, output)}
@@ -433,7 +346,7 @@ def top_of(scope: Scope, node: Any, terms: Any, below: Relation) -> Relation:
     order = _order(inside, terms)
     if not order:  # Spark itself asks for one, but for LIMIT in a sub-query
         scope.fail(LIMIT, function)
-    number = Column(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
+    number = QueryColumn(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
     identity = id_of(calls[0])
     scope.columns[identity] = number
     return TopOf(inside.of(below), by, calls[0], order, number, identity, None)
@@ -450,17 +363,17 @@ def limit_of(scope: Scope, limit: Any, sort: Any, below: Relation) -> Relation:
     """
     inside = Below(scope)
     order = _order(inside, sort.order())
-    number = Column("row_number", "", pa.int32, words=lambda: "a row's number", nullable=False)
+    number = QueryColumn("row_number", "", pa.int32, words=lambda: "a row's number", nullable=False)
     return TopOf(inside.of(below), (), sort, order, number, None, int(limit.limitExpr().eval(None)))
 
 
-def _order(inside: Below, terms: Any) -> tuple[tuple[Column, Order], ...]:
+def _order(inside: Below, terms: Any) -> tuple[tuple[QueryColumn, Order], ...]:
     """By which columns rows are ordered, and how."""
-    found = []
+    columns = []
     for n, term in enumerate(items(terms), 1):
         descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
-        found.append((inside.compared(term.child(), f"order_{n}"), Order("", descending, first)))
-    return tuple(found)
+        columns.append((inside.compared(term.child(), f"order_{n}"), Order("", descending, first)))
+    return tuple(columns)
 
 
 def bounded(relation: Relation, condition: Expr) -> Relation | None:
@@ -468,10 +381,10 @@ def bounded(relation: Relation, condition: Expr) -> Relation | None:
 
     Of ``n = 3`` it is 3, and the condition still has to be met; see `decides`.
     """
-    found = _bound(condition)
-    if found is None:
+    bound = _bound(condition)
+    if bound is None:
         return None
-    column, most = found
+    column, most = bound
 
     def within(below: Relation) -> Relation | None:
         if isinstance(below, TopOf) and below.number is column:
@@ -486,12 +399,12 @@ def bounded(relation: Relation, condition: Expr) -> Relation | None:
 
 
 def decides(condition: Expr) -> bool:
-    """Whether a condition that is a bound says no more than that."""
-    found = _bound(condition)
-    return found is not None and (condition.kind != "EqualTo" or found[1] == 1)
+    """True if a condition that bounds a row number says no more than that."""
+    bound = _bound(condition)
+    return bound is not None and (condition.kind != "EqualTo" or bound[1] == 1)
 
 
-def _bound(condition: Expr) -> tuple[Column, int] | None:
+def _bound(condition: Expr) -> tuple[QueryColumn, int] | None:
     """The column that a condition bounds, and by what."""
     if condition.kind not in TURNED or len(condition.args) != 2:
         return None

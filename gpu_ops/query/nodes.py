@@ -25,7 +25,7 @@ from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.descriptions.times import show_ms
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import Origin
-from gpu_ops.query.expressions import Column, Expr, TimeWindow, quoted
+from gpu_ops.query.expressions import Expr, QueryColumn, TimeWindow, quoted
 from gpu_ops.query.relations import Grouping, JoinOf, Relation, Scan, UnionOf, origin
 
 
@@ -54,34 +54,34 @@ class Calc:
         why: a remark, or empty.
     """
 
-    input: Node
-    has: Mapping[Column, str]
+    input: PlanNode
+    has: Mapping[QueryColumn, str]
     scan: Scan | None = None
     conditions: tuple[Expr, ...] = ()
-    made: Mapping[Column, Expr] = dataclasses.field(default_factory=dict)
-    left: tuple[tuple[str, Column], ...] = ()
+    made: Mapping[QueryColumn, Expr] = dataclasses.field(default_factory=dict)
+    left: tuple[tuple[str, QueryColumn], ...] = ()
     row_kind: str | None = None
     key: tuple[str, ...] | None = None
     why: str = ""
 
     @property
-    def inputs(self) -> tuple[Node]:
-        """The node below."""
+    def inputs(self) -> tuple[PlanNode]:
+        """An only input: the node below."""
         return (self.input,)
 
     @property
     def insert_only(self) -> bool:
-        """Whether no row is ever taken back."""
+        """True if no row is ever taken back."""
         return self.input.insert_only
 
     @property
-    def columns(self) -> frozenset[Column]:
+    def columns(self) -> frozenset[QueryColumn]:
         """All that may be left."""
         return frozenset(self.has) | frozenset(self.made)
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the columns that are left."""
+        """The schema of the columns that are left."""
         return pa.schema([pa.field(name, column.type) for name, column in self.left])
 
     @property
@@ -105,7 +105,7 @@ class Calc:
         computed = (self.made[column] for _, column in self.left if column in self.made)
         return {number: self.has[c] for expr in (*self.conditions, *computed) for number, c in expr.ids.items()}
 
-    def _call(self, column: Column) -> str:
+    def _call(self, column: QueryColumn) -> str:
         return quoted(self.has[column])
 
 
@@ -122,7 +122,7 @@ class LocalAggregate:
         schema: of the group columns and these.
     """
 
-    input: Node
+    input: PlanNode
     time: str
     window: TimeWindow
     by: tuple[tuple[str, int | None], ...]
@@ -133,8 +133,8 @@ class LocalAggregate:
     insert_only = True
 
     @property
-    def inputs(self) -> tuple[Node]:
-        """The node below."""
+    def inputs(self) -> tuple[PlanNode]:
+        """An only input: the node below."""
         return (self.input,)
 
 
@@ -155,7 +155,7 @@ class JoinNode:
         "regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate", "top", "latest"
     ]
     description: Join | MultiJoin | Grouping
-    inputs: tuple[Node, ...]
+    inputs: tuple[PlanNode, ...]
     why: str
     remarks: tuple[str, ...] = ()
     origin: Origin = dataclasses.field(default=Origin(""), compare=False, repr=False)
@@ -164,7 +164,7 @@ class JoinNode:
 
     @property
     def insert_only(self) -> bool:
-        """Whether no row is ever taken back."""
+        """True if no row is ever taken back."""
         return self.description.insert_only
 
     @property
@@ -191,11 +191,11 @@ class Union:
 
     @property
     def insert_only(self) -> bool:
-        """Whether no row is ever taken back."""
+        """True if no row is ever taken back."""
         return all(node.insert_only for node in self.inputs)
 
 
-Node = Scan | Calc | LocalAggregate | JoinNode | Union
+PlanNode = Scan | Calc | LocalAggregate | JoinNode | Union
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Plan:
         return tuple(node for node in walk(*(part.root for part in self.parts)) if isinstance(node, JoinNode))
 
 
-def walk(*nodes: Node, seen: set[int] | None = None) -> Iterator[Node]:
+def walk(*nodes: PlanNode, seen: set[int] | None = None) -> Iterator[PlanNode]:
     """The nodes below, and these last, each once: one may be the input of several. ``seen`` are those that were."""
     seen = set() if seen is None else seen
     for node in nodes:
@@ -237,27 +237,27 @@ def walk(*nodes: Node, seen: set[int] | None = None) -> Iterator[Node]:
 
 
 class Namer:
-    """What columns are called below and between the joins: by their own name, or ``alias__column`` if that clashes."""
+    """Names of columns below and between the joins: by their own name, or ``alias__column`` if that clashes."""
 
-    def __init__(self, relation: Relation, outputs: Iterable[Column], chooser: Chooser) -> None:
+    def __init__(self, relation: Relation, outputs: Iterable[QueryColumn], chooser: Chooser) -> None:
         """Args: the query's tree; its result; the operators of its joins."""
-        used: dict[Column, None] = dict.fromkeys(outputs)
+        used: dict[QueryColumn, None] = dict.fromkeys(outputs)
         for node in relation.walk():
             used |= dict.fromkeys(node.named)
             if isinstance(node, JoinOf):
                 choice = chooser.choice(node)
                 used |= dict.fromkeys(choice.rule.times or ())
-                for made in choice.computed:
-                    used |= dict.fromkeys(made)
+                for computed in choice.computed:
+                    used |= dict.fromkeys(computed)
             elif isinstance(node, Scan):
                 used |= dict.fromkeys(node.kept or ([] if node.columns & used.keys() else list(node.ids.values())[:1]))
         labels = [column.label.lower() for column in used]
-        self._names: dict[Column, str] = {}
+        self._names: dict[QueryColumn, str] = {}
         self._taken = {ROW_KIND_COLUMN}
         for column in used:
             self._add(column, unique=labels.count(column.label.lower()) == 1)
 
-    def _add(self, column: Column, *, unique: bool = True) -> str:
+    def _add(self, column: QueryColumn, *, unique: bool = True) -> str:
         name = column.label
         if not unique or name.lower() in self._taken:
             name = _unused(f"{column.owner}__{column.label}" if column.owner else column.label, self._taken)
@@ -265,14 +265,14 @@ class Namer:
         self._names[column] = name
         return name
 
-    def __call__(self, column: Column) -> str:
+    def __call__(self, column: QueryColumn) -> str:
         """The name of a column; one that is new gets one."""
         return self._names.get(column) or self._add(column)
 
-    def __contains__(self, column: Column) -> bool:
+    def __contains__(self, column: QueryColumn) -> bool:
         return column in self._names
 
-    def items(self) -> Iterable[tuple[Column, str]]:
+    def items(self) -> Iterable[tuple[QueryColumn, str]]:
         """Every column that is used, and its name."""
         return self._names.items()
 
@@ -288,14 +288,14 @@ class Namer:
                 message = re.sub(rf"(?:the )?input '{re.escape(name)}'", _said(relation), message)
                 message = re.sub(rf"\b{re.escape(name)}\.(?=[\w`])", "", message)
                 message = re.sub(rf"'?\b{re.escape(name)}\b'?", _aliases_of(relation), message)
-        given = {name: str(column) for column, name in self._names.items() if column.words or name != column.label}
-        if not given:
+        words_of = {name: str(column) for column, name in self._names.items() if column.words or name != column.label}
+        if not words_of:
             return message
-        any_name = "|".join(re.escape(name) for name in sorted(given, key=len, reverse=True))
+        any_name = "|".join(re.escape(name) for name in sorted(words_of, key=len, reverse=True))
 
-        def said(found: re.Match[str]) -> str:
-            words = given[found["name"]]
-            return words if "'" in words or not found["quote"] else f"'{words}'"
+        def said(match: re.Match[str]) -> str:
+            words = words_of[match["name"]]
+            return words if "'" in words or not match["quote"] else f"'{words}'"
 
         return re.sub(rf"(?P<quote>['`]?)(?<!\w)(?P<name>{any_name})(?!\w)(?P=quote)", said, message)
 
@@ -315,12 +315,12 @@ def _said(relation: Relation) -> str:
 
 
 def input_names(sides: Sequence[Relation]) -> list[str]:
-    """What a join calls its inputs: by their aliases."""
-    found: list[str] = []
+    """The names of a join's inputs, made of their aliases."""
+    names: list[str] = []
     for side in sides:
         name = "_".join(dict.fromkeys(scan.alias for scan in side.scans))
-        found.append(_unused(name, [other.lower() for other in found]))
-    return found
+        names.append(_unused(name, [other.lower() for other in names]))
+    return names
 
 
 def _unused(name: str, taken: Collection[str]) -> str:
@@ -347,7 +347,7 @@ def show(plan: Plan) -> str:
     return "\n\n".join("\n".join(_tree(part.root, set())) for part in plan.parts)
 
 
-def _tree(node: Node, shown: set[int]) -> list[str]:
+def _tree(node: PlanNode, shown: set[int]) -> list[str]:
     """A node and what is below; of an operator that was shown before, the first line alone."""
     if id(node) in shown:
         return [f"Reused({_text(node)})"]
@@ -366,9 +366,9 @@ def _tree(node: Node, shown: set[int]) -> list[str]:
     return lines
 
 
-def _below(node: Node, number: int, shown: set[int]) -> list[str]:
+def _below(node: PlanNode, number: int, shown: set[int]) -> list[str]:
     """One input of a node, and the shuffle between them; upserts that become retractions first are shuffled twice."""
-    lines = _tree(cast("Node", node.inputs[number]), shown)
+    lines = _tree(cast("PlanNode", node.inputs[number]), shown)
     if not isinstance(node, JoinNode):
         return lines
     runs, retracted = without_upserts(node.description) or (node.description, ())
@@ -390,7 +390,7 @@ def _shuffled(by: Sequence[str], lines: list[str], mark: str = "") -> list[str]:
     return [exchange, f"{space}+- {lines[0]}", *(f"{space}   {line}" for line in lines[1:])]
 
 
-def _text(node: Node) -> str:
+def _text(node: PlanNode) -> str:
     if isinstance(node, Scan):
         table = node.table
         more = [f"alias=[{node.alias}]"] if node.alias.lower() != table.name.lower() else []
@@ -407,9 +407,9 @@ def _text(node: Node) -> str:
     if isinstance(node, LocalAggregate):
         groups = ", ".join(quoted(name) for name, place in node.by if place is None)
         ends = ", ".join(quoted(name) for name, place in node.by if place is not None)
-        made = ", ".join(f"{name} = {function}({of or '*'})" for name, function, of in node.calls)
+        results = ", ".join(f"{name} = {function}({of or '*'})" for name, function, of in node.calls)
         window = f"{node.window.text(lambda _: quoted(node.time))} AS {ends}"
-        return f"LocalWindowAggregate(groupBy=[{groups}], window=[{window}], select=[{made}])"
+        return f"LocalWindowAggregate(groupBy=[{groups}], window=[{window}], select=[{results}])"
     join: Any = node.description
     if node.kind == "aggregate":
         by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))

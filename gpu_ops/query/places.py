@@ -35,7 +35,7 @@ _OPERATOR: Final = re.compile(r"(?:NOT\s+)?(?:LIKE|ILIKE|RLIKE|REGEXP|IN|IS|BETW
 
 
 def text_of(java: Any) -> str:
-    """What the query says where an expression comes from."""
+    """The piece of the query that an expression comes from, or "this"."""
     span = _span(java)
     if span is None:
         return "this"
@@ -56,7 +56,7 @@ def _span(java: Any) -> tuple[str, int, int] | None:
 
 
 def words_of(java: Any) -> str:
-    """What the query says for an expression, or for what that is made of; Spark's text where it says nothing."""
+    """The piece of the query for an expression or for its only operand; Spark's own text where there is none."""
     text = text_of(java)
     while text == "this":
         if str(java.getClass().getSimpleName()) in ("AttributeReference", "Alias"):

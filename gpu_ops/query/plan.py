@@ -22,12 +22,12 @@ from gpu_ops.query.by_time import QueryText, check_all_found, read
 from gpu_ops.query.catalyst import Catalyst
 from gpu_ops.query.choose import Choice, Chooser, columns_of
 from gpu_ops.query.errors import JOINS_NOTHING, Origin, PlacedError, SqlError, errors_at, said_in_sql
-from gpu_ops.query.expressions import Column, Expr
-from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, Node, Plan, Union, input_names
+from gpu_ops.query.expressions import Expr, QueryColumn
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, Plan, PlanNode, Union, input_names
 from gpu_ops.query.places import position_of
-from gpu_ops.query.read import Outputs, Reader
+from gpu_ops.query.read import Outputs, PlanReader
 from gpu_ops.query.rewrite import Same, in_two_phases, repeated
-from gpu_ops.query.runs import Run, run_of, segments
+from gpu_ops.query.runs import MultiWayRun, run_of, segments
 from gpu_ops.spark.datatypes import spark_type
 
 MultiWay = Literal["auto", "never"]
@@ -80,7 +80,7 @@ def _plan(
     emit: Emit,
     multi_way: MultiWay,
 ) -> Plan:
-    """As `plan`; places are those in the text as Catalyst reads it."""
+    """Plans a query; places of errors are those in the text as Catalyst reads it."""
     with errors_at(Origin(text.given)):
         catalyst = Catalyst(session)
         for name, table in tables.items():
@@ -89,16 +89,16 @@ def _plan(
         whole = catalyst.parsed(text.sql)
         parts = catalyst.parts(whole)
         if len(parts) > 1:  # that their columns fit, which no part tells
-            Reader(text, tables, catalyst).analysed(whole)
-        found = [Reader(text, tables, catalyst).read(part) for part in parts]
-        if len(found) > 1 and any(_without_operator(relation) for relation, _ in found):
-            found = [Reader(text, tables, catalyst).read(whole)]  # one query, as not each part is one
-        joins = [x for relation, _ in found for x in relation.walk() if isinstance(x, relations.JoinOf)]
+            PlanReader(text, tables, catalyst).analysed(whole)
+        queries = [PlanReader(text, tables, catalyst).read(part) for part in parts]
+        if len(queries) > 1 and any(_without_operator(relation) for relation, _ in queries):
+            queries = [PlanReader(text, tables, catalyst).read(whole)]  # one query, as not each part is one
+        joins = [x for relation, _ in queries for x in relation.walk() if isinstance(x, relations.JoinOf)]
         check_all_found(text, (join.by_time for join in joins if join.by_time is not None))
-        roots = [_root(text, catalyst, query, emit, multi_way) for query in found]
+        roots = [_root(text, catalyst, query, emit, multi_way) for query in queries]
         first, *others = (Plan(text.given, root) for root in roots)
         if emit == "at_end":
-            if others or isinstance(relations.origin(found[0][0]), relations.UnionOf):
+            if others or isinstance(relations.origin(queries[0][0]), relations.UnionOf):
                 raise NotBuiltError(
                     "emit='at_end' of a UNION ALL: ask for each SELECT, and union what gpu_ops.finish() gives"
                 )
@@ -106,9 +106,9 @@ def _plan(
         return dataclasses.replace(first, others=tuple(others))
 
 
-def _check_below_the_last(made: Plan) -> None:
+def _check_below_the_last(whole: Plan) -> None:
     """Refuses what would still hold rows, or have forgotten some, when the last operator's input ends."""
-    for node in made.joins[:-1]:
+    for node in whole.joins[:-1]:
         with errors_at(node.origin):
             for source in node.description.inputs:
                 source.refuse("with emit='at_end' no row is forgotten", "ttl_ms")
@@ -130,7 +130,9 @@ def _root(
         relation = in_two_phases(relation)
     namer = Namer(relation, [column for _, column in outputs], chooser)
     same = {} if emit == "at_watermark" else repeated(relation)
-    return Builder(chooser, namer, text, emit=emit, multi_way=multi_way == "auto", same=same).root(relation, outputs)
+    return PlanBuilder(chooser, namer, text, emit=emit, multi_way=multi_way == "auto", same=same).root(
+        relation, outputs
+    )
 
 
 def _without_operator(relation: relations.Relation) -> bool:
@@ -141,7 +143,7 @@ def _schema(table: relations.Table) -> st.StructType:
     return st.StructType([st.StructField(x.name, spark_type(x.type), x.nullable) for x in table.schema])
 
 
-class Builder:
+class PlanBuilder:
     """Makes the plan of one query."""
 
     def __init__(
@@ -154,7 +156,7 @@ class Builder:
         multi_way: bool,
         same: Mapping[relations.Relation, Same],
     ) -> None:
-        """Makes nothing yet.
+        """Keeps what the plan is made with.
 
         Args:
             chooser: the query's operators.
@@ -168,11 +170,13 @@ class Builder:
         self.multi_way, self.same = multi_way, same
         self._in_a_row: dict[relations.JoinOf, int] = {}
         self._last: relations.Relation | None = None
-        self._needed: dict[relations.Relation, frozenset[Column]] = {first: frozenset() for first, _ in same.values()}
+        self._needed: dict[relations.Relation, frozenset[QueryColumn]] = {
+            first: frozenset() for first, _ in same.values()
+        }
         self._built: dict[relations.Relation, Calc] | None = None
 
-    def root(self, relation: relations.Relation, outputs: Sequence[tuple[str, Column]]) -> Calc:
-        """The whole plan."""
+    def root(self, relation: relations.Relation, outputs: Sequence[tuple[str, QueryColumn]]) -> Calc:
+        """Builds the whole plan."""
         self._last = relations.origin(relation)
         needed = frozenset(column for _, column in outputs)
         if self.same:
@@ -180,7 +184,7 @@ class Builder:
             self._built = {}
         return self.done(self.build(relation, needed), tuple(outputs))
 
-    def build(self, relation: relations.Relation, needed: frozenset[Column]) -> Calc:
+    def build(self, relation: relations.Relation, needed: frozenset[QueryColumn]) -> Calc:
         """A relation of which these columns are needed; which of its own are left is open yet."""
         same = self.same.get(relation)
         if same is not None:  # what the query has already, under other names
@@ -198,7 +202,7 @@ class Builder:
             self._built[relation] = self.closed(self.made(relation, wanted), wanted)
         return self._built[relation]
 
-    def made(self, relation: relations.Relation, needed: frozenset[Column]) -> Calc:
+    def made(self, relation: relations.Relation, needed: frozenset[QueryColumn]) -> Calc:
         """A relation that is not there yet."""
         if isinstance(relation, relations.Scan):
             return Calc(relation, {c: c.label for c in relation.ids.values()}, relation)
@@ -223,7 +227,7 @@ class Builder:
 
     # --- row by row -----------------------------------------------------------------------------
 
-    def filtered(self, relation: relations.Filter, needed: frozenset[Column]) -> Calc:
+    def filtered(self, relation: relations.Filter, needed: frozenset[QueryColumn]) -> Calc:
         """Rows for which conditions are true."""
         inside = columns_of(relation.conditions)
         calc = self.build(relation.below, needed | inside)
@@ -234,51 +238,53 @@ class Builder:
             calc = dataclasses.replace(calc, why="; ".join(_stayed(relation.conditions, relation.scans)))
         return calc
 
-    def computed(self, calc: Calc, made: Mapping[Column, Expr], needed: frozenset[Column]) -> Calc:
-        """More columns."""
+    def computed(self, calc: Calc, made: Mapping[QueryColumn, Expr], needed: frozenset[QueryColumn]) -> Calc:
+        """Adds computed columns to a node."""
         made = {c: e for c, e in made.items() if c not in calc.columns}
         inside = _inside(made)
         if inside & frozenset(calc.made):
             calc = self.closed(calc, needed | inside)
         return dataclasses.replace(calc, made={**calc.made, **made})
 
-    def closed(self, calc: Calc, wanted: frozenset[Column]) -> Calc:
+    def closed(self, calc: Calc, wanted: frozenset[QueryColumn]) -> Calc:
         """With everything done, and these columns left, or with those that the input's description needs."""
         keep = set(wanted & calc.columns) | {c for c, name in calc.has.items() if name in (calc.key or ())}
         if calc.scan is not None:
             keep |= set(calc.scan.kept)
         if not keep:
             keep.add(next((c for c in (*calc.has, *calc.made) if c in self.name), next(iter(calc.has))))
-        own = calc.input.schema.names
+        names_below = calc.input.schema.names
         order = [c for c in (*calc.has, *calc.made) if c in keep]
-        order.sort(key=lambda c: own.index(calc.has[c]) if c in calc.has else len(own))
+        order.sort(key=lambda c: names_below.index(calc.has[c]) if c in calc.has else len(names_below))
         names = {c: self.name(c) for c in order}
         done = self.done(calc, tuple((names[c], c) for c in order))
-        same = own == list(names.values()) and done.row_kind == calc.input.row_kind
+        same = names_below == list(names.values()) and done.row_kind == calc.input.row_kind
         if same and not calc.conditions and not calc.made:
             return dataclasses.replace(calc, has=names)
         key = calc.key and tuple(names[c] for name in calc.key for c in order if calc.has.get(c) == name)
         return Calc(done, names, calc.scan, key=key)
 
-    def done(self, calc: Calc, left: tuple[tuple[str, Column], ...]) -> Calc:
+    def done(self, calc: Calc, left: tuple[tuple[str, QueryColumn], ...]) -> Calc:
         """With these columns left."""
         kind = calc.input.row_kind
         if kind is not None and any(self.name(c).lower() == kind.lower() for c in calc.columns if c in self.name):
             kind = ROW_KIND_COLUMN
         return dataclasses.replace(calc, left=left, row_kind=kind)
 
-    def union(self, relation: relations.UnionOf, needed: frozenset[Column]) -> Calc:
+    def union(self, relation: relations.UnionOf, needed: frozenset[QueryColumn]) -> Calc:
         """The rows of several relations, as columns of one name."""
-        wanted = [column for column in relation.made if column in needed] or [next(iter(relation.made))]
+        columns = [column for column in relation.made if column in needed] or [next(iter(relation.made))]
         parts = []
         for number, part in enumerate(relation.parts):
             self.check_part(part, relation)
-            own = [relation.made[column][number] for column in wanted]
-            calc = self.build(part, frozenset(own))
-            parts.append(self.done(calc, tuple(zip(map(self.name, wanted), own, strict=True))))
-        made = tuple(dataclasses.replace(part, row_kind=part.row_kind and ROW_KIND_COLUMN) for part in parts)
-        schema = pa.schema([pa.field(self.name(column), column.type) for column in wanted])
-        return Calc(Union(made, schema, self.origin(relation.java)), {column: self.name(column) for column in wanted})
+            of_part = [relation.made[column][number] for column in columns]
+            calc = self.build(part, frozenset(of_part))
+            parts.append(self.done(calc, tuple(zip(map(self.name, columns), of_part, strict=True))))
+        inputs = tuple(dataclasses.replace(part, row_kind=part.row_kind and ROW_KIND_COLUMN) for part in parts)
+        schema = pa.schema([pa.field(self.name(column), column.type) for column in columns])
+        return Calc(
+            Union(inputs, schema, self.origin(relation.java)), {column: self.name(column) for column in columns}
+        )
 
     def check_part(self, part: relations.Relation, union: relations.UnionOf) -> None:
         """Refuses an input of which something is said that the rows of a UNION ALL do not keep."""
@@ -292,7 +298,7 @@ class Builder:
             "sequence_by": table.sequence_by is not None and scan is below,
             "bad_rows": table.bad_rows != "fail",
         }
-        for option in (name for name, given in said.items() if given):
+        for option in (name for name, is_said in said.items() if is_said):
             self.chooser.fail(
                 f"input {scan.alias!r} has {option}, which the rows of a UNION ALL do not keep: aggregate or join it "
                 "first, or give the input without it",
@@ -301,7 +307,7 @@ class Builder:
 
     # --- of groups ------------------------------------------------------------------------------
 
-    def groups(self, relation: relations.OfGroups, needed: frozenset[Column]) -> Calc:
+    def groups(self, relation: relations.OfGroups, needed: frozenset[QueryColumn]) -> Calc:
         """An operator on groups of rows."""
         if self.chooser.final and isinstance(relation, relations.LatestOf):
             why = self.chooser.taken_back(relation)
@@ -310,24 +316,24 @@ class Builder:
             self.chooser.fail(f"the first {relation.n} rows: they are between 1 and {MAX_ROWS} a group", relation.java)
         times = self.times(relation) if isinstance(relation, relations.AggregateOf) else []
         (name,) = input_names([relation])
-        own = (needed & relation.below.columns) | relation.used | frozenset(times)
+        looked_at = (needed & relation.below.columns) | relation.used | frozenset(times)
         place = self.origin(relation.java, {name: relation.below})
         with errors_at(place):
-            node, source = self.side(relation.below, {}, own, name, next(iter(times), None))
+            node, source = self.side(relation.below, {}, looked_at, name, next(iter(times), None))
             description, why = relation.describe(source, self.name, self.emit_of(relation), needed)
         return self.after(JoinNode(relation.kind, description, (node,), why, (), place), [relation], (), needed)
 
     def local_aggregate(self, relation: relations.LocalAggregateOf) -> Calc:
         """Rows grouped by slices of time before they are shuffled."""
         below = self.closed(self.build(relation.below, relation.used), relation.used).input
-        made = (*relation.by, *(call.column for call in relation.calls))
-        schema = pa.schema([pa.field(self.name(column), column.type) for column in made])
+        columns = (*relation.by, *(call.column for call in relation.calls))
+        schema = pa.schema([pa.field(self.name(column), column.type) for column in columns])
         calls = tuple(call.named(self.name) for call in relation.calls)
         by = tuple((self.name(column), relation.places.get(column)) for column in relation.by)
         node = LocalAggregate(below, self.name(relation.time), relation.window, by, calls, schema)
-        return Calc(node, {column: self.name(column) for column in made})
+        return Calc(node, {column: self.name(column) for column in columns})
 
-    def times(self, relation: relations.AggregateOf) -> list[Column]:
+    def times(self, relation: relations.AggregateOf) -> list[QueryColumn]:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
         if isinstance(relation, relations.SessionsOf):
             if self.chooser.final and relation.time not in self.chooser.event_times(relation.below):
@@ -353,23 +359,23 @@ class Builder:
 
     # --- joins ----------------------------------------------------------------------------------
 
-    def join(self, top: relations.JoinOf, needed: frozenset[Column]) -> Calc:
+    def join(self, top: relations.JoinOf, needed: frozenset[QueryColumn]) -> Calc:
         """A join, with those on its left that become one with it."""
         _, steps = relations.spine(top)
         for step in steps:
             self._in_a_row.setdefault(step, len(steps))
-        runs: dict[tuple[int, int], Run | str] = {}
+        runs: dict[tuple[int, int], MultiWayRun | str] = {}
 
         def possible(i: int, j: int) -> bool:
             runs[i, j] = self.possible(steps[i:j])
-            return isinstance(runs[i, j], Run)
+            return isinstance(runs[i, j], MultiWayRun)
 
         cuts = segments(len(steps), possible) if self.multi_way else [(n, n + 1) for n in range(len(steps))]
         refused = next((run for run in runs.values() if isinstance(run, str)), "")
         if not self.multi_way and len(steps) > 1:
             refused = "multi_way='never'"
         run = runs.get(cuts[-1])
-        chosen = run if isinstance(run, Run) else self.chooser.choice(top)
+        chosen = run if isinstance(run, MultiWayRun) else self.chooser.choice(top)
         wanted = needed | chosen.used | columns_of(chosen.above)
         times = chosen.rule.times if isinstance(chosen, Choice) else None
         names = input_names(chosen.inputs)
@@ -395,7 +401,7 @@ class Builder:
         node = JoinNode(chosen.kind, description, tuple(node for node, _ in sides), why, tuple(remarks), place)
         return self.after(node, chosen.outputs, chosen.above, wanted)
 
-    def possible(self, steps: Sequence[relations.JoinOf]) -> Run | str:
+    def possible(self, steps: Sequence[relations.JoinOf]) -> MultiWayRun | str:
         """Joins as one multi-way join, or why they are none."""
         run = run_of(steps, self.chooser)
         if isinstance(run, str):
@@ -420,7 +426,7 @@ class Builder:
     # --- around operators -----------------------------------------------------------------------
 
     def origin(self, java: Any, inputs: Mapping[str, relations.Relation] | None = None) -> Origin:
-        """Where one of Catalyst's nodes comes from; ``inputs``: those of the operator, as it calls them."""
+        """The place of one of Catalyst's nodes in the text; ``inputs``: the operator's inputs by their names."""
         place = self.text.place(*position_of(java))
         return Origin(self.text.given, *place, functools.partial(self.name.in_words, inputs=inputs))
 
@@ -431,11 +437,11 @@ class Builder:
     def side(
         self,
         relation: relations.Relation,
-        made: Mapping[Column, Expr],
-        wanted: frozenset[Column],
+        made: Mapping[QueryColumn, Expr],
+        wanted: frozenset[QueryColumn],
         name: str,
-        time: Column | None = None,
-    ) -> tuple[Node, Input]:
+        time: QueryColumn | None = None,
+    ) -> tuple[PlanNode, Input]:
         """One input of an operator: its node and its description.
 
         Args:
@@ -473,9 +479,9 @@ class Builder:
         return Input(name, schema, unique, row_kind, order, table.ttl_ms, updates=table.updates)
 
     def after(
-        self, node: JoinNode, sides: Sequence[relations.Relation], above: Sequence[Expr], wanted: frozenset[Column]
+        self, node: JoinNode, sides: Sequence[relations.Relation], above: Sequence[Expr], wanted: frozenset[QueryColumn]
     ) -> Calc:
-        """What comes out of an operator."""
+        """Wraps an operator as rows that filters and projections can follow."""
         known = set(node.schema.names)
         retracting = without_upserts(node.description)  # what will run
         key = (node.description if retracting is None else retracting[0]).unique_key
@@ -499,8 +505,8 @@ def _stayed(conditions: Iterable[Expr], scans: Sequence[relations.Scan]) -> list
     ]
 
 
-def _inside(computed: Mapping[Column, Expr]) -> frozenset[Column]:
-    """What columns are computed from."""
+def _inside(computed: Mapping[QueryColumn, Expr]) -> frozenset[QueryColumn]:
+    """The columns that computed columns are made of."""
     return columns_of(computed.values())
 
 

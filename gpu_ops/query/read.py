@@ -17,10 +17,11 @@ from gpu_ops.query import by_time, errors, groups
 from gpu_ops.query.by_time import ByTime, QueryText, set_apart
 from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, id_of, items
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
+from gpu_ops.query.expressions import Expr, QueryColumn, Tree, number_of, tree
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
 from gpu_ops.query.rewrite import lifted
+from gpu_ops.query.scope import Scope
 
 _HOWS: Final[dict[str, JoinType]] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
@@ -28,7 +29,7 @@ _HOWS: Final[dict[str, JoinType]] = {
 }  # fmt: skip
 
 
-Outputs = list[tuple[str, Column]]
+Outputs = list[tuple[str, QueryColumn]]
 """A query's columns by their names, in its order."""
 
 
@@ -41,14 +42,14 @@ _GENERATED: Final = re.compile(r"_w\d+|_we\d+|_gen_alias_\d+|_groupingexpression
 
 
 def _is_today(cast: Any) -> bool:
-    """Whether a cast makes a time of a constant text for which Spark takes today's."""
+    """True for a cast of a constant text that Spark takes for the time of today, as ``DATE 'now'``."""
     text = cast.child()
     if str(cast.dataType().simpleString()) not in ("date", "timestamp", "timestamp_ntz") or not text.foldable():
         return False
     return re.match(errors.TODAY, str(text.eval(None)), re.IGNORECASE) is not None
 
 
-class Reader(groups.Scope):
+class PlanReader(Scope):
     """Reads the plan of one query."""
 
     def __init__(self, text: QueryText, tables: Mapping[str, Table], catalyst: Catalyst) -> None:
@@ -218,7 +219,7 @@ class Reader(groups.Scope):
             (x[number] for x in (self._aliases, self._owners) for number in numbers if number in x), table.name
         )
         for number, field in zip(numbers, table.schema, strict=True):
-            self.columns[number] = Column(
+            self.columns[number] = QueryColumn(
                 field.name,
                 alias,
                 lambda field=field: field.type,  # type: ignore[misc]
@@ -230,8 +231,8 @@ class Reader(groups.Scope):
     def _union(self, node: Tree) -> Relation:
         """The rows of several relations; its columns have the ids of the first one's in Catalyst."""
         parts = [(self._relation(arg), items(arg.java.output())) for arg in node.args]
-        columns: dict[Column, tuple[Column, ...]] = {}
-        ids: dict[int, Column] = {}
+        columns: dict[QueryColumn, tuple[QueryColumn, ...]] = {}
+        ids: dict[int, QueryColumn] = {}
         for place, attribute in enumerate(items(node.java.output())):
             number = id_of(attribute)
             column = self.made(attribute, str(attribute.name()), self._owners.get(number, ""))
@@ -241,8 +242,8 @@ class Reader(groups.Scope):
         return UnionOf(tuple(relation for relation, _ in parts), columns, ids, node.java)
 
     def _project(self, node: Tree, below: Relation) -> Relation:
-        computed: dict[Column, Expr] = {}
-        ids: dict[int, Column] = {}
+        computed: dict[QueryColumn, Expr] = {}
+        ids: dict[int, QueryColumn] = {}
         for index, part in enumerate(node.fields["projectList"]):
             expr = self._expr(part, lambda index=index: node.java.projectList().apply(index))  # type: ignore[misc]
             number, value = number_of(expr.tree), expr.args[0] if expr.kind == "Alias" else expr
@@ -268,7 +269,7 @@ class Reader(groups.Scope):
         for part in condition.conjuncts():
             inner = part.args[0] if part.kind == "Not" else part
             if inner.kind == "Exists":  # one that correlates with nothing: Catalyst would run it on its own
-                right = Reader(self.text, self.tables, self.catalyst).plan(inner.java.plan())
+                right = PlanReader(self.text, self.tables, self.catalyst).plan(inner.java.plan())
                 how: JoinType = "anti" if inner is not part else "semi"
                 below = JoinOf(how, below, right, (), inner.java, "EXISTS")
             else:
@@ -291,8 +292,8 @@ class Reader(groups.Scope):
         sql_name = f"{(before or how).upper()} JOIN"
         if before not in (None, how) and "inner" not in (before,):
             sql_name += ", less the unmatched rows that a condition above it turns away"
-        given = node.fields.get("condition")
-        condition = self._expr(given, lambda: node.java.condition().get()) if given else None
+        condition_json = node.fields.get("condition")
+        condition = self._expr(condition_json, lambda: node.java.condition().get()) if condition_json else None
         on: list[Expr] = []
         members: list[tuple[Expr, Expr]] = []
         sides = (node.args[0], left), (node.args[1], right)
@@ -318,16 +319,16 @@ class Reader(groups.Scope):
         return dataclasses.replace(join, how=how, on=on, by_time=said, sql_name=f"{how.upper()} JOIN")
 
     def _how(self, node: Tree) -> JoinType:
-        given = node.fields["joinType"]
-        name = str(given.get("object") or given.get("product-class")).rsplit(".", 1)[-1].rstrip("$")
+        join_type = node.fields["joinType"]
+        name = str(join_type.get("object") or join_type.get("product-class")).rsplit(".", 1)[-1].rstrip("$")
         if name not in _HOWS:
             self.fail(errors.SUBQUERY, node.java)
         return _HOWS[name]
 
     def _expr(self, part: Sequence[Mapping[str, Any]], java: Callable[[], Any]) -> Expr:
-        made = tree(part, java)
-        self._check_sub_queries(made)
-        return Expr(made, self.columns)
+        expression = tree(part, java)
+        self._check_sub_queries(expression)
+        return Expr(expression, self.columns)
 
     def _check_sub_queries(self, expression: Tree) -> None:
         """Refuses what would be run over the stand-ins."""
@@ -338,26 +339,26 @@ class Reader(groups.Scope):
 
 def _aliases(items: Sequence[Any]) -> dict[int, str]:
     """By the id of a column what the table right around it is called, sub-queries' tables, too."""
-    found: dict[int, str] = {}
+    aliases: dict[int, str] = {}
     alias: str | None = None
     for item in items:
         if isinstance(item, list):
-            found |= _aliases(item)
+            aliases |= _aliases(item)
             continue
         kind = str(item.get("class", "")).rsplit(".", 1)[-1] if isinstance(item, dict) else ""
         if kind == "SubqueryAlias":
             alias = alias or str(item["identifier"]["name"])
         elif kind == "LocalRelation" and alias is not None:
-            found |= {int(part[0]["exprId"]["id"]): alias for part in item["output"]}
+            aliases |= {int(part[0]["exprId"]["id"]): alias for part in item["output"]}
         if kind not in ("SubqueryAlias", "View"):
             alias = None
         if isinstance(item, dict):
-            found |= _aliases([value for value in item.values() if isinstance(value, list)])
-    return found
+            aliases |= _aliases([value for value in item.values() if isinstance(value, list)])
+    return aliases
 
 
 def _leaves(node: Tree) -> frozenset[str]:
-    """What a node is made of, which tells joins apart."""
+    """The ids of the leaves below a node, which tell joins apart."""
     return frozenset(
         str(part[0]["exprId"]["id"])
         for leaf in node.walk()
@@ -384,7 +385,7 @@ def _window_above(sort: Tree) -> Tree | None:
 
 
 def _of_each_side(member: Expr, left: Relation, right: Relation) -> bool:
-    """Whether an equality is between an expression of each side, which can be looked up."""
+    """True for an equality between an expression of each side, which can be looked up."""
     one, other = (arg.columns.keys() for arg in member.args)
     turned = one <= right.columns and other <= left.columns
     return (turned or (one <= left.columns and other <= right.columns)) and not pa.types.is_nested(
@@ -393,7 +394,7 @@ def _of_each_side(member: Expr, left: Relation, right: Relation) -> bool:
 
 
 def _never_null(arg: Expr, sides: Sequence[tuple[Tree, Relation]]) -> bool:
-    """Whether what NOT IN compares is never null in the rows of a side, after the filters there."""
+    """True if an operand of NOT IN is never null in the rows of its side, after the filters there."""
     if not arg.java.nullable():
         return True
     for side, relation in sides:

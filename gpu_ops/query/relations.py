@@ -21,9 +21,9 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.query.by_time import ByTime
-from gpu_ops.query.expressions import Column, Expr, TimeWindow
+from gpu_ops.query.expressions import Expr, QueryColumn, TimeWindow
 
-Called = Callable[[Column], str]
+Called = Callable[[QueryColumn], str]
 """What a column is called in the frames below and between operators."""
 Grouping = Aggregate | Latest | Top
 
@@ -42,23 +42,23 @@ class Table(Input):
 
     @property
     def insert_only(self) -> bool:
-        """Whether rows are never taken back."""
+        """True if rows are never taken back."""
         return (self.row_kind is None or self.grows) and self.unique_key is None
 
     @property
     def upserts(self) -> bool:
-        """Whether a row may be replaced without being taken back, so that no filter can stand below the join."""
+        """True if a row may be replaced without being taken back, so that no filter can stand below the join."""
         return self.unique_key is not None and self.updates == "upsert"
 
     @property
     def changes(self) -> str:
-        """What it brings, in a word or two."""
+        """The kind of changes that the input brings, in a word or two."""
         return "upserts" if self.upserts else "insert-only" if self.insert_only else "retractions"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Relation:
-    """Some rows: of an input, or made of those of other relations, which its fields hold."""
+    """A relation: the rows of an input, or rows made of those of the relations that its fields hold."""
 
     @functools.cached_property
     def inputs(self) -> tuple[Relation, ...]:
@@ -68,29 +68,29 @@ class Relation:
         return tuple(one for one in each if isinstance(one, Relation))
 
     def over(self, *inputs: Relation) -> Self:
-        """The same of other relations."""
+        """A copy of this relation over other inputs."""
         if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
             return self
         names = [field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), Relation)]
         return dataclasses.replace(self, **dict(zip(names, inputs, strict=True)))
 
     @property
-    def columns(self) -> frozenset[Column]:
+    def columns(self) -> frozenset[QueryColumn]:
         """Its columns, whether they are shown or not."""
         raise NotImplementedError
 
     @property
-    def shown(self) -> dict[int, Column]:
+    def shown(self) -> dict[int, QueryColumn]:
         """By the id of Catalyst's attribute, the columns that a query can name above it."""
         raise NotImplementedError
 
     @property
-    def never_null(self) -> frozenset[Column]:
+    def never_null(self) -> frozenset[QueryColumn]:
         """The columns in which there is no null, by what the inputs of the query are."""
         raise NotImplementedError
 
     @property
-    def named(self) -> Iterable[Column]:
+    def named(self) -> Iterable[QueryColumn]:
         """The columns that it looks at or makes, in the order in which it names them."""
         return ()
 
@@ -112,7 +112,7 @@ class Scan(Relation):
 
     table: Table
     alias: str
-    ids: dict[int, Column]
+    ids: dict[int, QueryColumn]
 
     @property
     def row_kind(self) -> str | None:
@@ -121,42 +121,42 @@ class Scan(Relation):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of its other columns."""
+        """The schema without the row kind."""
         return self.table.schema
 
     @property
     def insert_only(self) -> bool:
-        """Whether no row is ever taken back."""
+        """True if no row is ever taken back."""
         return self.table.insert_only
 
     @functools.cached_property
-    def columns(self) -> frozenset[Column]:
-        """Its columns."""
+    def columns(self) -> frozenset[QueryColumn]:
+        """The columns of the input."""
         return frozenset(self.ids.values())
 
     @property
-    def shown(self) -> dict[int, Column]:
-        """All of them."""
+    def shown(self) -> dict[int, QueryColumn]:
+        """A query can name all columns."""
         return self.ids
 
     @property
-    def never_null(self) -> frozenset[Column]:
-        """As the input says."""
+    def never_null(self) -> frozenset[QueryColumn]:
+        """The columns that the schema of the input says are not nullable."""
         return frozenset(column for column in self.columns if not column.nullable)
 
     @property
     def scans(self) -> list[Scan]:
-        """It alone."""
+        """An input is made of itself alone."""
         return [self]
 
     @property
-    def kept(self) -> list[Column]:
+    def kept(self) -> list[QueryColumn]:
         """The columns that an operator needs whether the query does or not."""
         table = self.table
         names = [*(table.unique_key or ()), *([table.sequence_by] if table.sequence_by else ())]
         return [self.own(name) for name in names]
 
-    def own(self, label: str) -> Column:
+    def own(self, label: str) -> QueryColumn:
         """The column of a name."""
         return next(c for c in self.columns if c.label == label)
 
@@ -172,18 +172,18 @@ class OfOne(Relation):
     below: Relation
 
     @property
-    def columns(self) -> frozenset[Column]:
-        """As below."""
+    def columns(self) -> frozenset[QueryColumn]:
+        """The columns of the relation below."""
         return self.below.columns
 
     @property
-    def shown(self) -> dict[int, Column]:
-        """As below."""
+    def shown(self) -> dict[int, QueryColumn]:
+        """The columns that can be named of the relation below."""
         return self.below.shown
 
     @property
-    def never_null(self) -> frozenset[Column]:
-        """As below."""
+    def never_null(self) -> frozenset[QueryColumn]:
+        """The columns of the relation below that are never null."""
         return self.below.never_null
 
 
@@ -192,7 +192,7 @@ class RowByRow(OfOne):
 
 
 def origin(relation: Relation) -> Relation:
-    """What a relation has its rows from, before they are looked at one by one."""
+    """The relation below all filters, projections and expansions."""
     while isinstance(relation, RowByRow):
         relation = relation.below
     return relation
@@ -205,8 +205,8 @@ class Filter(RowByRow):
     conditions: tuple[Expr, ...]
 
     @property
-    def named(self) -> list[Column]:
-        """Those of the conditions."""
+    def named(self) -> list[QueryColumn]:
+        """The columns in the conditions."""
         return [column for condition in self.conditions for column in condition.columns]
 
 
@@ -224,21 +224,21 @@ class Compute(RowByRow):
         ids: what is shown of it.
     """
 
-    computed: dict[Column, Expr]
-    ids: dict[int, Column]
+    computed: dict[QueryColumn, Expr]
+    ids: dict[int, QueryColumn]
 
     @functools.cached_property
-    def columns(self) -> frozenset[Column]:
-        """Those below and the computed ones."""
+    def columns(self) -> frozenset[QueryColumn]:
+        """The columns of the relation below, and the computed ones."""
         return self.below.columns | frozenset(self.computed)
 
     @property
-    def shown(self) -> dict[int, Column]:
-        """What the query shows of it."""
+    def shown(self) -> dict[int, QueryColumn]:
+        """The columns that the query selects."""
         return self.ids
 
     @property
-    def named(self) -> list[Column]:
+    def named(self) -> list[QueryColumn]:
         """The computed ones, each before what it is computed from."""
         return [column for made, expr in self.computed.items() for column in (made, *expr.columns)]
 
@@ -256,7 +256,7 @@ class Expand(Compute):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JoinOf(Relation):
-    """Two relations joined.
+    """A join of two relations.
 
     Attributes:
         how: the join type.
@@ -280,39 +280,39 @@ class JoinOf(Relation):
 
     @property
     def outputs(self) -> tuple[Relation, ...]:
-        """Those whose columns come out: of a semi or anti join the left alone."""
+        """The sides whose columns come out: of a semi or anti join the left alone."""
         return (self.left,) if self.how in ("semi", "anti") else (self.left, self.right)
 
     @functools.cached_property
-    def columns(self) -> frozenset[Column]:
-        """Those that come out."""
+    def columns(self) -> frozenset[QueryColumn]:
+        """The columns of the sides that come out."""
         return frozenset().union(*(relation.columns for relation in self.outputs))
 
     @property
-    def shown(self) -> dict[int, Column]:
-        """What is shown of them."""
+    def shown(self) -> dict[int, QueryColumn]:
+        """The columns that can be named of the sides that come out."""
         return {number: column for relation in self.outputs for number, column in relation.shown.items()}
 
     @property
-    def never_null(self) -> frozenset[Column]:
-        """Those of sides that no pad takes the place of."""
+    def never_null(self) -> frozenset[QueryColumn]:
+        """The columns that are never null in sides of which a row is always there."""
         left, right = self.left.never_null, self.right.never_null
-        return {"inner": left | right, "right": right, "full": frozenset[Column]()}.get(self.how, left)
+        return {"inner": left | right, "right": right, "full": frozenset[QueryColumn]()}.get(self.how, left)
 
     @property
-    def named(self) -> list[Column]:
-        """Those of its condition."""
+    def named(self) -> list[QueryColumn]:
+        """The columns in the condition."""
         conditions = (*self.on, *([] if self.member is None else [self.member]))
         return [column for condition in conditions for column in condition.columns]
 
     @property
     def scans(self) -> list[Scan]:
-        """Those of the relations that come out."""
+        """The inputs of the sides that come out."""
         return [scan for relation in self.outputs for scan in relation.scans]
 
 
 def spine(join: JoinOf) -> tuple[Relation, list[JoinOf]]:
-    """What the leftmost of joins on the left of one another starts from, and the joins, that one first."""
+    """A left-deep run of joins: the relation that its lowest join begins with, and the joins, the lowest first."""
     steps: list[JoinOf] = []
     below: Relation = join
     while isinstance(below, JoinOf):
@@ -333,33 +333,33 @@ class UnionOf(Relation):
     """
 
     parts: tuple[Relation, ...]
-    made: dict[Column, tuple[Column, ...]]
-    ids: dict[int, Column]
+    made: dict[QueryColumn, tuple[QueryColumn, ...]]
+    ids: dict[int, QueryColumn]
     java: Any
 
     def over(self, *inputs: Relation) -> Self:
-        """The same of others."""
+        """A copy of this union over other parts."""
         same = all(new is old for new, old in zip(inputs, self.parts, strict=True))
         return self if same else dataclasses.replace(self, parts=inputs)
 
     @functools.cached_property
-    def columns(self) -> frozenset[Column]:
-        """Its own."""
+    def columns(self) -> frozenset[QueryColumn]:
+        """The columns of the union, which are none of its parts'."""
         return frozenset(self.made)
 
     @property
-    def shown(self) -> dict[int, Column]:
-        """All of them."""
+    def shown(self) -> dict[int, QueryColumn]:
+        """A query can name all columns."""
         return self.ids
 
     @property
-    def never_null(self) -> frozenset[Column]:
-        """Those that are never null in any part."""
+    def never_null(self) -> frozenset[QueryColumn]:
+        """The columns that are never null in any part."""
         never = [part.never_null for part in self.parts]
         return frozenset(c for c, of in self.made.items() if all(x in n for x, n in zip(of, never, strict=True)))
 
     @property
-    def named(self) -> list[Column]:
+    def named(self) -> list[QueryColumn]:
         """Each column, and what it is in the parts."""
         return [column for made, of in self.made.items() for column in (made, *of)]
 
@@ -369,24 +369,26 @@ class UnionOf(Relation):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfGroups(OfOne):
-    """What an operator makes of groups of rows, and takes back as they change.
+    """A relation that an operator makes of groups of rows, and corrects as these change.
 
     Attributes:
         by: what makes a group.
         java: Catalyst's node.
     """
 
-    by: tuple[Column, ...]
+    by: tuple[QueryColumn, ...]
     java: Any
 
     kind: ClassVar[Literal["aggregate", "latest", "top"]]
 
     @property
-    def used(self) -> frozenset[Column]:
+    def used(self) -> frozenset[QueryColumn]:
         """The columns below that it looks at."""
         return frozenset(self.named) & self.below.columns
 
-    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Grouping, str]:
+    def describe(
+        self, source: Input, called: Called, emit: Emit, needed: frozenset[QueryColumn]
+    ) -> tuple[Grouping, str]:
         """The description of it, and why it is that.
 
         Args:
@@ -402,7 +404,7 @@ class OfGroups(OfOne):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class AggregateCall:
     """A call of an aggregate function.
 
     Attributes:
@@ -411,12 +413,12 @@ class Call:
         of: the column below; None for ``count(*)``.
     """
 
-    column: Column
+    column: QueryColumn
     function: Function
-    of: Column | None
+    of: QueryColumn | None
 
     def named(self, called: Called) -> tuple[str, Function, str | None]:
-        """What it gives, the function, and of what."""
+        """The names of the result, the function and its argument."""
         return called(self.column), self.function, None if self.of is None else called(self.of)
 
 
@@ -429,34 +431,36 @@ class AggregateOf(OfGroups):
         ends: those of ``by`` that are the ends of windows.
     """
 
-    calls: tuple[Call, ...]
-    ends: tuple[Column, ...] = ()
+    calls: tuple[AggregateCall, ...]
+    ends: tuple[QueryColumn, ...] = ()
 
     kind = "aggregate"
 
     @functools.cached_property
-    def columns(self) -> frozenset[Column]:
+    def columns(self) -> frozenset[QueryColumn]:
         """The group's, and what the functions give."""
         return frozenset(self.by) | frozenset(call.column for call in self.calls)
 
     @property
-    def shown(self) -> dict[int, Column]:
-        """None: a `Compute` above it shows its columns."""
+    def shown(self) -> dict[int, QueryColumn]:
+        """An aggregate shows nothing: a `Compute` above it has the names."""
         return {}
 
     @property
-    def never_null(self) -> frozenset[Column]:
+    def never_null(self) -> frozenset[QueryColumn]:
         """Counts, and what is never null below."""
         counts = frozenset(call.column for call in self.calls if not call.column.nullable)
         return counts | (self.below.never_null & frozenset(self.by))
 
     @property
-    def named(self) -> list[Column]:
-        """What makes a group, what is aggregated, and what that gives."""
+    def named(self) -> list[QueryColumn]:
+        """The group columns, the aggregated ones, and the results."""
         of = [call.of for call in self.calls if call.of is not None]
         return [*self.by, *of, *(call.column for call in self.calls)]
 
-    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Aggregate, str]:
+    def describe(
+        self, source: Input, called: Called, emit: Emit, needed: frozenset[QueryColumn]
+    ) -> tuple[Aggregate, str]:
         """One row per group, whether all of it is needed or not; with ``at_watermark`` as windows close."""
         end = next(map(called, self.ends), None) if emit == "at_watermark" else None
         by, calls = tuple(map(called, self.by)), tuple(Measure(*call.named(called)) for call in self.calls)
@@ -475,27 +479,27 @@ class SessionsOf(AggregateOf):
         window: the columns of a session's start and end.
     """
 
-    time: Column = dataclasses.field(kw_only=True)
+    time: QueryColumn = dataclasses.field(kw_only=True)
     gap_ms: int = dataclasses.field(kw_only=True)
-    window: tuple[Column, Column] = dataclasses.field(kw_only=True)
+    window: tuple[QueryColumn, QueryColumn] = dataclasses.field(kw_only=True)
 
     @functools.cached_property
-    def columns(self) -> frozenset[Column]:
+    def columns(self) -> frozenset[QueryColumn]:
         """The group's, those of the session, and what the functions give."""
         return super().columns | frozenset(self.window)
 
     @property
-    def never_null(self) -> frozenset[Column]:
+    def never_null(self) -> frozenset[QueryColumn]:
         """Those of the session as well."""
         return super().never_null | frozenset(self.window)
 
     @property
-    def named(self) -> list[Column]:
+    def named(self) -> list[QueryColumn]:
         """The time as well, and the columns of the session."""
         return [self.time, *super().named, *self.window]
 
     def describe(
-        self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]
+        self, source: Input, called: Called, emit: Emit, needed: frozenset[QueryColumn]
     ) -> tuple[SessionAggregate, str]:
         """One row per group and session."""
         by, calls = tuple(map(called, self.by)), tuple(Measure(*call.named(called)) for call in self.calls)
@@ -515,11 +519,11 @@ class LocalAggregateOf(AggregateOf):
     """
 
     window: TimeWindow = dataclasses.field(kw_only=True)
-    time: Column = dataclasses.field(kw_only=True)
-    places: Mapping[Column, int] = dataclasses.field(kw_only=True)
+    time: QueryColumn = dataclasses.field(kw_only=True)
+    places: Mapping[QueryColumn, int] = dataclasses.field(kw_only=True)
 
     @property
-    def used(self) -> frozenset[Column]:
+    def used(self) -> frozenset[QueryColumn]:
         """The columns below that it looks at."""
         return super().used | frozenset({self.time})
 
@@ -533,11 +537,11 @@ class LatestOf(OfGroups):
     kind = "latest"
 
     @property
-    def named(self) -> tuple[Column, ...]:
-        """What identifies a row."""
+    def named(self) -> tuple[QueryColumn, ...]:
+        """The columns of the unique key."""
         return self.by
 
-    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Latest, str]:
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[QueryColumn]) -> tuple[Latest, str]:
         """The latest row of each key."""
         why = f"{self.below.alias} brings upserts: each takes the row back that it replaces, below a filter or a union"
         return Latest(source, emit), why
@@ -554,34 +558,34 @@ class TopOf(OfGroups):
         n: how many rows; None as long as that is not known.
     """
 
-    order: tuple[tuple[Column, Order], ...]
-    number: Column
+    order: tuple[tuple[QueryColumn, Order], ...]
+    number: QueryColumn
     identity: int | None
     n: int | None
 
     kind = "top"
 
     @functools.cached_property
-    def columns(self) -> frozenset[Column]:
-        """Those below, and the number."""
+    def columns(self) -> frozenset[QueryColumn]:
+        """The columns of the relation below, and the row number."""
         return self.below.columns | {self.number}
 
     @property
-    def never_null(self) -> frozenset[Column]:
-        """As below, and the number."""
+    def never_null(self) -> frozenset[QueryColumn]:
+        """The columns below that are never null, and the row number."""
         return self.below.never_null | {self.number}
 
     @property
-    def shown(self) -> dict[int, Column]:
-        """As below, and the number where a query can name it."""
+    def shown(self) -> dict[int, QueryColumn]:
+        """The columns that can be named below, and the row number where it has a name."""
         return self.below.shown if self.identity is None else {**self.below.shown, self.identity: self.number}
 
     @property
-    def named(self) -> list[Column]:
-        """What makes a group, and what orders it."""
+    def named(self) -> list[QueryColumn]:
+        """The group columns, and those that order a group."""
         return [*self.by, *(column for column, _ in self.order)]
 
-    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[Column]) -> tuple[Top, str]:
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[QueryColumn]) -> tuple[Top, str]:
         """The first rows, with their number where that is needed."""
         assert self.n is not None
         order = tuple(how._replace(column=called(column)) for column, how in self.order)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.query import relations
-from gpu_ops.query.expressions import Column, Expr, TimeWindow, Tree, number_of
+from gpu_ops.query.expressions import Expr, QueryColumn, TimeWindow, Tree, number_of
 
 # --- inputs whose rows are replaced -----------------------------------------------------------------
 
@@ -68,14 +68,14 @@ def lifted(relation: relations.Relation, *, versions: bool = False) -> tuple[rel
 
 
 def _upserted(relation: relations.Relation) -> bool:
-    """Whether a relation is an input whose rows are replaced without being taken back; joins always take back."""
+    """True for an input whose rows are replaced without being taken back; joins always take back."""
     while isinstance(relation, relations.Filter | relations.Compute):
         relation = relation.below
     return isinstance(relation, relations.Scan) and relation.table.upserts
 
 
 def _changes(relation: relations.Relation) -> bool:
-    """Whether a relation is an input whose rows may be taken back or replaced."""
+    """True for an input whose rows may be taken back or replaced."""
     scan = relations.origin(relation)
     return isinstance(scan, relations.Scan) and not scan.table.insert_only
 
@@ -97,15 +97,15 @@ _MERGED: Final[dict[str, Function]] = {"count": "sum", "sum": "sum", "min": "min
 def in_two_phases(relation: relations.Relation) -> relations.Relation:
     """A query in which windows over rows that are never taken back are aggregated in two phases, where they can be."""
     sessions = isinstance(relation, relations.SessionsOf)
-    made = _two_phases(relation) if isinstance(relation, relations.AggregateOf) and not sessions else None
-    return made or relation.over(*map(in_two_phases, relation.inputs))
+    merged = _two_phases(relation) if isinstance(relation, relations.AggregateOf) and not sessions else None
+    return merged or relation.over(*map(in_two_phases, relation.inputs))
 
 
 def _two_phases(aggregate: relations.AggregateOf) -> relations.AggregateOf | None:
     """An aggregate over slices; None where it is no aggregate of windows, or cannot be one."""
     if not _only_inserts(aggregate.below) or not all(map(_mergeable, aggregate.calls)):
         return None
-    computed: dict[Column, Expr] = {}
+    computed: dict[QueryColumn, Expr] = {}
     below = aggregate.below
     while isinstance(below, relations.Compute):
         computed |= below.computed
@@ -123,33 +123,33 @@ def _two_phases(aggregate: relations.AggregateOf) -> relations.AggregateOf | Non
     ):
         return None
     looked_at += [call.of for call in aggregate.calls if call.of is not None]
-    own = {column: computed[column] for column in looked_at if column in computed}
-    needed = {window.time, *(column for column in looked_at if column not in own)}
-    needed.update(column for expr in own.values() for column in expr.columns)
+    looked_at_computed = {column: computed[column] for column in looked_at if column in computed}
+    needed = {window.time, *(column for column in looked_at if column not in looked_at_computed)}
+    needed.update(column for expr in looked_at_computed.values() for column in expr.columns)
     if not needed <= below.columns:
         return None
     calls = tuple(map(_of_slices, aggregate.calls))
-    rows = relations.Compute(below, own, below.shown) if own else below
+    rows = relations.Compute(below, looked_at_computed, below.shown) if looked_at_computed else below
     places = {column: end.place for column, end in ends.items()}
     local = relations.LocalAggregateOf(
         rows, aggregate.by, aggregate.java, calls, window=window, time=window.time, places=places
     )
     merged = (
-        relations.Call(call.column, _MERGED[call.function], first.column)
+        relations.AggregateCall(call.column, _MERGED[call.function], first.column)
         for call, first in zip(aggregate.calls, calls, strict=True)
     )
     return dataclasses.replace(aggregate, below=local, calls=tuple(merged))
 
 
-def _of_slices(call: relations.Call) -> relations.Call:
-    """The same call, of the rows of a slice."""
+def _of_slices(call: relations.AggregateCall) -> relations.AggregateCall:
+    """A call of an aggregate function over the rows of a slice."""
     words = functools.partial(str, call.column)
-    column = Column(f"local_{call.column.label}", "", lambda: call.column.type, words=words)
+    column = QueryColumn(f"local_{call.column.label}", "", lambda: call.column.type, words=words)
     return dataclasses.replace(call, column=column)
 
 
 def _only_inserts(relation: relations.Relation) -> bool:
-    """Whether it is an input that may come in any order, and of which nothing is ever taken back or forgotten."""
+    """True for an input that may come in any order, and of which nothing is ever taken back or forgotten."""
     scan = relations.origin(relation)
     if not isinstance(scan, relations.Scan):
         return False
@@ -157,8 +157,8 @@ def _only_inserts(relation: relations.Relation) -> bool:
     return table.insert_only and table.row_kind is None and table.sequence_by is None and table.ttl_ms is None
 
 
-def _mergeable(call: relations.Call) -> bool:
-    """Whether a window's value follows from those of its slices, to the bit."""
+def _mergeable(call: relations.AggregateCall) -> bool:
+    """True if a window's value follows from those of its slices, to the bit."""
     if call.function == "count":
         return True
     kind = None if call.of is None else call.of.type
@@ -175,7 +175,7 @@ class _EndOfWindow(NamedTuple):
     place: int
 
 
-def _end_of_window(column: Column, computed: Mapping[Column, Expr]) -> _EndOfWindow | None:
+def _end_of_window(column: QueryColumn, computed: Mapping[QueryColumn, Expr]) -> _EndOfWindow | None:
     """The window that a column is an end of; None for any other."""
     expr = computed.get(column)
     if expr is None or expr.kind != "GetStructField":
@@ -204,7 +204,7 @@ class Same(NamedTuple):
     """
 
     first: relations.Relation
-    columns: Mapping[Column, Column]
+    columns: Mapping[QueryColumn, QueryColumn]
 
 
 def repeated(root: relations.Relation) -> dict[relations.Relation, Same]:
@@ -213,10 +213,10 @@ def repeated(root: relations.Relation) -> dict[relations.Relation, Same]:
     Args:
         root: the query.
     """
-    numbers = _Numbers()
+    numbers = _ValueNumbers()
     numbers.rows(root)
     first: dict[int, relations.Relation] = {}
-    found: dict[relations.Relation, Same] = {}
+    repeats: dict[relations.Relation, Same] = {}
     waiting = [root]
     while waiting:
         relation = waiting.pop()
@@ -227,13 +227,13 @@ def repeated(root: relations.Relation) -> dict[relations.Relation, Same]:
             other = first.setdefault(number, relation)
             named = {of: column for column, of in numbers.found[other][1].items()}
             if other is not relation and named.keys() >= set(columns.values()):  # either may compute more below
-                found[relation] = Same(other, {column: named[of] for column, of in columns.items()})
+                repeats[relation] = Same(other, {column: named[of] for column, of in columns.items()})
                 continue
         waiting += reversed(relation.inputs)
-    return found
+    return repeats
 
 
-class _Numbers:
+class _ValueNumbers:
     """Numbers for relations and for columns.
 
     Attributes:
@@ -242,13 +242,13 @@ class _Numbers:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
-        self._columns: dict[Column, int] = {}
-        self.found: dict[relations.Relation, tuple[int, dict[Column, int]]] = {}
+        self._columns: dict[QueryColumn, int] = {}
+        self.found: dict[relations.Relation, tuple[int, dict[QueryColumn, int]]] = {}
 
     def _of(self, *made: Hashable) -> int:
         return self._known.setdefault(made, len(self._known))
 
-    def _column(self, column: Column) -> int:
+    def _column(self, column: QueryColumn) -> int:
         return self._columns.setdefault(column, self._of("column", column))
 
     def rows(self, relation: relations.Relation) -> int:
@@ -295,7 +295,7 @@ class _Numbers:
         return self._unlike(relation)
 
     def _unlike(self, relation: relations.Relation) -> int:
-        """Of one that is like no other."""
+        """A number for a relation that is like no other."""
         self._columns |= {c: self._of("column", c) for c in relation.columns}
         return self._of("rows", relation)
 
@@ -336,7 +336,7 @@ class _Numbers:
     def _expr(self, expr: Expr) -> int:
         return self._tree(expr.tree, expr.of)
 
-    def _tree(self, tree: Tree, of: Mapping[int, Column]) -> int:
+    def _tree(self, tree: Tree, of: Mapping[int, QueryColumn]) -> int:
         if tree.kind == "AttributeReference":
             return self._column(of[number_of(tree)])
         if tree.kind.endswith(_CALLS):

@@ -14,9 +14,9 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Equality
 from gpu_ops.descriptions.multi_join import JoinStep, MultiJoin
-from gpu_ops.query.choose import Chooser, Computed, KeyColumns, Residual, columns_of, where_of
+from gpu_ops.query.choose import Chooser, Computed, KeyColumns, ResidualCondition, columns_of, where_of
 from gpu_ops.query.errors import one
-from gpu_ops.query.expressions import Column, Expr, NotOursError
+from gpu_ops.query.expressions import Expr, NotOursError, QueryColumn
 from gpu_ops.query.relations import Called, JoinOf, Relation
 
 Link = tuple[int, KeyColumns]
@@ -24,7 +24,7 @@ Link = tuple[int, KeyColumns]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class MultiWayRun:
     """Joins as one multi-way join.
 
     Attributes:
@@ -42,28 +42,28 @@ class Run:
     inputs: tuple[Relation, ...]
     hows: tuple[str, ...]
     links: tuple[tuple[Link, ...], ...]
-    residual: tuple[tuple[Residual, ...], ...]
+    residual: tuple[tuple[ResidualCondition, ...], ...]
     computed: tuple[Computed, ...]
     above: tuple[Expr, ...]
     steps: tuple[JoinOf, ...]
 
     @property
     def outputs(self) -> tuple[Relation, ...]:
-        """Those whose columns come out."""
+        """All inputs: the columns of each come out."""
         return self.inputs
 
     @property
-    def used(self) -> frozenset[Column]:
+    def used(self) -> frozenset[QueryColumn]:
         """The columns that it looks at."""
         return self._keys | columns_of(self.remarked)
 
     @property
-    def remarked(self) -> list[Residual]:
+    def remarked(self) -> list[ResidualCondition]:
         """The conditions of which it is worth saying that they stayed where they are."""
         return [condition for step in self.residual for condition in step]
 
     @property
-    def _keys(self) -> frozenset[Column]:
+    def _keys(self) -> frozenset[QueryColumn]:
         return frozenset(c for links in self.links for _, key in links for c in (key.left, key.right))
 
     def describe(self, inputs: Sequence[Input], called: Called, emit: Emit, *, ansi: bool) -> MultiJoin:
@@ -76,11 +76,11 @@ class Run:
         return MultiJoin(tuple(inputs), tuple(steps), emit=emit, ansi=ansi)
 
     def why(self, description: MultiJoin, called: Called, total: int) -> str:
-        """It is this operator, of so many joins in a row."""
+        """The reason for the operator, which stands for some of ``total`` joins in a row."""
 
-        def text(column: Column) -> str:
-            found = next((made[column].text() for made in self.computed if column in made), None)
-            return str(column) if found is None else f"({found})"
+        def text(column: QueryColumn) -> str:
+            computed = next((each[column].text() for each in self.computed if column in each), None)
+            return str(column) if computed is None else f"({computed})"
 
         shown = {called(column): text(column) for column in self._keys}
         common = [" = ".join(dict.fromkeys(shown[column] for column in key)) for key in description.common_key]
@@ -89,15 +89,15 @@ class Run:
         return f"multi-way: {which} {', and '.join(common)}"
 
 
-def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
-    """These joins as one multi-way join, or why they are none; whether they share a key is still open."""
+def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> MultiWayRun | str:
+    """Makes one multi-way join of joins, or says why there is none; that they share a key is checked later."""
     first = steps[0]
     turned = first.how == "right" and not isinstance(first.left, JoinOf)
     inputs = [first.right, first.left] if turned else [first.left, first.right]
     inputs += [step.right for step in steps[1:]]
     computed: list[Computed] = [{} for _ in inputs]
     links: list[tuple[Link, ...]] = []
-    residual: list[tuple[Residual, ...]] = []
+    residual: list[tuple[ResidualCondition, ...]] = []
     hows: list[str] = []
     padded = [False]
     for index, step in enumerate(steps, start=1):
@@ -111,7 +111,7 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
             return f"the condition {choice.above[0].text()!r} is evaluated in Spark, between the joins"
         if not choice.keys:
             return "a step has no equality"
-        found = []
+        step_links = []
         for key in choice.keys:
             swapped = KeyColumns(key.right, key.left, key.null_safe) if turned and step is first else key
             sides = choice.computed[::-1] if turned and step is first else choice.computed
@@ -125,24 +125,24 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
             for column, side, number in ((swapped.left, sides[0], owner), (swapped.right, sides[1], index)):
                 if column in side:
                     computed[number][column] = side[column]
-            found.append((owner, swapped))
-        links.append(tuple(found))
+            step_links.append((owner, swapped))
+        links.append(tuple(step_links))
         hows.append(how)
         try:
             among = inputs[: index + 1]
-            made = computed[: index + 1]
-            residual.append(tuple(chooser.residual(x.expr, among, made, [*padded, False]) for x in choice.residual))
+            columns = computed[: index + 1]
+            residual.append(tuple(chooser.residual(x.expr, among, columns, [*padded, False]) for x in choice.residual))
         except NotOursError as error:
             return f"the condition {error.expr.text()!r} is made of several inputs, or of one that may have no row"
         padded.append(how == "left")
-    return Run(
+    return MultiWayRun(
         tuple(inputs), tuple(hows), tuple(links), tuple(residual), tuple(computed),
         chooser.choice(steps[-1]).above, tuple(steps),
     )  # fmt: skip
 
 
-def _owner(column: Column, computed: Computed, inputs: Sequence[Relation]) -> int | None:
-    """Which input a column, or all of what it is computed from, comes from."""
+def _owner(column: QueryColumn, computed: Computed, inputs: Sequence[Relation]) -> int | None:
+    """The number of the input that a column, or all that it is computed from, comes from."""
     needs = frozenset(computed[column].columns) if column in computed else frozenset({column})
     return next((number for number, side in enumerate(inputs) if needs <= side.columns), None)
 

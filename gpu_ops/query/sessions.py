@@ -6,15 +6,12 @@ such a column is grouped by; its metadata says that it is one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpu_ops.query.catalyst import class_of, items
-from gpu_ops.query.expressions import Column, Expr
-from gpu_ops.query.places import words_of
+from gpu_ops.query.expressions import Expr, QueryColumn
 from gpu_ops.query.relations import Compute, Relation, RowByRow
-
-if TYPE_CHECKING:
-    from gpu_ops.query.groups import Below, Scope
+from gpu_ops.query.scope import Below, Scope
 
 SESSION: Final = "spark.sessionWindow"
 """Key of the metadata that Catalyst gives a column of sessions."""
@@ -31,9 +28,9 @@ class Session(NamedTuple):
         window: the columns for the start and the end of each.
     """
 
-    time: Column
+    time: QueryColumn
     gap_ms: int
-    window: tuple[Column, Column]
+    window: tuple[QueryColumn, QueryColumn]
 
 
 def session_of(scope: Scope, inside: Below, group: Any, below: Relation, node: Any) -> Session:
@@ -101,7 +98,7 @@ def _gap_ms(scope: Scope, later: Any, interval: Any) -> int:
         SqlError: one of another length each time, of no whole milliseconds, or of no length.
     """
     if not interval.foldable():
-        scope.fail(f"{words_of(interval)}: the gap of session_window is a constant, the same for all rows", interval)
+        scope.fail("the gap of session_window is a constant, the same for all rows", interval)
     gap = interval.eval(None)
     if gap is None:
         scope.fail("the gap of session_window is null", interval)

@@ -14,9 +14,10 @@ from oracle.drive import Backend, Change, Event, Row, by_event, canonical, run_a
 from oracle.interval_drive import timed_run_all
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from gpu_ops.jobs.job import Job, Source, build
+from gpu_ops.jobs.job import Job, JobSource, build
 from gpu_ops.jobs.sql_file import JobError, Text, read_sql
 
 ORDERS = "CREATE TABLE orders (id BIGINT, item STRING) WITH ('connector' = 'json', 'path' = 'orders');\n"
@@ -19,7 +19,7 @@ def sql(text: str) -> Job:
     return build(read_sql(Text(Path("/jobs/job.sql"), dedent(text))))
 
 
-def source(table: str) -> Source:
+def source(table: str) -> JobSource:
     """The one source of a job whose first statement is the table."""
     return sql(table + SINK + INSERT.replace("orders", "t")).sources[0]
 

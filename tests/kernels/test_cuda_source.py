@@ -271,7 +271,9 @@ _PASTS = {
 
 
 @pytest.mark.skipif(SANITIZER != "undefined", reason="this is what is run")
-@pytest.mark.parametrize("sanitizer", _PASTS)
+@pytest.mark.parametrize(
+    "sanitizer", [pytest.param(x, marks=pytest.mark.slow if n else ()) for n, x in enumerate(_PASTS)]
+)
 def test_under_a_sanitizer(sanitizer: str) -> None:
     """All tests here, in a process that has its library from the beginning: NVRTC does not find its own parts there."""
     if shutil.which("g++") is None:

@@ -21,10 +21,11 @@ from oracle.multi_traces import SHAPES as MULTI
 from oracle.traces import Shape
 
 from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin

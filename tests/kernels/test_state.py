@@ -14,8 +14,9 @@ import pytest
 from cpu_fallback.store import CpuStore, Growable
 from gpu_ops import layouts
 from gpu_ops.arrays import Array
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, IntervalJoin
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.join_engine import JoinEngine

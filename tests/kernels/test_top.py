@@ -177,7 +177,7 @@ def test_groups_that_nothing_changes_are_forgotten(
     assert expired > 5
 
 
-@pytest.mark.one_in(3, all=1)
+@pytest.mark.one_in(3, all=2)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_after_every_micro_batch(other_backend: Backend, order: str, emit: Emit) -> None:

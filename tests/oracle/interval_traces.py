@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from oracle.interval_rules import WATERMARK, Clock, Terms, TimedEvent

@@ -7,9 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.join_engine import JoinEngine

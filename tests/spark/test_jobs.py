@@ -24,7 +24,7 @@ from rich.console import Console
 
 from gpu_ops.errors import GpuJoinError
 from gpu_ops.jobs import runner
-from gpu_ops.jobs.job import Source, build, load
+from gpu_ops.jobs.job import JobSource, build, load
 from gpu_ops.jobs.runner import JobFailedError
 from gpu_ops.jobs.sql_file import JobError, Text, read_sql
 from gpu_ops.jobs.tables import decode, open_source, shaped
@@ -393,9 +393,9 @@ def topic(spark: Any, *values: Any) -> Any:
     return spark.createDataFrame(texts, "value STRING").selectExpr("CAST(value AS BINARY) AS value")
 
 
-def kafka(form: str, **more: Any) -> Source:
+def kafka(form: str, **more: Any) -> JobSource:
     columns = ("id", "BIGINT"), ("name", "STRING")
-    return Source("t", connector="kafka", columns=columns, options={}, at=0, format=form, **more)
+    return JobSource("t", connector="kafka", columns=columns, options={}, at=0, format=form, **more)
 
 
 def rows(df: Any) -> list[tuple[Any, ...]]:

@@ -59,7 +59,10 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "least"), [("q4", 5), ("q5", 15), ("q7", 3), ("q9", 400)])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("q4", 5), ("q9", 400)] + [pytest.param(*x, marks=pytest.mark.slow) for x in (("q5", 15), ("q7", 3))],
+)
 def test_whole_queries(spark: Any, slower: Path, tmp_path: Path, name: str, least: int) -> None:
     tables = {table: pipelines.read(spark, slower, table) for table in whole.TABLES[name]}
     said: dict[int, pa.Table] = {}

@@ -70,7 +70,7 @@ def test_a_view_in_memory_does_not_begin_in_the_middle(spark: Any) -> None:
     [
         pytest.param("inner", True, None, marks=pytest.mark.slow),
         ("full", True, ["id", "item"]),
-        ("full", False, None),
+        pytest.param("full", False, None, marks=pytest.mark.slow),
     ],
 )
 def test_a_view_in_a_database_is_right_after_every_micro_batch(

@@ -133,7 +133,14 @@ PLAIN = {"upper(k)": "k", "v % 100": "v", "d > -500 OR d IS NULL": "v > -2000000
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("reader", "files"), [("arrow", 5), ("spark", 1), ("watermark", 5)])
+@pytest.mark.parametrize(
+    ("reader", "files"),
+    [
+        ("arrow", 5),
+        pytest.param("spark", 1, marks=pytest.mark.slow),
+        pytest.param("watermark", 5, marks=pytest.mark.slow),
+    ],
+)
 def test_windows_as_spark_has_them(spark: Any, tmp_path: Path, reader: str, files: int) -> None:
     """After every micro-batch; an offset, groups and values that are computed, a filter below and one above."""
     rows, data = made(files, 400), tmp_path / "data"

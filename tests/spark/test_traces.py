@@ -219,6 +219,7 @@ def test_interval_joins_interrupted_and_cut_anew(spark: Any, tmp_path: Path) -> 
     check_interval(spark, 7, tmp_path, 6)
 
 
+@pytest.mark.slow
 def test_multi_way_joins_interrupted_and_cut_anew(spark: Any, tmp_path: Path) -> None:
     check_multi(spark, 1, tmp_path, 6)
 

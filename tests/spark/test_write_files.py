@@ -157,7 +157,7 @@ def test_folders_and_files_are_open_as_the_umask_says(spark: Any, tmp_path: Path
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("moment", ["_move", "_log", "tidy"])
+@pytest.mark.parametrize("moment", ["_log", *(pytest.param(one, marks=pytest.mark.slow) for one in ("_move", "tidy"))])
 def test_a_commit_that_breaks_off_is_made_again(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

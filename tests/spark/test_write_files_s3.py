@@ -123,7 +123,7 @@ def test_each_tenth_entry_of_the_log_has_all_files(store: Store, monkeypatch: py
     assert not again.add(31, []), "another has written it"
 
 
-@pytest.mark.parametrize("moment", ["_move", "add", "tidy"])
+@pytest.mark.parametrize("moment", ["add", *(pytest.param(one, marks=pytest.mark.slow) for one in ("_move", "tidy"))])
 def test_a_commit_that_breaks_off_is_made_again(
     spark: Any, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

@@ -12,7 +12,7 @@ from oracle.drive import ADDS, Row, canonical
 from oracle.sql import FoldedInput
 
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.query.nodes import Calc, Node, Plan, Union
+from gpu_ops.query.nodes import Calc, Plan, PlanNode, Union
 from gpu_ops.query.relations import Scan, Table
 
 Changes = Mapping[str, list[tuple[str, Row]]]
@@ -57,13 +57,13 @@ class PlanRunner:
             assert self.folded[row] >= 0, f"{kind} of a row that is not there: {row}"
         return rows
 
-    def _run(self, node: Node, batches: Mapping[str, pa.Table], *, finish: bool) -> pa.Table:
+    def _run(self, node: PlanNode, batches: Mapping[str, pa.Table], *, finish: bool) -> pa.Table:
         """What a node gives; an operator that several nodes take it from runs once."""
         if id(node) not in self._said:
             self._said[id(node)] = self._made(node, batches, finish=finish)
         return self._said[id(node)]
 
-    def _made(self, node: Node, batches: Mapping[str, pa.Table], *, finish: bool) -> pa.Table:
+    def _made(self, node: PlanNode, batches: Mapping[str, pa.Table], *, finish: bool) -> pa.Table:
         if isinstance(node, Scan):
             own = batches.get(node.table.name)
             kind = [pa.field(node.row_kind, pa.string())] if node.row_kind else []

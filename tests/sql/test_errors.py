@@ -249,6 +249,18 @@ MORE = [
         "SELECT q.i, o.id FROM (SELECT u.uid, §u.uid * INTERVAL 1 MONTH AS i FROM users u) q JOIN orders o USING (uid)",
         "columns of type interval year to month are not carried; CAST",
     ),
+    (
+        "SELECT count(*) AS n FROM clicks §GROUP BY session_window(ts, '1 month')",
+        "longer in some months than in others",
+    ),
+    (
+        "SELECT count(*) AS n FROM clicks §GROUP BY session_window(ts, '0 seconds')",
+        "a gap of 0 seconds is not positive",
+    ),
+    (
+        "SELECT session_window, count(*) AS m FROM (SELECT session_window FROM clicks GROUP BY session_window(ts, '1 hour'), x) §GROUP BY session_window",  # noqa: E501
+        "merged already, and Spark would merge them again",
+    ),
     (f"SELECT §now() AS t {JOINED}", r"now\(\) gives another value"),
     (f"SELECT §current_date() AS t {JOINED}", r"current_date\(\) gives another value"),
 ]

@@ -316,7 +316,7 @@ ASKING = asking(), *RANDOM[1:]
 
 @pytest.mark.spark
 @given(*ASKING)
-@settings(max_examples=12, phases=[Phase.generate])
+@settings(max_examples=8, phases=[Phase.generate])
 def test_sub_queries_are_sparks_own(spark, sql, history, emit, multi_way):
     against_spark(spark, sql, history, emit, multi_way)
 
@@ -389,7 +389,7 @@ UNITING = uniting(), *RANDOM[1:]
 
 @pytest.mark.spark
 @given(*UNITING)
-@settings(max_examples=25, phases=[Phase.generate])
+@settings(max_examples=12, phases=[Phase.generate])
 def test_unions_are_sparks_own(spark, sql, history, emit, multi_way):
     against_spark(spark, sql, history, emit, multi_way)
 

@@ -135,7 +135,7 @@ SUB_QUERIES = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(8, all=1)
+@pytest.mark.one_in(8, all=3)
 @pytest.mark.spark
 @pytest.mark.parametrize("what", SUB_QUERIES)
 def test_a_sub_query_is_sparks_own(spark, what):

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_ops.descriptions.aggregate import Aggregate
-from gpu_ops.descriptions.by_time import Interval, IntervalJoin
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import CoGroup, Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin

@@ -44,7 +44,7 @@ from gpu_ops.state.manifest import LATEST, Manifest, check_open
 PARTITIONS_PER_GPU: Final = 2
 
 _numbers = itertools.count(1)
-TwoSidedInputs = TypeVar("TwoSidedInputs", bound=Join)
+TwoSidedJoin = TypeVar("TwoSidedJoin", bound=Join)
 
 
 class MemoryOnlyStateWarning(UserWarning):
@@ -70,7 +70,7 @@ def _check_conditions(description: Description, sides: Sequence[Stream]) -> None
 
 
 def two_sided(
-    kind: type[TwoSidedInputs],
+    kind: type[TwoSidedJoin],
     how: str,
     on: On,
     sides: tuple[Stream, Stream],
@@ -78,7 +78,7 @@ def two_sided(
     *,
     derive: bool = True,
     **more: Any,
-) -> tuple[TwoSidedInputs, tuple[Stream, Stream], bool]:
+) -> tuple[TwoSidedJoin, tuple[Stream, Stream], bool]:
     """Makes the description of a join of two inputs, and adds columns for its condition to the inputs.
 
     Args:

@@ -15,10 +15,11 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.arguments import check_options
-from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import LATER, Emit
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.keys import On
 from gpu_ops.descriptions.times import Duration, Late, parse_bound
 from gpu_ops.errors import DescriptionError

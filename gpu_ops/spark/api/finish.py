@@ -21,8 +21,8 @@ from gpu_ops.fields import decoded, encoded
 from gpu_ops.query.by_time import read
 from gpu_ops.query.catalyst import calc, check_plan, like, message_of
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.expressions import Column
-from gpu_ops.query.nodes import Calc, Node, Plan
+from gpu_ops.query.expressions import QueryColumn
+from gpu_ops.query.nodes import Calc, Plan, PlanNode
 from gpu_ops.query.places import position
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Table
@@ -233,7 +233,7 @@ def check_runs(node: Calc, rows: DataFrame, sql: str) -> None:
         text, at = read(sql), (1, 1)
         for part in parts:
             try:
-                made = Column("part", "", pa.null)
+                made = QueryColumn("part", "", pa.null)
                 alone = dataclasses.replace(
                     node, conditions=(), made={made: part}, left=(("part", made),), row_kind=None
                 )
@@ -309,7 +309,7 @@ def shown(files: Files, description: Description, rows: DataFrame) -> DataFrame:
             "finish it with the settings and the version of that session"
         )
 
-    def frame(node: Node) -> DataFrame:
+    def frame(node: PlanNode) -> DataFrame:
         return calculated(node, frame(node.input)) if isinstance(node, Calc) else rows
 
     return frame(planned.root)

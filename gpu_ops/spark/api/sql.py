@@ -24,7 +24,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.query.errors import Origin, errors_at, place_of
-from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Union, show, walk
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union, show, walk
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Scan, Table
 from gpu_ops.spark.api.apply import MemoryOnlyStateWarning, apply_operator, settled
@@ -205,7 +205,7 @@ def _check_backlog(planned: Plan) -> None:
                 )
 
 
-def _scans(node: Node) -> list[Scan]:
+def _scans(node: PlanNode) -> list[Scan]:
     return [scan for scan in walk(node) if isinstance(scan, Scan)]
 
 
@@ -247,7 +247,7 @@ class _Runner:
         }
         self.ended = _Runner(planned, static, {**options, "state": None, "backlog": False}) if static else None
 
-    def frame(self, node: Node) -> DataFrame:
+    def frame(self, node: PlanNode) -> DataFrame:
         """The rows of a node."""
         if isinstance(node, Scan):
             return self.streams[node.table.name].df
@@ -267,7 +267,7 @@ class _Runner:
         self._spell(self.planned.root)
         return self.frame(self.planned.root)
 
-    def _spell(self, node: Node) -> None:
+    def _spell(self, node: PlanNode) -> None:
         """Makes the unions above all operators, with row kinds as Flink spells them."""
         while isinstance(node, Calc):
             node = node.input
@@ -296,13 +296,13 @@ class _Runner:
             frames.append(rows)
         return union(*as_streams(frames, self.options["state"]))
 
-    def bare(self, node: Node) -> Stream | None:
+    def bare(self, node: PlanNode) -> Stream | None:
         """The input stream that a node filters and projects; None if there is an operator between."""
         while isinstance(node, Calc | LocalAggregate):
             node = node.input
         return self.streams[node.table.name] if isinstance(node, Scan) else None
 
-    def side(self, node: Node, source: Input) -> Stream:
+    def side(self, node: PlanNode, source: Input) -> Stream:
         """The input of an operator that a node makes."""
         frame = self.frame(node)
         given = self.bare(node) or Stream(df=frame)

@@ -24,9 +24,9 @@ from gpu_ops.query.by_time import QueryText
 from gpu_ops.query.catalyst import Catalyst, calc
 from gpu_ops.query.choose import Chooser, condition
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.expressions import Column, Expr, NotOursError
+from gpu_ops.query.expressions import Expr, NotOursError, QueryColumn
 from gpu_ops.query.places import position
-from gpu_ops.query.read import Reader
+from gpu_ops.query.read import PlanReader
 from gpu_ops.query.relations import Table
 from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.failures import data_frame
@@ -404,9 +404,9 @@ def engine_condition(
     sql = f"SELECT 1 FROM {tables_of} JOIN {others[-1]} ON\n{where}\n"  # noqa: S608 - parsed as one expression
     try:
         catalyst.check_expression(where)
-        scans, conditions = Reader(QueryText(sql, sql), tables, catalyst).condition()
+        scans, conditions = PlanReader(QueryText(sql, sql), tables, catalyst).condition()
         chooser = Chooser(sql, catalyst)
-        made: list[dict[Column, Expr]] = [{} for _ in sides]
+        made: list[dict[QueryColumn, Expr]] = [{} for _ in sides]
         residual = [chooser.residual(each, scans, made, padded) for each in conditions]
     except SqlError as error:
         line, place = (error.line - 1, error.column) if error.line > 1 else (1, 1)
@@ -432,7 +432,7 @@ def without_hidden(df: DataFrame) -> DataFrame:
     return df.drop(*hidden) if hidden else df
 
 
-def _wider(df: DataFrame, more: dict[Column, Expr], called: dict[Column, str]) -> DataFrame:
+def _wider(df: DataFrame, more: dict[QueryColumn, Expr], called: dict[QueryColumn, str]) -> DataFrame:
     known = {number: column.label for expr in more.values() for number, column in expr.ids.items()}
     select = [*((c, c) for c in df.columns), *((called[column], expr.java) for column, expr in more.items())]
     return calc(df, known, [], select, None)

@@ -24,7 +24,7 @@ from gpu_ops.conditions.expressions import (
     BOOL,
     Builder,
     Call,
-    Column,
+    ColumnRef,
     Literal,
     Node,
     Op,
@@ -36,7 +36,7 @@ from gpu_ops.conditions.expressions import (
     logic,
 )
 from gpu_ops.query.catalyst import ansi_mode, arrow_type_of, id_of, items
-from gpu_ops.query.expressions import STRUCTURES, Expr, Reader
+from gpu_ops.query.expressions import STRUCTURES, Expr, TreeReader
 from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed
 from gpu_ops.spark.plan.column_metadata import hides_metrics, observed_join
@@ -71,7 +71,7 @@ Raises:
 
 def _column(attribute: Any) -> Node:
     """The column of the rows that an attribute stands for."""
-    return Column(ROWS, str(attribute.name()), _type(attribute) or arrow_type_of(attribute))
+    return ColumnRef(ROWS, str(attribute.name()), _type(attribute) or arrow_type_of(attribute))
 
 
 def _expression(java: Any, known: Known, builder: Builder, text: str) -> Expression:
@@ -88,7 +88,7 @@ def _expression(java: Any, known: Known, builder: Builder, text: str) -> Express
     """
     root = _RowReader(known, builder).of(java)
     fails = failing(root) if builder.ansi else None
-    used = dict.fromkeys(node.name for node in nodes_of(root, fails) if isinstance(node, Column))
+    used = dict.fromkeys(node.name for node in nodes_of(root, fails) if isinstance(node, ColumnRef))
     return Expression(text, root, {ROWS: tuple(used)}, fails)
 
 
@@ -119,7 +119,7 @@ class _Analysed(Expr):
         return tuple(map(_Analysed, items(self._java.children())))
 
 
-class _RowReader(Reader):
+class _RowReader(TreeReader):
     """Translates Catalyst expressions over rows; its arguments are those of `_expression`."""
 
     def __init__(self, known: Known, builder: Builder) -> None:

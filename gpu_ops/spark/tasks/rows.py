@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.conditions import Expression
-from gpu_ops.conditions.expressions import Column
+from gpu_ops.conditions.expressions import ColumnRef
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.operators.groups.top import sort_keys
@@ -38,7 +38,8 @@ class Taken(NamedTuple):
         """The projection that takes all columns of a schema as they are."""
         return cls(
             tuple(
-                Expression(field.name, Column(ROWS, field.name, field.type), {ROWS: (field.name,)}) for field in schema
+                Expression(field.name, ColumnRef(ROWS, field.name, field.type), {ROWS: (field.name,)})
+                for field in schema
             )
         )
 
@@ -55,7 +56,7 @@ class Taken(NamedTuple):
     @property
     def computed(self) -> tuple[Expression, ...]:
         """The columns of the result that are computed."""
-        return tuple(column for column in self.columns if not isinstance(column.root, Column))
+        return tuple(column for column in self.columns if not isinstance(column.root, ColumnRef))
 
     def types(self, schema: pa.Schema) -> list[pa.DataType]:
         """Returns the types of the result's columns.
@@ -64,7 +65,7 @@ class Taken(NamedTuple):
             schema: the schema of the rows.
         """
         roots = [column.root for column in self.columns]
-        return [schema.field(x.name).type if isinstance(x, Column) else x.type for x in roots]
+        return [schema.field(x.name).type if isinstance(x, ColumnRef) else x.type for x in roots]
 
     def of(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Filters and projects a batch; the result has a schema of as many columns.
@@ -80,7 +81,7 @@ class Taken(NamedTuple):
             batch = batch.select(list(later)).filter(true, null_selection_behavior="drop")
         computed_arrays = iter(values(self.computed, {ROWS: batch}, batch.num_rows) if self.computed else ())
         arrays = [
-            batch.column(x.root.name) if isinstance(x.root, Column) else next(computed_arrays) for x in self.columns
+            batch.column(x.root.name) if isinstance(x.root, ColumnRef) else next(computed_arrays) for x in self.columns
         ]
         return typed(arrays, schema)
 
