@@ -33,11 +33,11 @@ from gpu_ops.join_engine import JoinEngine as JoinEngine
 from gpu_ops.join_engine import MicroBatch as MicroBatch
 from gpu_ops.join_engine import engine as engine
 from gpu_ops.query.errors import SqlError as SqlError
+from gpu_ops.spark.api.apply import MemoryOnlyStateWarning as MemoryOnlyStateWarning
+from gpu_ops.spark.api.apply import NoWatermarkWarning as NoWatermarkWarning
 from gpu_ops.spark.api.by_time import asof_join as asof_join
 from gpu_ops.spark.api.by_time import interval_join as interval_join
 from gpu_ops.spark.api.by_time import temporal_join as temporal_join
-from gpu_ops.spark.api.checks import MemoryOnlyStateWarning as MemoryOnlyStateWarning
-from gpu_ops.spark.api.checks import NoWatermarkWarning as NoWatermarkWarning
 from gpu_ops.spark.api.explain import explain as explain
 from gpu_ops.spark.api.finish import finish as finish
 from gpu_ops.spark.api.finish import reopen as reopen

@@ -176,7 +176,7 @@ def check_function(function: AggregateFunction, name: str) -> None:
 
 Function = Literal["sum", "count", "min", "max", "avg", "count_distinct", "first", "last"]
 
-Given = str | tuple[str, str] | AggregateFunction
+AggregateSpec = str | tuple[str, str] | AggregateFunction
 """What a user writes for an aggregate."""
 
 _SPELLINGS: Final = {"first_value": "first", "last_value": "last"}
@@ -254,7 +254,7 @@ class Aggregate(Grouped):
         cls,
         source: Input,
         by: tuple[str, ...],
-        aggregates: Mapping[str, Given],
+        aggregates: Mapping[str, AggregateSpec],
         emit: Emit = "at_end",
         window_end: str | None = None,
         *,
@@ -466,7 +466,7 @@ class Aggregate(Grouped):
     kept_at_end = "an aggregate with emit='at_end'"
 
 
-def parse_measure(name: str, text: Given) -> Measure:
+def parse_measure(name: str, text: AggregateSpec) -> Measure:
     """An aggregate from what a user writes, see `Aggregate.of`.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.aggregate import Aggregate, Given, Measure, parse_measure
+from gpu_ops.descriptions.aggregate import Aggregate, AggregateSpec, Measure, parse_measure
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import LATES, MAX_BOUND, Duration, parse_duration, show_ms, time_type, units_per_ms
@@ -50,7 +50,7 @@ class SessionAggregate(Aggregate):
         source: Input,
         by: tuple[str, ...],
         gap: Duration,
-        aggregates: Mapping[str, Given],
+        aggregates: Mapping[str, AggregateSpec],
         emit: Emit = "per_batch",
         *,
         late: Literal["drop", "tag"] = "drop",

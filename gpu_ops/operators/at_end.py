@@ -46,16 +46,16 @@ class AtEnd(Operator):
     """An operator that keeps its input and has its output at the end; see `gpu_ops.operators.operator.Operator`.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
     """
 
     tables: tuple[KeptInput, ...]
 
-    def __init__(self, join: Any, kernels: Kernels) -> None:
-        self.join, self.kernels = join, kernels
+    def __init__(self, description: Any, kernels: Kernels) -> None:
+        self.description, self.kernels = description, kernels
         self._clock_ms = 0
-        self.tables = tuple(KeptInput(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
+        self.tables = tuple(KeptInput(kernels, s, part_keys(description, i)) for i, s in enumerate(description.inputs))
 
     @abc.abstractmethod
     def result(self, changes: tuple[Ingested, ...]) -> Changelog:
@@ -67,7 +67,7 @@ class AtEnd(Operator):
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Keep the changes; there is no output yet."""
-        return keep(self.join, self.tables, changes)
+        return keep(self.description, self.tables, changes)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
@@ -78,7 +78,7 @@ class AtEnd(Operator):
         """The result, part by part, as insertions."""
         sizes = np.sum([t.sizes() for t in self.tables], axis=0)
         at_once = self._rows_at_once(int(sizes.sum()))
-        if any(moves_between_parts(self.join, input_index) for input_index in range(len(self.tables))):
+        if any(moves_between_parts(self.description, input_index) for input_index in range(len(self.tables))):
             at_once = 0
         first = 0
         while first < sizes.size:
@@ -110,7 +110,7 @@ class AtEnd(Operator):
         return max(_ROWS_AT_ONCE, min(layouts.MAX_CHANGES, int(_MEMORY_SHARE * limit / bytes_a_row)))
 
     def _changes(self, first: int, last: int) -> tuple[Ingested, ...]:
-        return in_turn(self.join, (kept.part(first, last) for kept in self.tables))
+        return in_turn(self.description, (kept.part(first, last) for kept in self.tables))
 
     def close(self) -> None:
         """Give back what is on disk."""
@@ -123,17 +123,17 @@ class JoinAtEnd(AtEnd):
 
     def result(self, changes: tuple[Ingested, ...]) -> Changelog:
         """The join of a part, as insertions: at once, or by the operator that joins live."""
-        if self.join.merges:
-            return merge_join(self.join, self.kernels, changes, self.room)
-        live = "per_batch" if "per_batch" in self.join.emits else "at_watermark"
-        operator = operators.make(dataclasses.replace(self.join, emit=live), self.kernels, self.room)
+        if self.description.merges:
+            return merge_join(self.description, self.kernels, changes, self.room)
+        live = "per_batch" if "per_batch" in self.description.emits else "at_watermark"
+        operator = operators.make(dataclasses.replace(self.description, emit=live), self.kernels, self.room)
         parts = [operator.prepare(changes, self._clock_ms, None)]
         if operator.last_watermark_ms is not None:
             operator.commit(self._clock_ms)
             nothing = tuple(c.pick(np.zeros(c.kinds.size, np.bool_)) for c in changes)
             parts.append(operator.prepare(nothing, self._clock_ms, operator.last_watermark_ms))
-        made = [changelog(self.join, self.kernels, part) for part in parts]
-        return together(self.join.output_schema, self.kernels, made)
+        made = [changelog(self.description, self.kernels, part) for part in parts]
+        return together(self.description.output_schema, self.kernels, made)
 
 
 make = JoinAtEnd

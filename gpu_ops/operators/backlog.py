@@ -31,13 +31,13 @@ class Backlog(Operator):
     """A join with a backlog before it; see `gpu_ops.operators.operator.Operator`.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
         room: that memory has; what of the backlog is too much goes to disk meanwhile.
     """
 
-    def __init__(self, join: Description, kernels: Kernels, room: Room) -> None:
-        self.join, self.kernels = join, kernels
+    def __init__(self, description: Description, kernels: Kernels, room: Room) -> None:
+        self.description, self.kernels = description, kernels
         self.room = room
         self._kept = self._empty()
         self._live: Operator | None = None
@@ -46,11 +46,11 @@ class Backlog(Operator):
         """Whether the next micro-batch is backlog, as its source has it; without effect once a live one has come."""
 
     def _make(self) -> Operator:
-        return operators.make(self.join, self.kernels, self.room)
+        return operators.make(self.description, self.kernels, self.room)
 
     def _empty(self) -> tuple[KeptInput, ...]:
         # in one part: a row's changes may have several keys, and are taken in together, in their order
-        return tuple(KeptInput(self.kernels, s, ()) for s in self.join.inputs)
+        return tuple(KeptInput(self.kernels, s, ()) for s in self.description.inputs)
 
     @property
     def tables(self) -> Sequence[InputTable]:  # type: ignore[override]
@@ -67,7 +67,7 @@ class Backlog(Operator):
         if self._live is not None:
             return self._live.prepare(changes, clock_ms, watermark_ms)
         if self.backlog:
-            return keep(self.join, self._kept, changes)
+            return keep(self.description, self._kept, changes)
         self._switching = True
         self._live = self._make()
         if not any(len(k) for k in self._kept):
@@ -78,7 +78,7 @@ class Backlog(Operator):
         metrics = dict(then.metrics)
         for name, value in first.metrics.items():
             metrics[name] = metrics.get(name, 0) + value
-        values = [values_table(self.join, self.kernels, made.values) for made in (first, then)]
+        values = [values_table(self.description, self.kernels, made.values) for made in (first, then)]
         before = np.full(first.sequence.size, -1, np.int64)
         sequences, beside = [then.sequence[: then.kinds.size]], [then.sequence[then.kinds.size :]]
         return Output(
@@ -90,7 +90,7 @@ class Backlog(Operator):
         )
 
     def _all(self) -> tuple[Ingested, ...]:
-        return in_turn(self.join, (kept.snapshot() for kept in self._kept))
+        return in_turn(self.description, (kept.snapshot() for kept in self._kept))
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
@@ -115,7 +115,7 @@ class Backlog(Operator):
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
-        inputs = zip(self.join.sides, self.join.inputs, strict=True)
+        inputs = zip(self.description.sides, self.description.inputs, strict=True)
         if not all(KIND_COLUMN in state[name].column_names[len(source.schema) :] for name, source in inputs):
             self._live = self._make()
         (super().restore if self._live is None else self._live.restore)(state, settle)
@@ -123,7 +123,7 @@ class Backlog(Operator):
     def finish(self) -> Iterator[Changelog]:
         """The backlog's net result, if no live micro-batch has come; nothing is changed."""
         if self._live is None:
-            yield changelog(self.join, self.kernels, self._make().prepare_net(self._all(), 0))
+            yield changelog(self.description, self.kernels, self._make().prepare_net(self._all(), 0))
 
     def close(self) -> None:
         """Delete what was moved to disk."""

@@ -42,14 +42,14 @@ class DataflowOperator(Operator):
     """All operators of a dataflow over one partition.
 
     Args:
-        join: the dataflow.
+        description: the dataflow.
         kernels: the backend, which they share.
     """
 
-    join: Dataflow
+    description: Dataflow
 
-    def __init__(self, join: Dataflow, kernels: Kernels) -> None:
-        self.join, self.kernels = join, kernels
+    def __init__(self, description: Dataflow, kernels: Kernels) -> None:
+        self.description, self.kernels = description, kernels
         self._clock_ms = 0
         self._operators: tuple[Operator, ...] = ()
 
@@ -60,7 +60,7 @@ class DataflowOperator(Operator):
 
     @room.setter
     def room(self, room: Room) -> None:
-        self._operators = tuple(operators.make(v.description, self.kernels, room) for v in self.join.operators)
+        self._operators = tuple(operators.make(v.description, self.kernels, room) for v in self.description.operators)
 
     @property
     def tables(self) -> Sequence[InputTable]:  # type: ignore[override]
@@ -75,7 +75,7 @@ class DataflowOperator(Operator):
 
     def _through(self, changes: Sequence[Ingested], clock_ms: int, ending: Operator | None = None) -> Output:
         """Take changes through all operators; ``ending`` is one whose input has ended."""
-        known = {source.name: change for source, change in zip(self.join.inputs, changes, strict=True)}
+        known = {source.name: change for source, change in zip(self.description.inputs, changes, strict=True)}
         metrics: dict[str, int | float] = {}
         for vertex, operator in self._pairs():
             taken, causes = ingest_checked(vertex.description, [known[name] for name in vertex.sources])
@@ -92,7 +92,7 @@ class DataflowOperator(Operator):
         return dataclasses.replace(output, metrics=metrics)
 
     def _pairs(self) -> Iterator[tuple[Vertex, Operator]]:
-        return zip(self.join.operators, self._operators, strict=True)
+        return zip(self.description.operators, self._operators, strict=True)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final in all operators."""
@@ -135,7 +135,7 @@ class DataflowOperator(Operator):
                 continue
             empty = [
                 Ingested(source.schema.empty_table(), nothing.astype(np.int8), nothing, 0, 0, None)
-                for source in self.join.inputs
+                for source in self.description.inputs
             ]
             try:
                 output = self._through(empty, self._clock_ms, operator)
@@ -144,7 +144,7 @@ class DataflowOperator(Operator):
                 raise
             self.half_ended = True
             self.commit(self._clock_ms)
-            yield changelog(self.join, self.kernels, output)
+            yield changelog(self.description, self.kernels, output)
         yield from self._operators[-1].finish()
         self.half_ended = False
 

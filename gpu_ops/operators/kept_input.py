@@ -191,11 +191,11 @@ class KeptInput(Coolable):
         self.segments, self._file = [], None
 
 
-def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Ingested]) -> Output:
+def keep(description: Description, tables: Sequence[KeptInput], changes: Sequence[Ingested]) -> Output:
     """Take in a micro-batch, without output.
 
     Args:
-        join: whose inputs they are.
+        description: the operator whose inputs they are.
         tables: what is kept of each.
         changes: of each.
     """
@@ -203,12 +203,12 @@ def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Inges
     for table, change in zip(tables, changes, strict=True):
         table.prepare(change)
     metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}
-    for name in join.sides:
+    for name in description.sides:
         metrics[f"{name}_unknown_retractions"] = metrics[f"{name}_expired"] = 0
-    return no_output(join, metrics)
+    return no_output(description, metrics)
 
 
-def in_turn(join: Description, tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
+def in_turn(description: Description, tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
     """Storable changes as one micro-batch: one input after the other."""
     changes, start = [], 0
     for table in tables:
@@ -217,7 +217,7 @@ def in_turn(join: Description, tables: Iterable[pa.Table]) -> tuple[Ingested, ..
         sequence = np.arange(start, start + kinds.size, dtype=np.int64)
         changes.append(Ingested(table.select(own), kinds, sequence, kinds.size, 0, None))
         start += kinds.size
-    return with_times(join, changes)
+    return with_times(description, changes)
 
 
 def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
@@ -225,16 +225,16 @@ def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
     return 2 * int(adds(kinds).sum()) - kinds.size
 
 
-def moves_between_parts(join: Description, input_index: int) -> bool:
+def moves_between_parts(description: Description, input_index: int) -> bool:
     """Tells whether an update may take an input's row to another part.
 
     Then its changes are in order within one part only. So it is where old rows always come
     (`gpu_ops.descriptions.inputs.Updates`), and may have had another key.
     """
-    unique = join.inputs[input_index].unique_key
-    return unique is not None and not {column for column, _ in part_keys(join, input_index)} <= set(unique)
+    unique = description.inputs[input_index].unique_key
+    return unique is not None and not {column for column, _ in part_keys(description, input_index)} <= set(unique)
 
 
-def part_keys(join: Description, input_index: int) -> tuple[tuple[str, pa.DataType], ...]:
+def part_keys(description: Description, input_index: int) -> tuple[tuple[str, pa.DataType], ...]:
     """By what an input's changes are parted: what rows that may match, and the changes of one row, have in common."""
-    return tuple((shuffle.columns[input_index], shuffle.type) for shuffle in join.shuffled_by)
+    return tuple((shuffle.columns[input_index], shuffle.type) for shuffle in description.shuffled_by)

@@ -71,7 +71,7 @@ class KeyedOperator(Operator):
 
     def values(self, rows: OutputRows) -> Frame:
         """The values of the changelog's rows."""
-        return gathered(self.join, self.kernels, self.tables, rows.slots, self.null_sides)
+        return gathered(self.description, self.kernels, self.tables, rows.slots, self.null_sides)
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Positions of rows of a net change among which one that leaves may equal one that comes.
@@ -91,19 +91,19 @@ class KeyedOperator(Operator):
         """Refuse an output of so many rows if it would not fit; see `gpu_ops.operators.operator.Room`."""
         if rows > _MANY:
             widths = (table.store.nbytes / max(1, len(table)) for table in self.tables)
-            self.room.check_output(rows, _NUMBERS.get(self.join.emit, _NUMBERS["per_batch"]) + sum(widths))
+            self.room.check_output(rows, _NUMBERS.get(self.description.emit, _NUMBERS["per_batch"]) + sum(widths))
 
     def count_expired(self) -> None:
         """Takes rows that have just expired off the counts of the other rows."""
 
-    def __init__(self, join: Any, kernels: Kernels) -> None:
-        self.join, self.kernels = join, kernels
+    def __init__(self, description: Any, kernels: Kernels) -> None:
+        self.description, self.kernels = description, kernels
         self._nothing = kernels.xp.empty(0, np.int64)
         self._counters: dict[str, int] = {}
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; no watermark matters."""
-        return self._prepare(changes, clock_ms, net=self.join.emit == "per_batch")
+        return self._prepare(changes, clock_ms, net=self.description.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
         """Computes one micro-batch like `prepare`, but only its net change, whatever ``emit`` is."""
@@ -133,7 +133,7 @@ class KeyedOperator(Operator):
             kinds = _on_host(kernels, rows.kinds)
         metrics: dict[str, int | float] = {**self._counters}
         unknown = _counts(kernels, [side.unknown for side in sides])
-        for name, missed, gone in zip(self.join.sides, unknown, expired, strict=True):
+        for name, missed, gone in zip(self.description.sides, unknown, expired, strict=True):
             metrics[f"{name}_unknown_retractions"] = missed
             metrics[f"{name}_expired"] = gone
         metrics |= {
@@ -150,7 +150,7 @@ class KeyedOperator(Operator):
         if not doubtful.size:
             return rows, frame
         rows.kinds = kernels.asarray(rows.kinds)
-        columns, types = tuple(c.name for c in self.join.output), tuple(c.type for c in self.join.output)
+        columns, types = tuple(c.name for c in self.description.output), tuple(c.type for c in self.description.output)
         some = frame if doubtful.size == rows.size else kernels.take(frame, doubtful, columns, present=True)
         left = doubtful[emission.fold(kernels, some, rows.kinds[doubtful] == DELETE, columns, types)]
         if left.size == doubtful.size:
@@ -162,10 +162,10 @@ class KeyedOperator(Operator):
         return rows.pick(kept), kernels.take(frame, kept, columns, present=True)
 
 
-def side_table(join: Join, kernels: Kernels, side: int, **more: Any) -> KeyedTable:
+def side_table(description: Join, kernels: Kernels, side: int, **more: Any) -> KeyedTable:
     """The table of one input of a join by key; ``more``: arguments of `KeyedTable`."""
-    source = join.inputs[side]
-    keys = KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
+    source = description.inputs[side]
+    keys = KeySet(description.key_columns(side), description.key_types, description.key_columns(side, strict=True))
     findable = not source.insert_only or source.ttl_ms is not None
     return KeyedTable(kernels, source, [keys], **{"findable": findable, **more})
 
@@ -188,7 +188,7 @@ class TwoWayJoin(KeyedOperator):
     rows. Where a key has many, and no residual condition asks for each pair, they are kept by key from then on.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
         counted: whether rows of the left, of the right count their matches.
 
@@ -196,27 +196,27 @@ class TwoWayJoin(KeyedOperator):
         counts: of the left and the right, the counts by key, where they are kept so.
     """
 
-    join: Join
+    description: Join
     tables: tuple[KeyedTable, KeyedTable]
 
-    def __init__(self, join: Join, kernels: Kernels, counted: tuple[bool, bool]) -> None:
-        super().__init__(join, kernels)
+    def __init__(self, description: Join, kernels: Kernels, counted: tuple[bool, bool]) -> None:
+        super().__init__(description, kernels)
 
         counts = [[COUNT_COLUMN] if counts else [] for counts in counted]
         self.tables = (
-            side_table(join, kernels, 0, counts=counts[0]),
-            side_table(join, kernels, 1, counts=counts[1], track_null_keys=join.null_aware),
+            side_table(description, kernels, 0, counts=counts[0]),
+            side_table(description, kernels, 1, counts=counts[1], track_null_keys=description.null_aware),
         )
         self.counts: tuple[KeyCounts | None, KeyCounts | None] = None, None
         self._counted = counted
-        if join.null_aware:
+        if description.null_aware:
             self._count_by_key()
 
     def _count_by_key(self) -> None:
         """Keep counts by key from here on."""
         left, right = self.tables
         # With a TTL matches count that have expired: a row's count is not its key's.
-        beside = any(source.ttl_ms is not None for source in self.join.inputs)
+        beside = any(source.ttl_ms is not None for source in self.description.inputs)
         both = zip(self._counted, (left, right), (right, left), strict=True)
         of_left, of_right = (
             KeyCounts(self.kernels, own, other, beside=beside) if counts else None for counts, own, other in both
@@ -236,9 +236,12 @@ class TwoWayJoin(KeyedOperator):
             net: whether only the net change counts.
             needed: whether they are the result; if not, None where counts are kept by key.
         """
-        find, names = emission.net_pairs if net else emission.timed_pairs, (self.join.left.name, self.join.right.name)
-        wanted, both = emission.Wanted(self.join.condition, names, self.check_output), (sides[0], sides[1])
-        if self.join.condition is None and any(self._counted) and not self.by_key:
+        find, names = (
+            emission.net_pairs if net else emission.timed_pairs,
+            (self.description.left.name, self.description.right.name),
+        )
+        wanted, both = emission.Wanted(self.description.condition, names, self.check_output), (sides[0], sides[1])
+        if self.description.condition is None and any(self._counted) and not self.by_key:
             changes = sum(side.new + int(side.killed.size) for side in sides)
             most = changes if self.kernels.tiny_segments else _PAIRS_A_CHANGE * changes + _FEW_PAIRS
             try:

@@ -30,21 +30,23 @@ class LookupOperator(KeyedOperator):
     """Left rows with the rows that a table has now.
 
     Args:
-        join: the description.
+        description: the description.
         kernels: the backend.
     """
 
-    join: LookupJoin
+    description: LookupJoin
     tables: tuple[KeyedTable, KeyedTable]
 
-    def __init__(self, join: LookupJoin, kernels: Kernels) -> None:
-        super().__init__(join, kernels)
-        self.null_sides = (False, join.how == "left")
-        self.tables = side_table(join, kernels, 0, findable=False), side_table(join, kernels, 1)
+    def __init__(self, description: LookupJoin, kernels: Kernels) -> None:
+        super().__init__(description, kernels)
+        self.null_sides = (False, description.how == "left")
+        self.tables = side_table(description, kernels, 0, findable=False), side_table(description, kernels, 1)
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> tuple[Slots, Slots]:
         """Left and right slots of the pairs."""
-        wanted = Wanted(self.join.condition, (self.join.left.name, self.join.right.name), self.check_output)
+        wanted = Wanted(
+            self.description.condition, (self.description.left.name, self.description.right.name), self.check_output
+        )
         return probe(self.tables, (sides[0], sides[1]), 0, wanted, dying=False)
 
     def rows(self, found: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
@@ -52,7 +54,7 @@ class LookupOperator(KeyedOperator):
         (left, right), xp, (side, _) = found, self.kernels.xp, sides
         new = as_slots(self.kernels, side.first_new, side.new)
         self.tables[0].end_stillborn(new)
-        if self.join.how == "left":
+        if self.description.how == "left":
             alone = xp.ones(new.size, bool)
             alone[left - side.first_new] = False
             unmatched = new[xp.flatnonzero(alone)]

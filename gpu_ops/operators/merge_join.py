@@ -71,11 +71,11 @@ def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
     return Present(kernels, source, table.store, len(table))
 
 
-def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested], room: Room) -> Changelog:
+def merge_join(description: Join, kernels: Kernels, changes: Sequence[Ingested], room: Room) -> Changelog:
     """The join of two inputs, as insertions.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
         changes: of both inputs, each in order.
         room: that memory has for them.
@@ -84,62 +84,62 @@ def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested], room: 
         StateError: there is none for so many.
     """
     xp = kernels.xp
-    sides = [present_rows(kernels, s, c) for s, c in zip(join.inputs, changes, strict=True)]
-    one_sided, rows = join.how in ("semi", "anti"), 0
+    sides = [present_rows(kernels, s, c) for s, c in zip(description.inputs, changes, strict=True)]
+    one_sided, rows = description.how in ("semi", "anti"), 0
     row_bytes = 32 + sum(c.table.nbytes / max(1, c.table.num_rows) for c in changes)
     matched = [xp.zeros(side.length, bool) for side in sides]
     parts: list[tuple[Slots, Slots]] = []
-    for left, right in _pairs(join, kernels, sides):
+    for left, right in _pairs(description, kernels, sides):
         matched[0][left] = True
         matched[1][right] = True
         if not one_sided:
             parts.append((left, right))
             rows += int(left.size)
             room.check_output(rows, row_bytes)
-    shown = (join.how == "anti", False) if one_sided else join.outer
-    if join.how == "semi":
+    shown = (description.how == "anti", False) if one_sided else description.outer
+    if description.how == "semi":
         parts.append(with_nulls(xp, 0, xp.flatnonzero(matched[0])))
     parts += [with_nulls(xp, side, xp.flatnonzero(~matched[side])) for side in (0, 1) if shown[side]]
     slots_out = [xp.concatenate([xp.empty(0, np.int64), *of_input]) for of_input in zip(*parts, strict=True)]
     kinds = np.full(slots_out[0].size, INSERT, np.int8)
-    return changelog_table(join, kernels, gathered(join, kernels, sides, slots_out), kinds)
+    return changelog_table(description, kernels, gathered(description, kernels, sides, slots_out), kinds)
 
 
-def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> Iterator[tuple[Slots, Slots]]:
+def _pairs(description: Join, kernels: Kernels, sides: Sequence[Present]) -> Iterator[tuple[Slots, Slots]]:
     """Matching rows, piece by piece; of a semi or anti join without a residual condition all left ones, at least."""
     xp = kernels.xp
     keys, hashes, able = [], [], []
     for side, present in enumerate(sides):
-        names = join.key_columns(side)
+        names = description.key_columns(side)
         slots = xp.arange(present.length, dtype=np.int64)
         frame = present.store.take(slots, names, present=True)
-        strict = join.key_columns(side, strict=True)
+        strict = description.key_columns(side, strict=True)
         valid = kernels.valid(frame, strict) if strict else None
         keys.append(frame)
-        hashes.append(kernels.hash_rows(frame, names, join.key_types))
+        hashes.append(kernels.hash_rows(frame, names, description.key_types))
         able.append(slots if valid is None else slots[valid])
     left, right = (layouts.entries(hashes[side][able[side]], able[side]) for side in (0, 1))
 
     def residual(left: Slots, right: Slots) -> Positions | None:
-        rows = zip(join.inputs, sides, (left, right), strict=True)
-        return fulfilling(kernels, join.condition, {s.name: (p.store, at) for s, p, at in rows}, int(left.size))
+        rows = zip(description.inputs, sides, (left, right), strict=True)
+        return fulfilling(kernels, description.condition, {s.name: (p.store, at) for s, p, at in rows}, int(left.size))
 
-    of_left, of_right = (Columns(keys[side], join.key_columns(side)) for side in (0, 1))
+    of_left, of_right = (Columns(keys[side], description.key_columns(side)) for side in (0, 1))
     # where memory has room for so many rows at once, it has for as many pairs
     most_pairs = 0 if kernels.host is None else int(left.size + right.size)
     pieces: Iterable[Array] = in_pieces(
         kernels, left, lambda some, most: kernels.join(some, right, at_most=most), most_pairs
     )
-    if join.how in ("semi", "anti") and join.condition is None:
+    if description.how in ("semi", "anti") and description.condition is None:
         try:
             pieces = [kernels.join(left, right, at_most=int(left.size + right.size))]
         except TooMany:  # of each key one row is enough
-            names = join.key_columns(1)
-            own = Groups(kernels, keys[1], names, join.key_types, hashes[1])
+            names = description.key_columns(1)
+            own = Groups(kernels, keys[1], names, description.key_types, hashes[1])
             first = xp.zeros(sides[1].length, bool)
             first[own.leader] = True
             able[1] = able[1][first[able[1]]]
             right = layouts.entries(hashes[1][able[1]], able[1])
     for candidates in pieces:
         pairs = layouts.unpaired(xp.sort(candidates))
-        yield match(kernels, pairs, join.key_types, (of_left, of_right), residual=residual)
+        yield match(kernels, pairs, description.key_types, (of_left, of_right), residual=residual)

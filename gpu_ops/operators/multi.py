@@ -160,13 +160,13 @@ class MultiWayJoin(KeyedOperator):
     """A multi-way join; see `gpu_ops.operators.operator.Operator`.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
     """
 
-    def __init__(self, join: MultiJoin, kernels: Kernels) -> None:
-        super().__init__(join, kernels)
-        self._plan = make_plan(join)
+    def __init__(self, description: MultiJoin, kernels: Kernels) -> None:
+        super().__init__(description, kernels)
+        self._plan = make_plan(description)
         counted = self._plan.counted
         self.tables = tuple(
             KeyedTable(
@@ -176,7 +176,7 @@ class MultiWayJoin(KeyedOperator):
                 counts=[step_count(step) for step, owner in enumerate(counted) if owner == input_index],
                 findable=not source.insert_only or source.ttl_ms is not None,
             )
-            for input_index, source in enumerate(join.inputs)
+            for input_index, source in enumerate(description.inputs)
         )
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Tuples:
@@ -184,7 +184,7 @@ class MultiWayJoin(KeyedOperator):
         if net:
             for number, side in enumerate(sides):
                 side.happens(deaths=number, births=2 * len(sides) - 1 - number)
-        finder = Finder(self.join, self.kernels, self.tables, sides, self.check_output)
+        finder = Finder(self.description, self.kernels, self.tables, sides, self.check_output)
         found = self._complete(finder, net=net)
         self._counters["candidates"] = finder.candidates
         return found
@@ -209,7 +209,7 @@ class MultiWayJoin(KeyedOperator):
             if owner is None or not gone.size:
                 continue
             nothing = [_untouched(self.kernels, t) for t in self.tables]
-            finder = Finder(self.join, self.kernels, self.tables, nothing, self.check_output)
+            finder = Finder(self.description, self.kernels, self.tables, nothing, self.check_output)
             slots = finder.matches({input_index: gone}, _back(self._plan.paths[input_index]), step=input_index)[1]
             self.tables[owner].add(step_count(input_index), slots, self.kernels.xp.full(slots.size, -1, np.int32))
 
@@ -245,15 +245,17 @@ class MultiWayJoin(KeyedOperator):
             elif number != input_index or plan.counted[input_index] is None:
                 # else it was checked while counting
                 tuples = finder.check(tuples, number)
-        if input_index and self.join.steps[input_index - 1].how == "left":
+        if input_index and self.description.steps[input_index - 1].how == "left":
             if plan.counted[input_index] is None:
-                mark_afresh(finder, input_index, plan.steps[input_index], tuples, self.join.references[input_index - 1])
-            tuples = self._with_pads(tuples, input_index)
+                mark_afresh(
+                    finder, input_index, plan.steps[input_index], tuples, self.description.references[input_index - 1]
+                )
+            tuples = self._with_unmatched(tuples, input_index)
         for later in range(input_index + 1, len(self.tables)):
             tuples = finder.extend(tuples, plan.steps[later], hidden[later])
         return tuples
 
-    def _with_pads(self, tuples: Tuples, input_index: int) -> Tuples:
+    def _with_unmatched(self, tuples: Tuples, input_index: int) -> Tuples:
         """The tuples, and the unmatched rows that come and go with them."""
         xp = self.kernels.xp
         marked = xp.flatnonzero(tuples.unmatched)
@@ -278,7 +280,7 @@ class MultiWayJoin(KeyedOperator):
         if not self._unmatched:
             return self._nothing
         is_unmatched = xp.zeros(rows.size, bool)
-        for input_index, step in enumerate(self.join.steps, start=1):
+        for input_index, step in enumerate(self.description.steps, start=1):
             if step.how == "left":
                 is_unmatched |= rows.slots[input_index] == NO_ROW
                 is_unmatched |= self._looks_unmatched(input_index, frame, rows.size)
@@ -286,9 +288,9 @@ class MultiWayJoin(KeyedOperator):
 
     def _looks_unmatched(self, input_index: int, frame: Frame, size: int) -> Array | bool:
         """Mask of rows all of whose columns of one input are null; False where none can be."""
-        never = {k.own for k in self.join.steps[input_index - 1].on if not k.null_safe}
-        never |= set(self.join.inputs[input_index].unique_key or ())
-        shown = [c for c in self.join.output if c.side == input_index]
+        never = {k.own for k in self.description.steps[input_index - 1].on if not k.null_safe}
+        never |= set(self.description.inputs[input_index].unique_key or ())
+        shown = [c for c in self.description.output if c.side == input_index]
         if any(c.column in never for c in shown):
             return False
         mask = self.kernels.xp.ones(size, bool)
@@ -362,59 +364,62 @@ class LookupPlan:
     counted: tuple[int | None, ...]
 
 
-def make_plan(join: MultiJoin) -> LookupPlan:
+def make_plan(description: MultiJoin) -> LookupPlan:
     """The plan of a join."""
-    key_sets: list[list[KeySet]] = [[] for _ in join.inputs]
+    key_sets: list[list[KeySet]] = [[] for _ in description.inputs]
 
     def lookup(input_index: int, pairs: list[EqualColumns]) -> InputLookup:
-        names = join.inputs[input_index].schema.names
+        names = description.inputs[input_index].schema.names
         columns = tuple(sorted({column for column, _ in pairs}, key=names.index))
-        keys = KeySet(columns, tuple(join.key_types[input_index, c] for c in columns), columns)
+        keys = KeySet(columns, tuple(description.key_types[input_index, c] for c in columns), columns)
         if keys not in key_sets[input_index]:
             key_sets[input_index].append(keys)
         ordered = sorted(pairs, key=lambda p: names.index(p[0]))
         return InputLookup(input_index, key_sets[input_index].index(keys), tuple(ordered))
 
     steps = [InputLookup(0, 0, ())]
-    for input_index, step in enumerate(join.steps, start=1):
+    for input_index, step in enumerate(description.steps, start=1):
         steps.append(lookup(input_index, [(k.own, (k.input, k.column)) for k in step.on if not k.null_safe]))
     counted: list[int | None] = [None]
-    for input_index, step in enumerate(join.steps, start=1):
-        seen = join.references[input_index - 1]
+    for input_index, step in enumerate(description.steps, start=1):
+        seen = description.references[input_index - 1]
         counted.append(next(iter(seen)) if step.how == "left" and len(seen) == 1 else None)
-    paths = [(), *(_path(join, number, counted[number], lookup) for number in range(1, len(join.inputs)))]
+    paths = [(), *(_path(description, number, counted[number], lookup) for number in range(1, len(description.inputs)))]
     return LookupPlan(tuple(tuple(k) for k in key_sets), tuple(steps), tuple(paths), tuple(counted))
 
 
 def _path(
-    join: MultiJoin, input_index: int, counted: int | None, lookup: Callable[[int, list[EqualColumns]], InputLookup]
+    description: MultiJoin,
+    input_index: int,
+    counted: int | None,
+    lookup: Callable[[int, list[EqualColumns]], InputLookup],
 ) -> tuple[Operation, ...]:
     """From an input's row to the tuple of everything to its left: first what must be there, then the rest."""
     path: list[Operation] = []
-    closure = _closure(join, input_index)
+    closure = _closure(description, input_index)
     # columns that the steps of the closure make equal
     group = equal_classes(
         ((k.input, k.column), (number, k.own))
         for number in sorted(closure - {0})
-        for k in join.steps[number - 1].on
+        for k in description.steps[number - 1].on
         if not k.null_safe
     )
     compared, bound = set[int](), {input_index}
-    unchecked = [p for p in sorted(closure) if p and join.conditions[p - 1] is not None]
+    unchecked = [p for p in sorted(closure) if p and description.conditions[p - 1] is not None]
 
     def now(operation: Operation) -> None:
         path.append(operation)
         bound.add(operation.input_index)
         for number in list(unchecked):
-            condition = join.conditions[number - 1]
+            condition = description.conditions[number - 1]
             assert condition is not None
-            if {p for p, i in enumerate(join.inputs) if condition.columns.get(i.name)} <= bound:
+            if {p for p, i in enumerate(description.inputs) if condition.columns.get(i.name)} <= bound:
                 path.append(Operation("check", number))
                 unchecked.remove(number)
 
     while bound < closure:
         options = {p: _pairs(group, compared, bound, p) for p in closure - bound}
-        best = max(options, key=lambda p: _rank(join, options[p], p))
+        best = max(options, key=lambda p: _rank(description, options[p], p))
         chosen = counted if len(bound) == 1 and counted is not None else best
         compared |= {group[chosen, column] for column, _ in options[chosen]}
         now(Operation("bind", chosen, lookup(chosen, options[chosen])))
@@ -424,12 +429,12 @@ def _path(
     return tuple(path)
 
 
-def _closure(join: MultiJoin, input_index: int) -> set[int]:
+def _closure(description: MultiJoin, input_index: int) -> set[int]:
     """The inputs that are there whenever a row of this one is part of a tuple, itself included."""
     found, todo = {input_index}, [input_index]
     while todo:
         number = todo.pop()
-        for key in join.steps[number - 1].on if number else ():
+        for key in description.steps[number - 1].on if number else ():
             if not key.null_safe and key.input not in found:
                 found.add(key.input)
                 todo.append(key.input)
@@ -453,10 +458,10 @@ def _pairs(group: dict[InputColumn, int], compared: set[int], bound: set[int], i
     return pairs
 
 
-def _rank(join: MultiJoin, pairs: list[EqualColumns], input_index: int) -> tuple[bool, int, int]:
+def _rank(description: MultiJoin, pairs: list[EqualColumns], input_index: int) -> tuple[bool, int, int]:
     """Ranks an input to be looked up next: by a unique key first, else by as many columns as possible."""
     columns = {column for column, _ in pairs}
-    unique = join.inputs[input_index].unique_key
+    unique = description.inputs[input_index].unique_key
     return bool(columns) and unique is not None and set(unique) <= columns, len(columns), -input_index
 
 
@@ -502,7 +507,7 @@ class Finder:
     """Looks rows up for one micro-batch.
 
     Attributes:
-        join: the description.
+        description: the description.
         kernels: the backend.
         tables: one per input, prepared.
         sides: their rows' lifetimes.
@@ -510,7 +515,7 @@ class Finder:
         candidates: how many were looked at.
     """
 
-    join: MultiJoin
+    description: MultiJoin
     kernels: Kernels
     tables: Sequence[KeyedTable]
     sides: Sequence[Lifetimes]
@@ -542,7 +547,7 @@ class Finder:
         table, side = self.tables[lookup.input_index], self.sides[lookup.input_index]
         sources = self._columns(slots, [source for _, source in lookup.pairs])
         names = [f"{number}" for number in range(len(lookup.pairs))]
-        types = [self.join.key_types[lookup.input_index, column] for column, _ in lookup.pairs]
+        types = [self.description.key_types[lookup.input_index, column] for column, _ in lookup.pairs]
         # of a column that must equal several, one is enough to look it up by
         first = [n for n, (c, _) in enumerate(lookup.pairs) if c not in {c for c, _ in lookup.pairs[:n]}]
         hashed, hashed_types = [names[n] for n in first], [types[n] for n in first]
@@ -598,12 +603,12 @@ class Finder:
 
     def _fulfilling(self, step: int | None, slots: Callable[[int], Slots], length: int) -> Positions | None:
         """Positions of n tuples for which a step's residual condition is true; None for all. ``slots``: of an input."""
-        condition = None if step is None else self.join.conditions[step - 1]
+        condition = None if step is None else self.description.conditions[step - 1]
         if step is None or condition is None:
             return None
         rows = {
             source.name: (self.tables[number].store, slots(number))
-            for number, source in enumerate(self.join.inputs[: step + 1])
+            for number, source in enumerate(self.description.inputs[: step + 1])
             if condition.columns.get(source.name)
         }
         return fulfilling(self.kernels, condition, rows, length, present=False)
@@ -631,7 +636,7 @@ class Finder:
         """
         xp, input_index = self.kernels.xp, lookup.input_index
         found, slots = self.matches(tuples.slots, lookup, step=input_index, instants=tuples.instants)
-        if self.join.steps[input_index - 1].how == "left":
+        if self.description.steps[input_index - 1].how == "left":
             alone = xp.ones(tuples.size, bool)
             alone[found] = False
             if hidden is not None and hidden[1].size:

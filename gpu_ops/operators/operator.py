@@ -68,13 +68,13 @@ class Operator(abc.ABC):
     """The work of a description over one partition.
 
     Attributes:
-        join: the description.
+        description: the description.
         kernels: the backend.
         tables: the state of each input.
         room: what output is too much; `gpu_ops.operators.make` sets it.
     """
 
-    join: Any  # each operator's own kind of description
+    description: Any  # each operator's own kind of description
     kernels: Kernels
     room: Room
     tables: Sequence[InputTable]
@@ -129,7 +129,7 @@ class Operator(abc.ABC):
     def kept(self) -> dict[str, Storable]:
         """The committed state by name, that of each input and what else there is; it may change later."""
         tables = cast("Sequence[Pieced]", self.tables)
-        return dict(zip(self.join.sides, tables, strict=True))
+        return dict(zip(self.description.sides, tables, strict=True))
 
     def cut(
         self, parts: Parts, targets: Sequence[Sequence[Targets]], to: Callable[[pa.Table], Targets], count: int
@@ -148,8 +148,8 @@ class Operator(abc.ABC):
         more = sorted({name for part in parts for name, table in part.items() if len(table)})
         if more:
             raise NotBuiltError(
-                f"the {self.join.title} keeps {', '.join(more)} beside its input, which is not cut anew yet: begin a "
-                "new query with another state folder and checkpoint"
+                f"the {self.description.title} keeps {', '.join(more)} beside its input, which is not cut anew yet: "
+                "begin a new query with another state folder and checkpoint"
             )
         return [{} for _ in range(count)]
 
@@ -163,7 +163,7 @@ class Operator(abc.ABC):
         Raises:
             StateError: it lacks something.
         """
-        for name, table in zip(self.join.sides, cast("Sequence[Any]", self.tables), strict=True):
+        for name, table in zip(self.description.sides, cast("Sequence[Any]", self.tables), strict=True):
             table.restore(state[name], settle)
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
@@ -194,7 +194,7 @@ class TimedOperator(Operator, Generic[C]):
     """An operator by event time, of two inputs or one.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
         clock: what it knows before the first micro-batch.
 
@@ -204,9 +204,9 @@ class TimedOperator(Operator, Generic[C]):
 
     stored_clock = "time"
 
-    def __init__(self, join: Any, kernels: Kernels, clock: C) -> None:
-        self.join, self.kernels = join, kernels
-        self.per_ms = units_per_ms(join.time_type)
+    def __init__(self, description: Any, kernels: Kernels, clock: C) -> None:
+        self.description, self.kernels = description, kernels
+        self.per_ms = units_per_ms(description.time_type)
         self.clock = self._next = clock
 
     @property
@@ -216,13 +216,13 @@ class TimedOperator(Operator, Generic[C]):
 
     def watermark_ms(self, clock_ms: int) -> int | None:
         """The watermark that follows from what was seen in committed micro-batches, ms; None if none does."""
-        marks = [self.input_watermark_ms(number) for number in range(len(self.join.inputs))]
+        marks = [self.input_watermark_ms(number) for number in range(len(self.description.inputs))]
         known = [mark for mark in marks if mark is not None]
         return min(known) if len(known) == len(marks) else None
 
     def input_watermark_ms(self, number: int) -> int | None:
         """The watermark of one input: the latest time seen in committed micro-batches less its delay, ms."""
-        seen, delay = self.clock.seen[number], self.join.inputs[number].delay_ms
+        seen, delay = self.clock.seen[number], self.description.inputs[number].delay_ms
         return None if seen is None or delay is None else int(seen) // self.per_ms - int(delay)
 
     def _advanced(self, watermark_ms: int | None) -> int:
@@ -278,10 +278,10 @@ class TimedOperator(Operator, Generic[C]):
             started: when the micro-batch began.
             later: as of `gpu_ops.output.Output`.
         """
-        joined, join, kernels = time.perf_counter(), self.join, self.kernels
+        joined, description, kernels = time.perf_counter(), self.description, self.kernels
         kinds, sequences = kernels.asnumpy(rows.kinds), [kernels.asnumpy(rows.instants) >> 1]
         tables: Sequence[Any] = self.tables
-        values, beside = gathered(join, kernels, tables, rows.slots), []
+        values, beside = gathered(description, kernels, tables, rows.slots), []
         for side, change in tagged:
             beside.append(Beside(side, change.table, LATE_ROW_KIND))
             sequences.append(change.sequence)
@@ -296,7 +296,7 @@ class TimedOperator(Operator, Generic[C]):
             held: how far behind the watermark rows may still come out, in the unit of times; None for any distance.
         """
         now = self._next
-        seen = zip(self.join.sides, now.seen, strict=True)
+        seen = zip(self.description.sides, now.seen, strict=True)
         found = {f"{name}_max_time_ms": time // self.per_ms for name, time in seen if time is not None}
         if BEFORE_ALL < now.watermark < AFTER_ALL:
             found["watermark_ms"] = now.watermark // self.per_ms

@@ -40,9 +40,9 @@ from gpu_ops.operators.semi_anti import make_semi_anti
 class RegularJoin(TwoWayJoin):
     """See `gpu_ops.operators.keyed.TwoWayJoin`."""
 
-    def __init__(self, join: Join, kernels: Kernels) -> None:
-        super().__init__(join, kernels, join.outer)
-        self.null_sides = join.outer[1], join.outer[0]
+    def __init__(self, description: Join, kernels: Kernels) -> None:
+        super().__init__(description, kernels, description.outer)
+        self.null_sides = description.outer[1], description.outer[0]
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Pairs:
         """The pairs that the micro-batch makes and unmakes."""
@@ -56,7 +56,7 @@ class RegularJoin(TwoWayJoin):
             return self._net_rows(found, sides)
         assert isinstance(found, TimedPairs)
         assert event_kinds is not None
-        xp, outer, (left, right) = self.kernels.xp, self.join.outer, found.slots
+        xp, outer, (left, right) = self.kernels.xp, self.description.outer, found.slots
         come_at, go_at = found.begin[found.comes], found.end[found.goes]
         if any(outer):
             come_kinds = xp.full(come_at.size, INSERT, np.int8)
@@ -89,7 +89,7 @@ class RegularJoin(TwoWayJoin):
         xp, (left, right) = self.kernels.xp, found.slots
         leaving, coming = [], [(left[found.comes], right[found.comes])]
         for side in (0, 1):
-            if self.join.outer[side]:
+            if self.description.outer[side]:
                 hides, shows = self.visible(side, sides, found, When(alone=True), net=True)
                 leaving.append(with_nulls(xp, side, hides))
                 coming.append(with_nulls(xp, side, shows))
@@ -104,12 +104,12 @@ class RegularJoin(TwoWayJoin):
         return self.kernels.xp.arange(rows.size, dtype=np.int64) if self._any_cancels(rows, sides) else self._nothing
 
     def _any_cancels(self, rows: OutputRows, sides: Sequence[Lifetimes]) -> bool:
-        join, tables, xp = self.join, self.tables, self.kernels.xp
+        description, tables, xp = self.description, self.tables, self.kernels.xp
         if any(t.source.unique_key is None for t in tables) and any(s.any_death for s in sides):
             return True
-        for other, outer in ((1, join.outer[0]), (0, join.outer[1])):
-            shown = [c.column for c in join.output if c.side == other]
-            if not outer or any(k.column(other) in shown and not k.null_safe for k in join.keys):
+        for other, outer in ((1, description.outer[0]), (0, description.outer[1])):
+            shown = [c.column for c in description.output if c.side == other]
+            if not outer or any(k.column(other) in shown and not k.null_safe for k in description.keys):
                 continue
             if not all(tables[other].store.may_be_null(c) for c in shown):
                 continue

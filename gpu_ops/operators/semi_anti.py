@@ -47,8 +47,8 @@ class SemiAntiJoin(TwoWayJoin):
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> _Visible:
         """Left rows that become visible or stop being it; association counts are moved here."""
         pairs = self.pairs(sides, net=net, needed=False)
-        barriers = _barriers(self.tables[1], sides[1]) if self.join.null_aware else None
-        found: _Visible = self.visible(0, sides, pairs, When(self.join.how == "anti", barriers), net=net)
+        barriers = _barriers(self.tables[1], sides[1]) if self.description.null_aware else None
+        found: _Visible = self.visible(0, sides, pairs, When(self.description.how == "anti", barriers), net=net)
         return found
 
     def rows(self, found: _Visible, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
@@ -59,7 +59,7 @@ class SemiAntiJoin(TwoWayJoin):
             return net_rows(xp, [with_nulls(xp, 0, hides)], [with_nulls(xp, 0, shows)])
         assert event_kinds is not None
         kinds = event_kinds[found.instants]
-        if self.join.how == "anti":
+        if self.description.how == "anti":
             kinds = xp.where(found.own, kinds, xp.where(found.appears, np.int8(INSERT), np.int8(DELETE)))
         return in_order(self.kernels, [(OutputRows(kinds, with_nulls(xp, 0, found.slots), found.instants), JOINED)])
 
@@ -84,25 +84,28 @@ def _steps(xp: Any, before: int, instants: Instants, steps: Array) -> Barrier:
     return Barrier(before, instants[last], after[last])
 
 
-def null_aware_as_condition(join: Join) -> Join:
+def null_aware_as_condition(description: Join) -> Join:
     """``NOT IN`` written out: no key, but a condition that is not false where it is unknown.
 
     It compares every pair, which a lookup by key avoids; needed only for several columns, a residual condition
     or a TTL (Flink plans it so always: ``OR(IS NULL(k), IS NULL(k0), =(k, k0))``). What is compared null-safely
     is never unknown.
     """
-    left, right = join.left.name, join.right.name
+    left, right = description.left.name, description.right.name
 
     def not_false(key: Key) -> str:
         a, b = (".".join(map(backquoted, names)) for names in ((left, key.left), (right, key.right)))
         return f"({a} <=> {b})" if key.null_safe else f"({a} IS NULL OR {b} IS NULL OR {a} = {b})"
 
-    schemas, text = {source.name: source.schema for source in join.inputs}, " AND ".join(map(not_false, join.keys))
-    found, where = parse(text, schemas, ansi=join.ansi), join.condition
+    schemas, text = (
+        {source.name: source.schema for source in description.inputs},
+        " AND ".join(map(not_false, description.keys)),
+    )
+    found, where = parse(text, schemas, ansi=description.ansi), description.condition
     if where is not None:  # its tree: not all of what Spark has read can be read from its text again
         roots, matters = [found.root, where.root], found.mode_matters or where.mode_matters
-        found = of_tree(f"{text} AND ({where})", roots, schemas, ansi=join.ansi, mode_matters=matters)
-    return dataclasses.replace(join, keys=(), null_aware=False, where=found)
+        found = of_tree(f"{text} AND ({where})", roots, schemas, ansi=description.ansi, mode_matters=matters)
+    return dataclasses.replace(description, keys=(), null_aware=False, where=found)
 
 
 def make_semi_anti(described: Join, kernels: Kernels) -> SemiAntiJoin:

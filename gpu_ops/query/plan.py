@@ -27,7 +27,7 @@ from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, Plan, Pla
 from gpu_ops.query.places import position_of
 from gpu_ops.query.read import Outputs, PlanReader
 from gpu_ops.query.rewrite import Same, in_two_phases, repeated
-from gpu_ops.query.runs import JoinSegment, run_of, segments
+from gpu_ops.query.runs import MultiWayRun, run_of, segments
 from gpu_ops.spark.datatypes import spark_type
 
 MultiWay = Literal["auto", "never"]
@@ -364,18 +364,18 @@ class PlanBuilder:
         _, steps = relations.spine(top)
         for step in steps:
             self._in_a_row.setdefault(step, len(steps))
-        runs: dict[tuple[int, int], JoinSegment | str] = {}
+        runs: dict[tuple[int, int], MultiWayRun | str] = {}
 
         def possible(i: int, j: int) -> bool:
             runs[i, j] = self.possible(steps[i:j])
-            return isinstance(runs[i, j], JoinSegment)
+            return isinstance(runs[i, j], MultiWayRun)
 
         cuts = segments(len(steps), possible) if self.multi_way else [(n, n + 1) for n in range(len(steps))]
         refused = next((run for run in runs.values() if isinstance(run, str)), "")
         if not self.multi_way and len(steps) > 1:
             refused = "multi_way='never'"
         run = runs.get(cuts[-1])
-        chosen = run if isinstance(run, JoinSegment) else self.chooser.choice(top)
+        chosen = run if isinstance(run, MultiWayRun) else self.chooser.choice(top)
         wanted = needed | chosen.used | columns_of(chosen.above)
         times = chosen.rule.times if isinstance(chosen, Choice) else None
         names = input_names(chosen.inputs)
@@ -401,7 +401,7 @@ class PlanBuilder:
         node = JoinNode(chosen.kind, description, tuple(node for node, _ in sides), why, tuple(remarks), place)
         return self.after(node, chosen.outputs, chosen.above, wanted)
 
-    def possible(self, steps: Sequence[relations.JoinOf]) -> JoinSegment | str:
+    def possible(self, steps: Sequence[relations.JoinOf]) -> MultiWayRun | str:
         """Joins as one multi-way join, or why they are none."""
         run = run_of(steps, self.chooser)
         if isinstance(run, str):

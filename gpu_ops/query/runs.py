@@ -24,7 +24,7 @@ Link = tuple[int, KeyColumns]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class JoinSegment:
+class MultiWayRun:
     """Joins as one multi-way join.
 
     Attributes:
@@ -89,7 +89,7 @@ class JoinSegment:
         return f"multi-way: {which} {', and '.join(common)}"
 
 
-def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> JoinSegment | str:
+def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> MultiWayRun | str:
     """Makes one multi-way join of joins, or says why there is none; that they share a key is checked later."""
     first = steps[0]
     turned = first.how == "right" and not isinstance(first.left, JoinOf)
@@ -135,7 +135,7 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> JoinSegment | str:
         except NotOursError as error:
             return f"the condition {error.expr.text()!r} is made of several inputs, or of one that may have no row"
         padded.append(how == "left")
-    return JoinSegment(
+    return MultiWayRun(
         tuple(inputs), tuple(hows), tuple(links), tuple(residual), tuple(computed),
         chooser.choice(steps[-1]).above, tuple(steps),
     )  # fmt: skip

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from gpu_ops.query.catalyst import class_of, items
 from gpu_ops.query.expressions import Expr, QueryColumn
-from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Compute, Relation, RowByRow
 from gpu_ops.query.scope import Below, Scope
 
@@ -99,7 +98,7 @@ def _gap_ms(scope: Scope, later: Any, interval: Any) -> int:
         SqlError: one of another length each time, of no whole milliseconds, or of no length.
     """
     if not interval.foldable():
-        scope.fail(f"{words_of(interval)}: the gap of session_window is a constant, the same for all rows", interval)
+        scope.fail("the gap of session_window is a constant, the same for all rows", interval)
     gap = interval.eval(None)
     if gap is None:
         scope.fail("the gap of session_window is null", interval)

@@ -1,6 +1,6 @@
+from gpu_ops.spark.api.apply import MemoryOnlyStateWarning as MemoryOnlyStateWarning
+from gpu_ops.spark.api.apply import NoWatermarkWarning as NoWatermarkWarning
 from gpu_ops.spark.api.by_time import interval_join as interval_join
-from gpu_ops.spark.api.checks import MemoryOnlyStateWarning as MemoryOnlyStateWarning
-from gpu_ops.spark.api.checks import NoWatermarkWarning as NoWatermarkWarning
 from gpu_ops.spark.api.explain import explain as explain
 from gpu_ops.spark.api.finish import finish as finish
 from gpu_ops.spark.api.finish import reopen as reopen

@@ -98,7 +98,7 @@ def test_a_folder_that_was_begun_in_one_partition_stays_so(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed, state, sink = Upserts(spark, tmp_path), str(tmp_path / "state"), Sink()
-    from gpu_ops.spark.api import checks
+    from gpu_ops.spark.api import apply
 
     def changes() -> Any:
         joined = gpu_ops.join(*feed.inputs(), on="item", how="left", state=state)
@@ -106,7 +106,7 @@ def test_a_folder_that_was_begun_in_one_partition_stays_so(
 
     feed.more()
     with monkeypatch.context() as patch:
-        patch.setattr(checks, "_in_partitions", lambda description, sides, *_: (description, sides))
+        patch.setattr(apply, "_in_partitions", lambda description, sides, *_: (description, sides))
         drain(changes(), sink, tmp_path / "checkpoint")
     feed.more()
     assert "latest row" not in gpu_ops.explain(changes())

@@ -13,7 +13,7 @@ import pytest
 import gpu_ops
 import gpu_ops.spark
 from gpu_ops import stream
-from gpu_ops.spark.api.checks import default_partitions
+from gpu_ops.spark.api.apply import default_partitions
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.pools import Pool
 from gpu_ops.spark.driver.queries import JoinPlan, plans_of

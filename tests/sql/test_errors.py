@@ -250,11 +250,11 @@ MORE = [
         "columns of type interval year to month are not carried; CAST",
     ),
     (
-        "SELECT count(*) AS n FROM clicks GROUP BY session_window(ts, §'1 month')",
+        "SELECT count(*) AS n FROM clicks §GROUP BY session_window(ts, '1 month')",
         "longer in some months than in others",
     ),
     (
-        "SELECT count(*) AS n FROM clicks GROUP BY session_window(ts, §'0 seconds')",
+        "SELECT count(*) AS n FROM clicks §GROUP BY session_window(ts, '0 seconds')",
         "a gap of 0 seconds is not positive",
     ),
     (

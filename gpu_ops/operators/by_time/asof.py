@@ -52,21 +52,21 @@ class NetMatches:
 class AsofOperator(KeyedOperator):
     """An ASOF join over one partition; see `gpu_ops.operators.keyed.KeyedOperator`."""
 
-    join: AsofJoin
+    description: AsofJoin
     tables: tuple[KeyedTable, KeyedTable]
 
-    def __init__(self, join: AsofJoin, kernels: Kernels) -> None:
-        super().__init__(join, kernels)
-        self.null_sides = False, join.how == "left"
+    def __init__(self, description: AsofJoin, kernels: Kernels) -> None:
+        super().__init__(description, kernels)
+        self.null_sides = False, description.how == "left"
 
         def table(side: int) -> KeyedTable:
-            beside = [TIME_COLUMN, *([TIES_COLUMN] if join.ties_by(side) is not None else [])]
-            return side_table(join, kernels, side, beside=beside, arrival_counts=side == 1)
+            beside = [TIME_COLUMN, *([TIES_COLUMN] if description.ties_by(side) is not None else [])]
+            return side_table(description, kernels, side, beside=beside, arrival_counts=side == 1)
 
         self.tables = table(0), table(1)
-        self._lookup = AsofLookup(join, self.tables)
-        shown = [c.column for c in join.output if c.side == 1]
-        self._shown = shown, [join.right.schema.field(name).type for name in shown]
+        self._lookup = AsofLookup(description, self.tables)
+        shown = [c.column for c in description.output if c.side == 1]
+        self._shown = shown, [description.right.schema.field(name).type for name in shown]
 
     # --- what changes ------------------------------------------------------------------------
 
@@ -98,10 +98,10 @@ class AsofOperator(KeyedOperator):
         if both.size:
             columns = Columns(store, names)
             same[both] = self.kernels.equal_at(types, (columns, one[both]), (columns, other[both])) if names else True
-        if self.join.how == "left":
+        if self.description.how == "left":
             alone = xp.flatnonzero(~same & ((one < 0) ^ (other < 0)))
             rows = xp.maximum(one[alone], other[alone])
-            values, empty = store.take(rows, names or list(self.join.right.schema.names[:1]), present=True), None
+            values, empty = store.take(rows, names or list(self.description.right.schema.names[:1]), present=True), None
             for name in names if rows.size else ():
                 valid = self.kernels.valid(values, [name])
                 null = xp.zeros(rows.size, bool) if valid is None else ~valid
@@ -123,7 +123,7 @@ class AsofOperator(KeyedOperator):
 
     def _shown_rows(self, rows: tuple[Slots, Slots]) -> tuple[Slots, Slots]:
         """Left rows and what they meet, as far as they are in the result."""
-        if self.join.how == "left":
+        if self.description.how == "left":
             return rows
         there = self.kernels.xp.flatnonzero(rows[1] >= 0)
         return rows[0][there], rows[1][there]
@@ -140,7 +140,7 @@ class AsofOperator(KeyedOperator):
 
         An inner join puts out none of them that has no match.
         """
-        xp, inner = self.kernels.xp, self.join.how == "inner"
+        xp, inner = self.kernels.xp, self.description.how == "inner"
         opens = value_changes(xp, found.left)  # a flag per span, like all that follow: the first of its left row
         closes = xp.ones(opens.size, bool)
         closes[:-1] = opens[1:]

@@ -44,19 +44,19 @@ class AsofAtWatermark(TemporalOperator):
     """An ASOF join with ``emit="at_watermark"`` over one partition.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
     """
 
-    join: AsofJoin
+    description: AsofJoin
 
-    def __init__(self, join: AsofJoin, kernels: Kernels) -> None:
-        self._ties = join.ties_by(1) is not None
+    def __init__(self, description: AsofJoin, kernels: Kernels) -> None:
+        self._ties = description.ties_by(1) is not None
         self.beside = {TIES_COLUMN: np.int64} if self._ties else {}
-        super().__init__(join, kernels)
-        self._tolerance = join.asof.tolerance(self.join.time_type)
-        self._exact = join.asof.exact
-        self._before, self._after = join.asof.direction != "forward", join.asof.direction != "backward"
+        super().__init__(description, kernels)
+        self._tolerance = description.asof.tolerance(self.description.time_type)
+        self._exact = description.asof.exact
+        self._before, self._after = description.asof.direction != "forward", description.asof.direction != "backward"
         self.held = self._tolerance if self._after else 0
 
     def _newer(self) -> Callable[[Slots], Array] | None:
@@ -84,7 +84,7 @@ class AsofAtWatermark(TemporalOperator):
         left.move(looking, LIVE, DEAD)
         gone = self._past(looking, passing, now)
         right.move(gone, LIVE, DEAD)
-        if self.join.how == "inner":
+        if self.description.how == "inner":
             kept = xp.flatnonzero(found >= 0)
             return self._beside(looking[kept], found[kept]), (int(looking.size), int(gone.size))
         return self._beside(looking, found), (int(looking.size), int(gone.size))

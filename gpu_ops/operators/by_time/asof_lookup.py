@@ -73,19 +73,19 @@ class AsofLookup:
     """Lookups between the two inputs of an ASOF join.
 
     Args:
-        join: its description.
+        description: its description.
         tables: left and right state.
     """
 
-    def __init__(self, join: AsofJoin, tables: tuple[KeyedTable, KeyedTable]) -> None:
-        self._tables, self.exact = tables, join.asof.exact
+    def __init__(self, description: AsofJoin, tables: tuple[KeyedTable, KeyedTable]) -> None:
+        self._tables, self.exact = tables, description.asof.exact
         self._kernels: Kernels = tables[0].kernels
-        self.tolerance = join.asof.tolerance(join.time_type)
+        self.tolerance = description.asof.tolerance(description.time_type)
         both: tuple[SearchDirection, ...] = ("backward", "forward")
         self._seen = 0
         self._span: tuple[int, int] | None = None
         self.directions: tuple[SearchDirection, ...] = (
-            both if join.asof.direction == "nearest" else (join.asof.direction,)
+            both if description.asof.direction == "nearest" else (description.asof.direction,)
         )
 
     def farthest(self, times: Array, direction: SearchDirection) -> Array | None:

@@ -192,26 +192,28 @@ class IntervalOperator(TimedOperator[IntervalClock]):
     """An interval join over one partition.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
     """
 
-    join: IntervalJoin
+    description: IntervalJoin
     tables: tuple[IntervalTable, IntervalTable]
 
-    def __init__(self, join: IntervalJoin, kernels: Kernels) -> None:
-        super().__init__(join, kernels, IntervalClock())
-        self.interval = join.interval
-        lower, upper = join.interval.units(join.time_type)
+    def __init__(self, description: IntervalJoin, kernels: Kernels) -> None:
+        super().__init__(description, kernels, IntervalClock())
+        self.interval = description.interval
+        lower, upper = description.interval.units(description.time_type)
         self.keep = upper, -lower
         """How long after its time a left and a right row may meet a match that is not late."""
-        self.cleanup = join.interval.min_cleanup_ms * self.per_ms
-        self.lazy = join.interval.late == "join" and join.interval.time == "event"
+        self.cleanup = description.interval.min_cleanup_ms * self.per_ms
+        self.lazy = description.interval.late == "join" and description.interval.time == "event"
 
         def table(side: int) -> IntervalTable:
-            keys = KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
-            counts = join.outer[side] or (side == 0 and join.how == "semi")
-            return IntervalTable(kernels, join.inputs[side], keys, notes_matches=counts, lazy=self.lazy)
+            keys = KeySet(
+                description.key_columns(side), description.key_types, description.key_columns(side, strict=True)
+            )
+            counts = description.outer[side] or (side == 0 and description.how == "semi")
+            return IntervalTable(kernels, description.inputs[side], keys, notes_matches=counts, lazy=self.lazy)
 
         self.tables = table(0), table(1)
 
@@ -223,14 +225,16 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         unmatched, gone = self.advance(self._advanced(watermark_ms))
         changes, late, metrics = self._admitted(changes, () if self.interval.late == "join" else (0, 1))
         parts = [*((rows, UNMATCHED_COMES) for rows in unmatched), *self.apply((changes[0], changes[1]), clock_ms)]
-        if self.join.emit == "per_batch":
+        if self.description.emit == "per_batch":
             rows = chained(self.kernels, [part for part, _ in parts])
         else:
             rows = in_order(self.kernels, parts)
         later = None
         if self.interval.timestamp is not None:
             later = later_times(self.kernels.xp, rows.slots, [table.time for table in self.tables])
-        tagged = [one for one in late if self.interval.late == "tag" and (one[0] == 0 or not self.join.one_sided)]
+        tagged = [
+            one for one in late if self.interval.late == "tag" and (one[0] == 0 or not self.description.one_sided)
+        ]
         metrics |= self._times(0 if self.interval.keyed else max(*self.keep, 0))
         return self._output(rows, tagged, metrics, gone, started, later=later)
 
@@ -310,7 +314,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         Returns:
             The output, and the rank of each part within one instant.
         """
-        xp, outer = self.kernels.xp, self.join.outer
+        xp, outer = self.kernels.xp, self.description.outer
         new = self._add(0, changes[0], clock_ms), self._add(1, changes[1], clock_ms)
         over = [self._over(side, self._next.watermark) for side in (0, 1)]
         pairs = [self._pairs(side, new, over[1 - side]) for side in (0, 1)]
@@ -320,9 +324,9 @@ class IntervalOperator(TimedOperator[IntervalClock]):
                 met, unmatched = self._clean_up(side, new[side], over[1 - side])
                 pairs.append(met)
                 parts.append((unmatched, UNMATCHED_COMES))
-        if self.join.one_sided:
+        if self.description.one_sided:
             first = self._first(pairs)
-            shown = first if self.join.how == "semi" else first.pick(xp.empty(0, np.int64))
+            shown = first if self.description.how == "semi" else first.pick(xp.empty(0, np.int64))
             parts.append((shown, JOINED))
             if not self.lazy:  # nothing goes by a left row any more that has met its match
                 self._end(first.slots[0], new[0].kept)
@@ -462,7 +466,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         """Mask of rows that may be matched: of a semi or anti join's left, those that have not been."""
         table = self.tables[side]
         live: Array = table.status.values[slots] == LIVE
-        if self.join.one_sided and side == 0 and table.matched is not None:
+        if self.description.one_sided and side == 0 and table.matched is not None:
             table.fetch(slots)
             live &= table.matched[slots] == 0
         return live
@@ -480,9 +484,9 @@ class IntervalOperator(TimedOperator[IntervalClock]):
 
     def _fulfilling(self, side: int, own: Slots, others: Slots) -> Positions | None:
         """Positions of pairs that meet the residual condition, None for all."""
-        each = zip(self.join.inputs, self.tables, left_right(side, own, others), strict=True)
+        each = zip(self.description.inputs, self.tables, left_right(side, own, others), strict=True)
         rows = {source.name: (table.store, at) for source, table, at in each}
-        return fulfilling(self.kernels, self.join.condition, rows, int(own.size))
+        return fulfilling(self.kernels, self.description.condition, rows, int(own.size))
 
     def _taken_away(self, side: int, own: NewRows, looking: Array) -> tuple[OutputRows, OutputRows]:
         """The other side's stale rows, which the first new row of their key that looks takes away.
@@ -535,7 +539,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
     def _unmatched(self, side: int, slots: Slots, instants: Instants | int) -> OutputRows:
         """Makes unmatched rows of those that have met no match; none if it is no outer side."""
         xp, matched = self.kernels.xp, self.tables[side].matched
-        shown = slots[:0] if matched is None or not self.join.outer[side] else matched[slots] == 0
+        shown = slots[:0] if matched is None or not self.description.outer[side] else matched[slots] == 0
         alone = slots[shown]
         when = xp.full(alone.size, instants, np.int64) if isinstance(instants, int) else instants[shown]
         return OutputRows(xp.full(alone.size, INSERT, np.int8), with_nulls(xp, side, alone), when)

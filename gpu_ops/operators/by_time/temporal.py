@@ -163,7 +163,7 @@ class TemporalOperator(TimedOperator[Clock]):
     """A temporal join over one partition.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
 
     Attributes:
@@ -172,23 +172,25 @@ class TemporalOperator(TimedOperator[Clock]):
         held: how far behind the watermark rows may still come out, in the unit of times; None for any distance.
     """
 
-    join: TemporalJoin | AsofJoin
+    description: TemporalJoin | AsofJoin
     tables: tuple[IntervalTable, IntervalTable]
     beside: Mapping[str, npt.DTypeLike] = {_ENDS: np.int8, _TIMER: np.int8}
     held: int | None = 0
 
-    def __init__(self, join: TemporalJoin | AsofJoin, kernels: Kernels) -> None:
-        super().__init__(join, kernels, Clock())
+    def __init__(self, description: TemporalJoin | AsofJoin, kernels: Kernels) -> None:
+        super().__init__(description, kernels, Clock())
 
         def keys(side: int) -> KeySet:
-            return KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
+            return KeySet(
+                description.key_columns(side), description.key_types, description.key_columns(side, strict=True)
+            )
 
-        left = IntervalTable(kernels, join.left, keys(0))
-        right = IntervalTable(kernels, join.right, keys(1), beside=self.beside)
+        left = IntervalTable(kernels, description.left, keys(0))
+        right = IntervalTable(kernels, description.right, keys(1), beside=self.beside)
         right.indexes[_PASSED] = HashIndex(kernels)
         self.tables = left, right
-        ttl = join.ttl_ms if isinstance(join, TemporalJoin) else None
-        self.retention = None if ttl is None else Retention(kernels, join.key_types, ttl)
+        ttl = description.ttl_ms if isinstance(description, TemporalJoin) else None
+        self.retention = None if ttl is None else Retention(kernels, description.key_types, ttl)
         if self.retention is not None:
             left.attached.append(self.retention.keys)
             for table in self.tables:
@@ -204,13 +206,13 @@ class TemporalOperator(TimedOperator[Clock]):
         advances = now > self.clock.watermark
         self._next = dataclasses.replace(self.clock, watermark=now)
         rows, gone = self._advance(now) if advances else (self._beside(self._none, self._none), (0, 0))
-        changes, late, metrics = self._admitted(changes, () if self.join.late == "join" else (0,))
+        changes, late, metrics = self._admitted(changes, () if self.description.late == "join" else (0,))
         for side, change in enumerate(changes):
             self._add(side, change)
         self._touch(clock_ms)
         metrics |= self._times(self.held)
         evicted = gone[0] + forgotten[0], gone[1] + forgotten[1]
-        return self._output(rows, late if self.join.late == "tag" else (), metrics, evicted, started)
+        return self._output(rows, late if self.description.late == "tag" else (), metrics, evicted, started)
 
     @property
     def _none(self) -> Slots:
@@ -280,18 +282,18 @@ class TemporalOperator(TimedOperator[Clock]):
         if len(right):
             right.fetch(xp.maximum(found, 0))
             found = xp.where(right.beside[_ENDS].values[xp.maximum(found, 0)] != 0, -1, found)
-        if self.join.condition is not None:
+        if self.description.condition is not None:
             pairs = xp.flatnonzero(found >= 0)
             rows = {
-                self.join.left.name: (left.store, own.slots[pairs]),
-                self.join.right.name: (right.store, found[pairs]),
+                self.description.left.name: (left.store, own.slots[pairs]),
+                self.description.right.name: (right.store, found[pairs]),
             }
-            true = fulfilling(kernels, self.join.condition, rows, int(pairs.size))
+            true = fulfilling(kernels, self.description.condition, rows, int(pairs.size))
             if true is not None:
                 meets = xp.zeros(found.size, bool)
                 meets[pairs[true]] = True
                 found = xp.where(meets, found, -1)
-        if self.join.how == "left":
+        if self.description.how == "left":
             return self._beside(own.slots, found)
         kept = xp.flatnonzero(found >= 0)
         return self._beside(own.slots[kept], found[kept])

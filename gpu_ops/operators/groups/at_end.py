@@ -42,12 +42,14 @@ class AggregateAtEnd(AtEnd):
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
         """The groups of a part."""
-        join = self.join
-        rows = _folded(self.kernels, join.source, changes[0])
-        by = [f"k{n}" for n in range(len(join.by))]
-        columns: dict[str, Any] = {k: one_nan(one_zero(one_array(rows[c]))) for k, c in zip(by, join.by, strict=True)}
+        description = self.description
+        rows = _folded(self.kernels, description.source, changes[0])
+        by = [f"k{n}" for n in range(len(description.by))]
+        columns: dict[str, Any] = {
+            k: one_nan(one_zero(one_array(rows[c]))) for k, c in zip(by, description.by, strict=True)
+        }
         calls: list[Any] = []
-        for number, measure in enumerate(join.measures):
+        for number, measure in enumerate(description.measures):
             if measure.column is None:
                 if ([], "count_all") not in calls:
                     calls.append(([], "count_all"))
@@ -72,13 +74,13 @@ class AggregateAtEnd(AtEnd):
                 calls.append((f"{name}_nan", "max"))
         grouped = pa.table(columns) if columns else pa.table({"_": pa.nulls(rows.num_rows)})
         found = self.kernels.aggregate(grouped, by, calls)
-        data = [found[k].cast(c.type) for k, c in zip(by, join.output, strict=False)]
-        for number, measure in enumerate(join.measures):
-            column = None if measure.column is None else join.source.schema.field(measure.column).type
-            kind = join.output[len(by) + number].type
+        data = [found[k].cast(c.type) for k, c in zip(by, description.output, strict=False)]
+        for number, measure in enumerate(description.measures):
+            column = None if measure.column is None else description.source.schema.field(measure.column).type
+            kind = description.output[len(by) + number].type
             data.append(_measured(found, f"m{number}", measure, (column, kind)).cast(kind))
         kinds = encode_row_kinds(np.full(found.num_rows, INSERT, np.int8))
-        return pa.Table.from_arrays([kinds, *data], schema=join.output_schema)
+        return pa.Table.from_arrays([kinds, *data], schema=description.output_schema)
 
 
 class RowByRowAtEnd(AtEnd):
@@ -86,26 +88,28 @@ class RowByRowAtEnd(AtEnd):
 
     def result(self, changes: tuple[Ingested, ...]) -> Changelog:
         """The groups of a part."""
-        join = self.join
-        rows = _folded(self.kernels, join.source, changes[0])
-        if not rows.num_rows and not join.by:
+        description = self.description
+        rows = _folded(self.kernels, description.source, changes[0])
+        if not rows.num_rows and not description.by:
             return self._of_nothing()
-        source = dataclasses.replace(join.source, row_kind=None, unique_key=None)
-        live = operators.make(dataclasses.replace(join, source=source, emit="per_batch"), self.kernels, self.room)
+        source = dataclasses.replace(description.source, row_kind=None, unique_key=None)
+        live = operators.make(
+            dataclasses.replace(description, source=source, emit="per_batch"), self.kernels, self.room
+        )
         count = rows.num_rows
         taken = Ingested(rows, np.full(count, INSERT, np.int8), np.arange(count, dtype=np.int64), count, 0, None)
-        return changelog(live.join, self.kernels, live.prepare((taken,), self._clock_ms, None))
+        return changelog(live.description, self.kernels, live.prepare((taken,), self._clock_ms, None))
 
     def _of_nothing(self) -> pa.Table:
         """One row: without group columns there is one, though there is none in the input."""
         values: list[Any] = []
-        for measure, column in zip(self.join.measures, self.join.output, strict=True):
+        for measure, column in zip(self.description.measures, self.description.output, strict=True):
             if measure.own is not None:
                 values.append(called(measure, "result", 1, called(measure, "empty", 1, 1)))
             else:
                 values.append(pa.array([0 if measure.function.startswith("count") else None], column.type))
         kinds = encode_row_kinds(np.full(1, INSERT, np.int8))
-        return pa.Table.from_arrays([kinds, *values], schema=self.join.output_schema)
+        return pa.Table.from_arrays([kinds, *values], schema=self.description.output_schema)
 
 
 def _measured(found: pa.Table, name: str, measure: Measure, types: tuple[pa.DataType | None, pa.DataType]) -> Any:
@@ -133,25 +137,25 @@ class CoGroupAtEnd(AtEnd):
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
         """The rows of a part: the left's, then the right's, each sorted by key."""
-        join = self.join
+        description = self.description
         parts = []
-        for side, (source, change) in enumerate(zip(join.inputs, changes, strict=True)):
+        for side, (source, change) in enumerate(zip(description.inputs, changes, strict=True)):
             rows = _folded(self.kernels, source, change)
-            strict = [k.column(side) for k in join.keys if not k.null_safe and rows[k.column(side)].null_count]
+            strict = [k.column(side) for k in description.keys if not k.null_safe and rows[k.column(side)].null_count]
             for name in strict:
                 rows = rows.filter(rows[name].is_valid())
-            names = [k.column(side) for k in join.keys]
+            names = [k.column(side) for k in description.keys]
             by = pa.table(
-                [one_zero(rows[c].cast(t)) for c, t in zip(names, join.key_types, strict=True)],
+                [one_zero(rows[c].cast(t)) for c, t in zip(names, description.key_types, strict=True)],
                 names=[f"k{n}" for n in range(len(names))],
             )
             sorted_rows = rows.take(self.kernels.sorted_order(by))
             data = [encode_row_kinds(np.full(rows.num_rows, INSERT, np.int8))]
             data.append(pa.array(np.full(rows.num_rows, side, np.int8)))
-            for column in join.output[1:]:
+            for column in description.output[1:]:
                 own = column.side == side
                 data.append(sorted_rows[column.column] if own else pa.nulls(rows.num_rows, column.type))
-            parts.append(pa.Table.from_arrays(data, schema=join.output_schema))
+            parts.append(pa.Table.from_arrays(data, schema=description.output_schema))
         return pa.concat_tables(parts)
 
 

@@ -46,24 +46,24 @@ class LatestRows(KeyedOperator):
     """The rows there are, by their key.
 
     Args:
-        join: the description.
+        description: the description.
         kernels: the backend.
     """
 
-    join: Latest
+    description: Latest
 
-    def __init__(self, join: Latest, kernels: Kernels) -> None:
-        super().__init__(join, kernels)
-        types = tuple(join.source.schema.field(column).type for column in join.by)
+    def __init__(self, description: Latest, kernels: Kernels) -> None:
+        super().__init__(description, kernels)
+        types = tuple(description.source.schema.field(column).type for column in description.by)
         self._lost: pa.Table | None = None
-        self.tables = (KeyedTable(kernels, join.source, [KeySet(join.by, types, ())], findable=True),)
+        self.tables = (KeyedTable(kernels, description.source, [KeySet(description.by, types, ())], findable=True),)
 
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
         """Keeps the changes that are chosen over the rows of their keys that are there, or come before them."""
-        join, (change,) = self.join, changes
-        if join.unavailable is not None and change.kinds.size:
-            return (self._completed(change, join.unavailable),)
-        if not join.chooses or not change.kinds.size:
+        description, (change,) = self.description, changes
+        if description.unavailable is not None and change.kinds.size:
+            return (self._completed(change, description.unavailable),)
+        if not description.chooses or not change.kinds.size:
             return changes
         kernels, xp = self.kernels, self.kernels.xp
         groups, owner, slots = self._by_key(change)
@@ -78,7 +78,7 @@ class LatestRows(KeyedOperator):
         before[groups.starts] = best
         before = xp.minimum(before, best[groups.group])
         counts = xp.zeros(size, bool)
-        counts[groups.order] = ranks <= before if join.keep == "last" else ranks < before
+        counts[groups.order] = ranks <= before if description.keep == "last" else ranks < before
         return (change.pick(kernels.asnumpy(counts)),)
 
     def _by_key(self, change: Ingested) -> tuple[Groups, Array, Slots]:
@@ -94,7 +94,7 @@ class LatestRows(KeyedOperator):
         Raises:
             BadInputError: one that lacks a value where there is none from before, if ``bad_rows`` is ``fail``.
         """
-        kernels, join, (table,) = self.kernels, self.join, self.tables
+        kernels, description, (table,) = self.kernels, self.description, self.tables
         rows, told = change.table, change.column(unavailable).combine_chunks()
         lacks = self._lacking(change, told)
         if lacks:
@@ -102,7 +102,7 @@ class LatestRows(KeyedOperator):
             owner, slots = map(kernels.asnumpy, found)
             order, group = kernels.asnumpy(groups.order), kernels.asnumpy(groups.group)
             held = table.store.take(kernels.asarray(slots), list(lacks), present=True)
-            stored = kernels.to_arrow(held, pa.schema([join.source.schema.field(name) for name in lacks]))
+            stored = kernels.to_arrow(held, pa.schema([description.source.schema.field(name) for name in lacks]))
             of_group = np.full(int(groups.leader.size), -1)
             of_group[owner] = change.kinds.size + np.arange(slots.size)
             brings, ends = adds(change.kinds)[order], change.kinds[order] == DELETE
@@ -117,10 +117,10 @@ class LatestRows(KeyedOperator):
             index = np.arange(order.size)
             index[order[wanting]] = source[wanting]
             lost |= index < 0
-            if (index < 0).any() and join.source.bad_rows == "fail":
-                key = rows.select(join.by).slice(int(np.argmax(index < 0)), 1).to_pylist()[0]
+            if (index < 0).any() and description.source.bad_rows == "fail":
+                key = rows.select(description.by).slice(int(np.argmax(index < 0)), 1).to_pylist()[0]
                 problem = "a change does not bring it, and there is no row of its key that it could be kept of: set "
-                raise BadInputError(join.source.name, name, problem + "REPLICA IDENTITY FULL at the source", key)
+                raise BadInputError(description.source.name, name, problem + "REPLICA IDENTITY FULL at the source", key)
             values = pa.chunked_array([*rows[name].chunks, *stored[name].cast(rows[name].type).chunks])
             taken = values.take(pa.array(index, mask=index < 0))
             rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), taken)
@@ -132,13 +132,13 @@ class LatestRows(KeyedOperator):
 
     def _lacking(self, change: Ingested, told: pa.ListArray) -> dict[str, npt.NDArray[np.bool_]]:
         """By column, which of the changes that bring a row do not bring its value."""
-        join, names = self.join, told.flatten()
+        description, names = self.description, told.flatten()
         owner = pc.list_parent_indices(told).to_numpy()
         found: dict[str, npt.NDArray[np.bool_]] = {}
         for name in pc.unique(names).to_pylist():
-            if name in join.by:
-                raise BadInputError(join.source.name, name, "is of the key, and a change does not bring it")
-            if name in join.source.schema.names and name != join.unavailable:
+            if name in description.by:
+                raise BadInputError(description.source.name, name, "is of the key, and a change does not bring it")
+            if name in description.source.schema.names and name != description.unavailable:
                 mask = np.zeros(change.kinds.size, bool)
                 mask[owner[pc.equal(names, name).to_numpy(zero_copy_only=False)]] = True
                 mask &= adds(change.kinds)
@@ -150,22 +150,24 @@ class LatestRows(KeyedOperator):
         made, (change,), lost = super()._prepare(changes, clock_ms, net=net), changes, self._lost
         if lost is None:
             return made
-        made.metrics[f"{self.join.sides[0]}_bad_rows"] = change.bad_rows + lost.num_rows
-        if self.join.source.bad_rows == "tag":
+        made.metrics[f"{self.description.sides[0]}_bad_rows"] = change.bad_rows + lost.num_rows
+        if self.description.source.bad_rows == "tag":
             sequence = np.concatenate([made.sequence, np.zeros(lost.num_rows, np.int64)])
             made = dataclasses.replace(made, sequence=sequence, beside=(*made.beside, Beside(0, lost, BAD_ROW_KIND)))
         return made
 
     def _ranks(self, change: Ingested, slots: Slots) -> tuple[Array, Array]:
         """Ranks the changes and the rows that are there, from 0, in the order, or in its reverse."""
-        kernels, join, (table,) = self.kernels, self.join, self.tables
-        if join.order_by is None:
+        kernels, description, (table,) = self.kernels, self.description, self.tables
+        if description.order_by is None:
             return kernels.xp.zeros(change.kinds.size, np.int64), kernels.xp.zeros(slots.size, np.int64)
-        column, field = change.column(join.order_by), join.source.schema.field(join.order_by)
-        held = table.store.take(slots, [join.order_by], present=True)
+        column, field = change.column(description.order_by), description.source.schema.field(description.order_by)
+        held = table.store.take(slots, [description.order_by], present=True)
         stored = kernels.to_arrow(held, pa.schema([field]))
         values = pa.chunked_array([*column.cast(field.type).chunks, *stored[0].chunks], field.type)
-        rank = pc.rank(values, "descending" if join.keep == "last" else "ascending", tiebreaker="dense").to_numpy()
+        rank = pc.rank(
+            values, "descending" if description.keep == "last" else "ascending", tiebreaker="dense"
+        ).to_numpy()
         ranks = kernels.asarray(rank.astype(np.int64))
         return ranks[: change.kinds.size], ranks[change.kinds.size :]
 

@@ -80,35 +80,35 @@ class Sessions(Operator):
     """The sessions of one input over one partition.
 
     Args:
-        join: the description.
+        description: the description.
         kernels: the backend.
     """
 
-    join: SessionAggregate
+    description: SessionAggregate
 
-    def __init__(self, join: SessionAggregate, kernels: Kernels) -> None:
-        self.join, self.kernels = join, kernels
-        source = join.source
-        types = tuple(source.schema.field(column).type for column in join.by)
+    def __init__(self, description: SessionAggregate, kernels: Kernels) -> None:
+        self.description, self.kernels = description, kernels
+        source = description.source
+        types = tuple(source.schema.field(column).type for column in description.by)
         self._rows = KeyedTable(
             kernels,
             source,
-            [KeySet(join.by, types, ())],
+            [KeySet(description.by, types, ())],
             findable=not source.insert_only,
             beside=[TIME_COLUMN, _START],
         )
         self.tables = (self._rows,)
-        used = {*join.by, str(source.event_time), *(c for m in join.measures for c in m.columns)}
+        used = {*description.by, str(source.event_time), *(c for m in description.measures for c in m.columns)}
         self._names = [name for name in source.schema.names if name in used]
         """The columns that the aggregates look at."""
 
     def _inner(self, row_kind: str | None) -> ContinuousAggregate:
         """The aggregates of rows that have the start of their session."""
-        fields = [self.join.source.schema.field(name) for name in self._names]
-        kind = self.join.source.schema.field(str(self.join.source.event_time)).type
-        schema = pa.schema([*fields, pa.field(self.join.start, kind)])
+        fields = [self.description.source.schema.field(name) for name in self._names]
+        kind = self.description.source.schema.field(str(self.description.source.event_time)).type
+        schema = pa.schema([*fields, pa.field(self.description.start, kind)])
         source = dataclasses.replace(
-            self.join.source,
+            self.description.source,
             schema=schema,
             unique_key=None,
             row_kind=row_kind,
@@ -117,7 +117,7 @@ class Sessions(Operator):
             idle_timeout_ms=None,
             bad_rows="fail",
         )
-        return ContinuousAggregate(self.join.of_rows(source), self.kernels)
+        return ContinuousAggregate(self.description.of_rows(source), self.kernels)
 
     # --- the starts of sessions --------------------------------------------------------------
 
@@ -135,16 +135,16 @@ class Sessions(Operator):
         rows, kernels, xp = self._rows, self.kernels, self.kernels.xp
         start = rows.beside[_START].values
         new = as_slots(kernels, side.first_new, side.new)
-        changed = _Needles(rows, xp.concatenate([side.killed, new]))
+        changed = _ProbeRows(rows, xp.concatenate([side.killed, new]))
         if not changed.slots.size:
             return _MovedRows(changed.slots, changed.slots)
         behind = self._follower(changed)
-        points = _Needles(rows, distinct(xp, xp.concatenate([changed.slots, behind[behind >= 0]])))
+        points = _ProbeRows(rows, distinct(xp, xp.concatenate([changed.slots, behind[behind >= 0]])))
         points = points.by_group()
         first = points.opens(xp)  # of their group
         times = points.times
         there = self._search(points, "backward", exact=True, farthest=times) >= 0
-        before = self._search(points, "backward", exact=False, farthest=shifted(xp, times, -self.join.gap))
+        before = self._search(points, "backward", exact=False, farthest=shifted(xp, times, -self.description.gap))
         held = xp.where(before >= 0, start[xp.maximum(before, 0)], times)
         # the row before is of the session of the point before, but where a session of old rows begins between them
         own = (there & (before < 0)) | first
@@ -158,7 +158,7 @@ class Sessions(Operator):
         rows.put(_START, new, begins[place])
         return _MovedRows(moved[0], moved[2])
 
-    def _follow(self, points: _Needles, begins: Array) -> tuple[Slots, Array, Array]:
+    def _follow(self, points: _ProbeRows, begins: Array) -> tuple[Slots, Array, Array]:
         """Rows of before that are of another session now: their slots, and its start now and before.
 
         Args:
@@ -182,20 +182,20 @@ class Sessions(Operator):
         needle, slots = self._between(some, some.times, until)
         return slots, begins[needle], start[slots]
 
-    def _between(self, needles: _Needles, earliest: Array, latest: Array) -> tuple[Positions, Slots]:
+    def _between(self, needles: _ProbeRows, earliest: Array, latest: Array) -> tuple[Positions, Slots]:
         """The rows of before that stay, of the groups of n needles and in a span of time of each."""
         candidates = self._rows.time_index.probe(needles.hashes, earliest, latest, staged=False)
         own = Columns(self._rows.store, self._rows.keys, needles.slots)
         return live_matches(self._rows, candidates, own)
 
-    def _follower(self, needles: _Needles) -> Slots:
+    def _follower(self, needles: _ProbeRows) -> Slots:
         """The next row within the gap of each of n rows, of a later time; -1 for none."""
-        farthest = shifted(self.kernels.xp, needles.times, self.join.gap)
+        farthest = shifted(self.kernels.xp, needles.times, self.description.gap)
         return self._search(needles, "forward", exact=False, farthest=farthest)
 
     def _search(
         self,
-        needles: _Needles,
+        needles: _ProbeRows,
         direction: SearchDirection,
         *,
         exact: bool,
@@ -225,24 +225,24 @@ class Sessions(Operator):
         kinds = np.full(int(slots.size), INSERT, np.int8)
         kinds[: int(goes[0].size)] = DELETE
         frame = self._rows.store.take(slots, self._names, present=True)
-        schema = pa.schema([self.join.source.schema.field(name) for name in self._names])
-        event_time = self.join.source.schema.field(str(self.join.source.event_time))
+        schema = pa.schema([self.description.source.schema.field(name) for name in self._names])
+        event_time = self.description.source.schema.field(str(self.description.source.event_time))
         rows = kernels.to_arrow(frame, schema)
-        made = from_integers(kernels.asnumpy(starts), self.join.time_type).cast(event_time.type)
-        rows = rows.append_column(pa.field(self.join.start, event_time.type), made)
+        made = from_integers(kernels.asnumpy(starts), self.description.time_type).cast(event_time.type)
+        rows = rows.append_column(pa.field(self.description.start, event_time.type), made)
         return Ingested(rows, kinds, np.arange(kinds.size, dtype=np.int64), kinds.size, 0, None)
 
     def _shown(self, output: Output) -> pa.Table:
         """What the aggregates give, with the ends of sessions for their last event times."""
         table: Any = output.values
         assert isinstance(table, pa.Table)
-        place = len(self.join.by) + 1
-        field, times = table.field(place), as_integers(table.column(place), self.join.time_type)
-        ends = from_integers(shifted(np, times, self.join.gap), self.join.time_type).cast(field.type)
+        place = len(self.description.by) + 1
+        field, times = table.field(place), as_integers(table.column(place), self.description.time_type)
+        ends = from_integers(shifted(np, times, self.description.gap), self.description.time_type).cast(field.type)
         return table.set_column(place, field, ends)
 
     def _metrics(self, side: Lifetimes, moved: int, started: float, found: float) -> dict[str, int | float]:
-        source = self.join.source.name
+        source = self.description.source.name
         return {
             f"{source}_unknown_retractions": int(side.unknown),
             f"{source}_expired": 0,
@@ -262,9 +262,9 @@ class Sessions(Operator):
 class SessionsKeptUpToDate(Sessions):
     """Sessions that grow, become one and part; arguments as `Sessions`."""
 
-    def __init__(self, join: SessionAggregate, kernels: Kernels) -> None:
-        super().__init__(join, kernels)
-        self._groups = self._inner(f"{max(self.join.source.schema.names, key=len)}_")  # none of the columns
+    def __init__(self, description: SessionAggregate, kernels: Kernels) -> None:
+        super().__init__(description, kernels)
+        self._groups = self._inner(f"{max(self.description.source.schema.names, key=len)}_")  # none of the columns
         self._rows.attached += self._groups.tables
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
@@ -309,10 +309,10 @@ class SessionsKeptUpToDate(Sessions):
 class SessionsAtWatermark(TimedOperator[Clock], Sessions):
     """Sessions each of which comes out once; arguments as `Sessions`."""
 
-    def __init__(self, join: SessionAggregate, kernels: Kernels) -> None:
-        Sessions.__init__(self, join, kernels)
-        TimedOperator.__init__(self, join, kernels, Clock(seen=(None,)))
-        self.stored_clock = f"time of {join.source.name}"
+    def __init__(self, description: SessionAggregate, kernels: Kernels) -> None:
+        Sessions.__init__(self, description, kernels)
+        TimedOperator.__init__(self, description, kernels, Clock(seen=(None,)))
+        self.stored_clock = f"time of {description.source.name}"
         self._rows.queues[_CLOSES] = TimeQueue(kernels)
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
@@ -338,27 +338,27 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
         made = self._result(out, clock_ms)
         table, beside = made[0], tuple[Beside, ...]()
         sequence = np.full(table.num_rows, AT_WATERMARK, np.int64)
-        if self.join.late == "tag":
-            for field in list(value_schema(self.join))[table.num_columns :]:  # which late rows alone have
+        if self.description.late == "tag":
+            for field in list(value_schema(self.description))[table.num_columns :]:  # which late rows alone have
                 table = table.append_column(field, pa.nulls(table.num_rows, field.type))
             beside = (Beside(0, change.pick(late).table, LATE_ROW_KIND),)
             sequence = np.concatenate([sequence, change.sequence[late]])
-        source = self.join.source.name
-        held = 0 if self.join.source.insert_only else self.join.gap
+        source = self.description.source.name
+        held = 0 if self.description.source.insert_only else self.description.gap
         metrics = self._metrics(side, int(moved.slots.size), started, found) | self._times(held)
         metrics |= {f"{source}_late": int(late.sum()), f"{source}_evicted": int(out.size)}
         return Output(table, made[1], sequence, metrics, beside=beside)
 
     def _last_that_ends(self, now: int) -> int:
         """The last event time whose own session ends by a watermark."""
-        return now if now in (BEFORE_ALL, AFTER_ALL) else max(now - self.join.gap, BEFORE_ALL)
+        return now if now in (BEFORE_ALL, AFTER_ALL) else max(now - self.description.gap, BEFORE_ALL)
 
     def _closed(self, slots: Slots) -> Slots:
         """The rows of sessions that end with one of some rows; ascending."""
         xp, rows = self.kernels.xp, self._rows
         if not slots.size:
             return slots
-        ends = _Needles(rows, slots)
+        ends = _ProbeRows(rows, slots)
         ends = ends.pick(xp.flatnonzero(self._follower(ends) < 0))
         # of the last rows of a session one is enough
         ends = ends.pick(xp.flatnonzero(self._search(ends, "backward", exact=True, farthest=ends.times) == ends.slots))
@@ -370,15 +370,15 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
         xp, rows = self.kernels.xp, self._rows
         if not side.killed.size or now == BEFORE_ALL:
             return side.killed[:0]
-        gone = _Needles(rows, side.killed)
-        before = self._search(gone, "backward", exact=False, farthest=shifted(xp, gone.times, -self.join.gap))
+        gone = _ProbeRows(rows, side.killed)
+        before = self._search(gone, "backward", exact=False, farthest=shifted(xp, gone.times, -self.description.gap))
         last = distinct(xp, before[before >= 0])
         return self._closed(last[rows.beside[TIME_COLUMN].values[last] <= self._last_that_ends(now)])
 
     def _result(self, out: Slots, clock_ms: int) -> tuple[pa.Table, Any]:
         """The sessions of some rows, all of each: rows and row kinds."""
         if not out.size:
-            drop = dataclasses.replace(self.join, late="drop")
+            drop = dataclasses.replace(self.description, late="drop")
             return value_schema(drop).empty_table(), np.empty(0, np.int8)
         nothing_goes = out[:0], out[:0]
         made = self._inner(None).prepare(
@@ -405,7 +405,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
         queue.commit()
 
 
-class _Needles:
+class _ProbeRows:
     """Rows that look for others of their group.
 
     Args:
@@ -429,15 +429,15 @@ class _Needles:
         self.place: Positions = kernels.xp.arange(slots.size, dtype=np.int64)
         self._group: Array | None = None
 
-    def pick(self, some: Positions) -> _Needles:
+    def pick(self, some: Positions) -> _ProbeRows:
         """Some of them."""
-        picked = object.__new__(_Needles)
+        picked = object.__new__(_ProbeRows)
         picked._table, picked.slots = self._table, self.slots[some]
         picked.times, picked.hashes = self.times[some], self.hashes[some]
         picked._group = None if self._group is None else self._group[some]
         return picked
 
-    def by_group(self) -> _Needles:
+    def by_group(self) -> _ProbeRows:
         """All of them by group and time."""
         rows, kernels = self._table, self._table.kernels
         groups = Groups(kernels, self._keys, rows.keys, rows.key_types, self.hashes)

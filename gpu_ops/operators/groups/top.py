@@ -158,65 +158,65 @@ class TopRows(KeyedOperator):
     """The first rows of each group.
 
     Args:
-        join: the description.
+        description: the description.
         kernels: the backend.
     """
 
-    join: Top
+    description: Top
     null_sides = (False,)
 
-    def __init__(self, join: Top, kernels: Kernels) -> None:
-        super().__init__(join, kernels)
-        source = dataclasses.replace(join.source, ttl_ms=None)  # a group goes as one
-        types = tuple(source.schema.field(column).type for column in join.by)
+    def __init__(self, description: Top, kernels: Kernels) -> None:
+        super().__init__(description, kernels)
+        source = dataclasses.replace(description.source, ttl_ms=None)  # a group goes as one
+        types = tuple(source.schema.field(column).type for column in description.by)
         self._table = KeyedTable(
             kernels,
             source,
-            [KeySet(join.by, types, ())],
+            [KeySet(description.by, types, ())],
             findable=not source.insert_only,
             beside=[TIME_COLUMN],
             arrival_counts=True,
         )
         self._state: GroupState | None = None
-        if join.source.ttl_ms is not None:
-            self._groups, self._clock = group_table(kernels, join.source, join.by, {}), 0
-            self._state = GroupState(join.source, self._groups, self._table, {}, [])
+        if description.source.ttl_ms is not None:
+            self._groups, self._clock = group_table(kernels, description.source, description.by, {}), 0
+            self._state = GroupState(description.source, self._groups, self._table, {}, [])
         self._table.indexes[_EXACTLY] = OrderIndex(kernels)
         self.tables = (self._table,)
-        first = source.schema.field(join.order[0].column).type
-        self._sole = len(join.order) == 1 and exact(first)
+        first = source.schema.field(description.order[0].column).type
+        self._sole = len(description.order) == 1 and exact(first)
         self._skipped = 0
-        if join.number is not None:
-            self._numbers = kernels.store(pa.schema([(join.number, pa.int32())]))
-            counted = pa.array(range(1, join.n + 1), pa.int32())
-            self._numbers.append(kernels.frame(pa.table({join.number: counted})))
+        if description.number is not None:
+            self._numbers = kernels.store(pa.schema([(description.number, pa.int32())]))
+            counted = pa.array(range(1, description.n + 1), pa.int32())
+            self._numbers.append(kernels.frame(pa.table({description.number: counted})))
 
     def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
         if self._state is None:
             return super()._prepare(changes, clock_ms, net=net)
         self._clock, gone = clock_ms, self._state.forget(self._groups.expired(clock_ms))
         made = super()._prepare(changes, clock_ms, net=net)
-        made.metrics[f"{self.join.source.name}_expired"] = gone
+        made.metrics[f"{self.description.source.name}_expired"] = gone
         return made
 
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
         """All of them, with the order's numbers as their times."""
-        (change,), order = changes, self.join.order[0]
-        kind = self.join.source.schema.field(order.column).type
+        (change,), order = changes, self.description.order[0]
+        kind = self.description.source.schema.field(order.column).type
         column = change.column(order.column)
         return (dataclasses.replace(change, times=sort_keys(column.cast(kind), order)),)
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Candidates:
         """The rows of changed groups that can be among the first."""
-        (side,), join, kernels, xp, table = sides, self.join, self.kernels, self.kernels.xp, self._table
+        (side,), description, kernels, xp, table = sides, self.description, self.kernels, self.kernels.xp, self._table
         new = as_slots(kernels, side.first_new, len(table) - side.first_new)
         changed = xp.concatenate([side.killed, new])
         if not changed.size:
             return Candidates(self._nothing, self._nothing)
-        names = join.by or tuple(join.source.schema.names[:1])  # without columns there are no rows
+        names = description.by or tuple(description.source.schema.names[:1])  # without columns there are no rows
         values = table.store.take(changed, names, present=True)
-        hashes = kernels.hash_rows(values, join.by, table.key_types)
-        grouped = Groups(kernels, values, join.by, table.key_types, hashes)
+        hashes = kernels.hash_rows(values, description.by, table.key_types)
+        grouped = Groups(kernels, values, description.by, table.key_types, hashes)
         # numbered by their first change, as the order of the output must not follow from hashes
         by_change = kernels.argsort(grouped.leader)
         leader, number = grouped.leader[by_change], xp.empty(by_change.size, np.int64)
@@ -225,16 +225,16 @@ class TopRows(KeyedOperator):
         group[grouped.order] = number[grouped.group]
         leaders = kernels.take(values, leader, names, present=True)
         if self._state is not None:
-            keys = leaders if join.by else one_key(kernels, 1)
+            keys = leaders if description.by else one_key(kernels, 1)
             self._groups.touch(self._groups.locate(keys).slots, self._clock)
-        own = Columns(leaders, join.by)
+        own = Columns(leaders, description.by)
         first: FirstRows = FirstByNumber(table, decides=self._sole)
-        wanted = xp.full(leader.size, join.n, np.int64)
+        wanted = xp.full(leader.size, description.n, np.int64)
         try:
             held_by, held = first.search(own, hashes[leader], wanted)
         except TooMany:
             index = cast("OrderIndex", table.indexes[_EXACTLY])
-            order_rows(table, index, [one.column for one in join.order], self._places)
+            order_rows(table, index, [one.column for one in description.order], self._places)
             first = FirstRows(table, index, table.keys, table.key_types)
             held_by, held = first.search(own, hashes[leader], wanted)
         self._skipped += max(0, first.read - 8 * int(held.size) - 64 * len(table.time_index.runs) * int(leader.size))
@@ -244,33 +244,33 @@ class TopRows(KeyedOperator):
 
     def _ordered(self, groups: Array, slots: Slots) -> Positions:
         """Positions of rows by group, order and arrival."""
-        kernels, order = self.kernels, self.join.order
+        kernels, order = self.kernels, self.description.order
         numbers = self._table.beside[TIME_COLUMN].values[slots]
         if self._sole and not bool(((numbers == FIRST) | (numbers == LAST)).any()):
             return sorted_by(kernels, groups, numbers, slots)
-        schema = pa.schema([self.join.source.schema.field(one.column) for one in order])
+        schema = pa.schema([self.description.source.schema.field(one.column) for one in order])
         rows = kernels.to_arrow(self._table.store.take(slots, schema.names, present=True), schema)
         return sorted_by(kernels, groups, *self._places(rows, slots))
 
     def _places(self, values: pa.Table, slots: Slots) -> list[Array]:
         """The positions of rows in the order."""
         kernels = self.kernels
-        return [kernels.asarray(places(values.columns, self.join.order, kernels.asnumpy(slots)))]
+        return [kernels.asarray(places(values.columns, self.description.order, kernels.asnumpy(slots)))]
 
     def rows(self, found: Candidates, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Rows that come to be among the first, and rows that are not any more."""
-        (side,), xp, n = sides, self.kernels.xp, self.join.n
+        (side,), xp, n = sides, self.kernels.xp, self.description.n
         groups, slots = found.groups, found.slots
         starts = xp.searchsorted(groups, groups)
         old, stays = slots < side.first_new, side.died(xp, slots) == NEVER
         was, now = _number(xp, old, starts), _number(xp, stays, starts)
         before, after = old & (was <= n), stays & (now <= n)
-        if self.join.source.insert_only:
+        if self.description.source.insert_only:
             self._forget(slots[xp.flatnonzero(~after)], side.first_new)
         if event_kinds is not None:
             return self._moments(found, side)
         again = before & after
-        if self.join.number is not None:
+        if self.description.number is not None:
             again &= was == now
         leaves, comes = xp.flatnonzero(before & ~again), xp.flatnonzero(after & ~again)
         leaving, coming = (slots[leaves], was[leaves] - 1), (slots[comes], now[comes] - 1)
@@ -279,7 +279,7 @@ class TopRows(KeyedOperator):
     @property
     def _width(self) -> int:
         """The count of numbers that make an output row: its slot, and its number in the group if that is shown."""
-        return 1 if self.join.number is None else 2
+        return 1 if self.description.number is None else 2
 
     def _forget(self, slots: Slots, first_new: int) -> None:
         """Rows behind the first, of insertions only."""
@@ -295,7 +295,7 @@ class TopRows(KeyedOperator):
         end = xp.where(forever, layouts.owned(groups + 1, start), layouts.owned(groups, (died >> 1) + 1))
         # of each group the time before the micro-batch, and every change of it
         moments = distinct(xp, xp.concatenate([layouts.owned(groups, start), begin, end[~forever]]))
-        size, n = int(moments.size), self.join.n
+        size, n = int(moments.size), self.description.n
         begin, end = xp.searchsorted(moments, begin), xp.searchsorted(moments, end)
         parts: list[OutputRows] = []
         step = max(1, _AT_ONCE // n)
@@ -310,13 +310,13 @@ class TopRows(KeyedOperator):
 
     def _changes(self, first: Array, moments: Array, slots: Slots) -> OutputRows:
         """Lists the differences between the first rows at a moment and those at the one before, of the same group."""
-        xp, n = self.kernels.xp, self.join.n
+        xp, n = self.kernels.xp, self.description.n
         sequence = (layouts.unowned(moments)[1] - 1)[1:]
         before, after = first[:-1].reshape(-1), first[1:].reshape(-1)
         moment = xp.arange(before.size, dtype=np.int64) // n
         same = (before == after) | (sequence[moment] < 0)
         there, here = xp.flatnonzero(~same & (before != NONE)), xp.flatnonzero(~same & (after != NONE))
-        if self.join.number is None:
+        if self.description.number is None:
             # what only has another number is neither taken nor brought
             size = slots.size
             taken, brought = moment[there] * size + before[there], moment[here] * size + after[here]
@@ -349,9 +349,9 @@ class TopRows(KeyedOperator):
 
     def values(self, rows: OutputRows) -> Frame:
         """The rows, and their numbers beside them."""
-        if self.join.number is None:
+        if self.description.number is None:
             return super().values(rows)
-        schema, name = self.join.source.schema, self.join.number
+        schema, name = self.description.source.schema, self.description.number
         own = self._table.store.take(rows.slots[0], schema.names, present=True)
         numbers = self._numbers.take(rows.slots[1], [name], present=True)
         return self.kernels.combine([*((column, own, column) for column in schema.names), (name, numbers, name)])

@@ -23,7 +23,7 @@ from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.keys import On
 from gpu_ops.descriptions.times import Duration, Late, parse_bound
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.api.checks import apply_operator, settled, two_sided
+from gpu_ops.spark.api.apply import apply_operator, settled, two_sided
 from gpu_ops.spark.api.streams import (
     ChangelogOptions,
     IntervalJoinOptions,

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.descriptions.aggregate import Aggregate, Given, Measure, parse_measure
+from gpu_ops.descriptions.aggregate import Aggregate, AggregateSpec, Measure, parse_measure
 from gpu_ops.descriptions.arguments import check_options
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
@@ -26,8 +26,8 @@ from gpu_ops.descriptions.times import Duration, parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
+from gpu_ops.spark.api.apply import apply_operator, check_frames
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
-from gpu_ops.spark.api.checks import apply_operator, check_frames
 from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, resolve, resolve_all, with_options
 from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
@@ -40,7 +40,7 @@ _FILTER: Final = re.compile(r"(.*\))\s*filter\s*\(\s*where\s+(.+)\)\s*", re.IGNO
 def aggregate(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     by: str | Sequence[str] = (),
-    aggregates: Mapping[str, Given] | None = None,
+    aggregates: Mapping[str, AggregateSpec] | None = None,
     *,
     window_end: str | None = None,
     session_gap: Duration | None = None,
@@ -162,7 +162,9 @@ def _narrowed(described: Aggregate, source: Stream) -> tuple[Aggregate, Stream]:
     return dataclasses.replace(described, source=dataclasses.replace(given, schema=fields)), narrow
 
 
-def _measures(source: Stream, aggregates: Mapping[str, Given], label: str) -> tuple[Stream, tuple[Measure, ...]]:
+def _measures(
+    source: Stream, aggregates: Mapping[str, AggregateSpec], label: str
+) -> tuple[Stream, tuple[Measure, ...]]:
     """Parses the aggregates, with columns as the DataFrame spells them.
 
     For ``FILTER (WHERE ...)`` the input gets a further column, null where the condition is not true: no aggregate

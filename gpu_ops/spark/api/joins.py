@@ -19,7 +19,7 @@ from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn
 from gpu_ops.descriptions.times import Duration, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
-from gpu_ops.spark.api.checks import apply_operator, check_frames, settled, two_sided
+from gpu_ops.spark.api.apply import apply_operator, check_frames, settled, two_sided
 from gpu_ops.spark.api.streams import (
     ChangelogOptions,
     JoinOptions,

@@ -27,8 +27,8 @@ from gpu_ops.query.errors import Origin, errors_at, place_of
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union, show, walk
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Scan, Table
+from gpu_ops.spark.api.apply import MemoryOnlyStateWarning, apply_operator, settled
 from gpu_ops.spark.api.by_time import timed, timed_input
-from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, apply_operator, settled
 from gpu_ops.spark.api.finish import calculated, check_runs, remember
 from gpu_ops.spark.api.static import as_streams, beside_streams, has_result
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
@@ -102,7 +102,7 @@ def sql(
 
 
 def _origin_in(query: str, message: str) -> Origin:
-    """Where a query names the input that a message is about, its beginning where there is none."""
+    """The place where a query names the input that a message is about, or its beginning."""
     about = re.search(r"\binput '([^']+)'", message)
     name = about and re.search(rf"(?<![\w.]){re.escape(about.group(1))}(?!\w)", query, re.IGNORECASE)
     start = name.start() if name else len(query) - len(query.lstrip())

@@ -89,7 +89,7 @@ def free_name(wanted: str, taken: Iterable[str]) -> str:
 
 
 def observed(names: Sequence[str], column: str, number: int = 0) -> Column:
-    """What ``DataFrame.observe`` is given: one column `METRICS_FIELD`, with a field per metric.
+    """The aggregate for ``DataFrame.observe``: one column `METRICS_FIELD`, with a field per metric.
 
     Spark analyses, optimises and compiles it for every operator in every micro-batch, and updates every aggregate in
     every row. So partitions are added up elsewhere, see `total`, and one function makes all fields.
@@ -97,7 +97,7 @@ def observed(names: Sequence[str], column: str, number: int = 0) -> Column:
     Args:
         names: the names of the metrics.
         column: the hidden column.
-        number: of the row that has them, among those that have any.
+        number: the number of the row with them, among the rows with metrics.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
     from pyspark.sql import types as st  # noqa: PLC0415

@@ -31,9 +31,9 @@ from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.driver.starts import check_starts
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
 from gpu_ops.spark.plan.changes import (
-    Changes,
+    JoinChanges,
     OperatorChainBuilder,
-    Reading,
+    SourceScan,
     holds_sources,
     observed_once,
     observing,
@@ -105,7 +105,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     chain, legs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
     for number in order:
         reading, packer = readings[number], packers[number]
-        if reading is not None and isinstance(reading.source, Changes) and chain.takes(reading.source):
+        if reading is not None and isinstance(reading.source, JoinChanges) and chain.takes(reading.source):
             chain.add(number, reading.source, Edge(reading.taken, packer))
             legs |= {leg: frame for leg, frame in reading.source.legs().items() if leg not in legs}
         else:
@@ -409,13 +409,13 @@ def collated_key(join: Description, schemas: Sequence[st.StructType]) -> str | N
 def packers_of(
     join: Description,
     inputs: Sequence[DataFrame],
-    readings: Sequence[Reading | None],
+    readings: Sequence[SourceScan | None],
     layout: Sequence[UnionColumn],
     plan: JoinPlan,
     *,
     blocks: Blocks | None,
 ) -> tuple[list[Packer], Arrivals]:
-    """How many rows of each input go in one, made for a partition each, and what a task makes of those.
+    """Makes the packers of all inputs, and the `Arrivals` that unpack their rows in the operator's task.
 
     A Python function packs them: so the optimizer does not remove it and, where the sources have nothing new, the
     shuffle and the join behind it, whose partitions would miss a micro-batch.
@@ -434,14 +434,14 @@ def packers_of(
     for number, reading in enumerate(readings):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
-        first = FirstOfGroup.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
+        first = FirstOfGroup.wanted(join) if reading is not None and isinstance(reading.source, JoinChanges) else None
         name, schema = join.inputs[number].name, schemas[number]
         packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
     return packers, Arrivals(wire_schema(layout), carried, first=plan.loaded)
 
 
-def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:
+def _packed(df: DataFrame, reading: SourceScan | None, packer: Packer) -> DataFrame:
     if reading is None:
         return df.mapInArrow(OfRows("gpu_join_pack", packer), _PACKED_TYPE)
     return reading.source.packed(packer, reading.taken, _PACKED_TYPE)

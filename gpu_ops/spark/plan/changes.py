@@ -21,7 +21,7 @@ from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, 
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import selection, taken_of_join
-from gpu_ops.spark.tasks.join import ChainedOperator, Edge, OfChanges, OperatorChain, Task
+from gpu_ops.spark.tasks.join import ChainedOperator, Edge, OfChanges, OperatorChain, OperatorTask, Task
 from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
 from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
 
@@ -77,10 +77,10 @@ def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) 
     return node.withNewChildren(scala_seq(of.sparkSession, made))
 
 
-def task_of(node: Any, spark: SparkSession) -> Task | OperatorChain | None:
+def task_of(node: Any, spark: SparkSession) -> OperatorTask | None:
     """The function that a join's node runs; None for a join whose inputs are static, or what is made of changes."""
     task = function_of(node, spark)
-    return task if isinstance(task, Task | OperatorChain) else None
+    return task if isinstance(task, OperatorTask) else None
 
 
 def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructType, spark: SparkSession) -> DataFrame:
@@ -123,7 +123,7 @@ def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.Struct
     return in_place_of(found.node, plan, OfChanges(task, found.taken, maker._replace(schema=schema)), output, spark)
 
 
-class Reading(NamedTuple):
+class SourceScan(NamedTuple):
     """A scan of a source with a filter and projection of its rows.
 
     Attributes:
@@ -131,7 +131,7 @@ class Reading(NamedTuple):
         taken: the filter and projection.
     """
 
-    source: sources.Source | Changes
+    source: sources.Source | JoinChanges
     taken: Taken
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ class Reading(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class JoinChanges:
     """The changelog of a join as a source that is read in the join's own tasks.
 
     Attributes:
@@ -156,7 +156,7 @@ class Changes:
 
     node: Any
     plan: JoinPlan
-    task: Task | OperatorChain
+    task: OperatorTask
     session: SparkSession
 
     def __str__(self) -> str:
@@ -167,12 +167,15 @@ class Changes:
         return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
 
     @property
-    def nodes(self) -> tuple[ChainedOperator, ...]:
+    def operators(self) -> tuple[ChainedOperator, ...]:
         """The operators of its task."""
-        return self.task.nodes if isinstance(self.task, OperatorChain) else (ChainedOperator(self.task),)
+        if isinstance(self.task, OperatorChain):
+            return self.task.operators
+        assert isinstance(self.task, Task)
+        return (ChainedOperator(self.task),)
 
     def legs(self) -> dict[str, DataFrame]:
-        """What Spark brings to its task, see `legs_of`."""
+        """The rows that Spark brings to its task, by their use; see `legs_of`."""
         return {leg: frame_of(self.session, node) for leg, node in legs_of(self.node, self.plan).items()}
 
 
@@ -198,11 +201,11 @@ MOST_IN_ONE_TASK: Final = 4
 
 
 class OperatorChainBuilder:
-    """Which operators run in the task of another one that reads their changes.
+    """Collects the operators that run in the task of another one, which reads their changes.
 
     Args:
-        plan: the operator that comes last.
-        task: its function.
+        plan: the plan of the last operator.
+        task: the function of the last operator.
     """
 
     def __init__(self, plan: JoinPlan, task: Task) -> None:
@@ -212,11 +215,11 @@ class OperatorChainBuilder:
         self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
         self._sources: list[str | None] = [None] * len(plan.join.inputs)
 
-    def takes(self, changes: Changes) -> bool:
-        """Whether the operator that makes them runs in this task, with all that run in its own."""
+    def takes(self, changes: JoinChanges) -> bool:
+        """True if the operator that makes some changes can run in this task, with all that run in its own."""
         return all(plan.partitions <= MOST_IN_ONE_TASK for plan in (self._plan, *changes.plan.in_task))
 
-    def add(self, number: int, changes: Changes, edge: Edge) -> None:
+    def add(self, number: int, changes: JoinChanges, edge: Edge) -> None:
         """Takes the operators below an input; one that is there is not computed again.
 
         Args:
@@ -224,7 +227,7 @@ class OperatorChainBuilder:
             changes: what the input is made of.
             edge: what is taken of these.
         """
-        for plan, node in zip(changes.plan.in_task, changes.nodes, strict=True):
+        for plan, node in zip(changes.plan.in_task, changes.operators, strict=True):
             alone = dataclasses.replace(plan, chained=(), below=(), legs=())
             self._plans.setdefault(plan.plan_id, alone)
             self._tasks.setdefault(plan.plan_id, node.task)
@@ -236,7 +239,7 @@ class OperatorChainBuilder:
 
     @property
     def function(self) -> Task | OperatorChain:
-        """What runs in the task."""
+        """The function that runs in the task."""
         if not self._tasks:
             return self._task
         below = [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
@@ -252,19 +255,19 @@ class OperatorChainBuilder:
         return dataclasses.replace(self._plan, chained=chained, sources=sources, legs=legs)
 
 
-def source_of(df: DataFrame) -> Reading | None:
+def source_of(df: DataFrame) -> SourceScan | None:
     """The source of a DataFrame that only filters and projects it as Arrow can; None for any other DataFrame."""
     found = selection(df, lambda node: str(node.nodeName()) in MAPS)
     if isinstance(found, str):
         return None
     session, plan = df.sparkSession, JoinPlan.of(found.node)
-    source: sources.Source | Changes | None
+    source: sources.Source | JoinChanges | None
     if plan is None:
         source = sources.source(found.node, session)
     else:
         task = task_of(found.node, session)
-        source = None if task is None else Changes(found.node, plan, task, session)
-    return None if source is None else Reading(source, found.taken)
+        source = None if task is None else JoinChanges(found.node, plan, task, session)
+    return None if source is None else SourceScan(source, found.taken)
 
 
 def holds_sources(node: Any) -> bool:

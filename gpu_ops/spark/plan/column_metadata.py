@@ -303,7 +303,7 @@ def _join_below(df: DataFrame, through: Set[str]) -> JoinPlan | None:
 
 
 def hides_metrics(node: Any) -> bool:
-    """Whether it is the filter above a join that takes the rows with the metrics of its task's operators out."""
+    """True for the filter above a join that removes the rows with the metrics of its task's operators."""
     return str(node.nodeName()) == "Filter" and observed_join(node.children().head()) is not None
 
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 ROWS_PER_BATCH: Final = 1 << 16
 
-Function = Callable[[Any, pa.Table], pa.Table]
+CoGroupFunction = Callable[[Any, pa.Table], pa.Table]
 """Computes a co-group's result from a part of its rows, see `gpu_ops.spark.tasks.functions.CoGroupTask`."""
 
 
@@ -50,7 +50,9 @@ class LeftOver(ArrowTask):
 
     __name__ = "gpu_join_left_over"
 
-    def __init__(self, state: StateAddress, manifest: Manifest, version: int, function: Function | None = None) -> None:
+    def __init__(
+        self, state: StateAddress, manifest: Manifest, version: int, function: CoGroupFunction | None = None
+    ) -> None:
         self._state, self._manifest, self._version, self._function = state, manifest, version, function
         self._paths = program_paths()
 
@@ -78,7 +80,7 @@ def look_in(paths: Iterable[str]) -> None:
     sys.path.extend(path for path in paths if path not in sys.path)
 
 
-def grouped(described: Description, function: Function | None, part: pa.Table) -> Iterator[pa.RecordBatch]:
+def grouped(described: Description, function: CoGroupFunction | None, part: pa.Table) -> Iterator[pa.RecordBatch]:
     """Yields a part, or the result of a co-group's function for it; nothing for a part without rows."""
     if part.num_rows:
         made = part if function is None else function(described, part)
@@ -129,7 +131,7 @@ class BoundedTask(ArrowTask):
         *,
         backend: Backend,
         probe: Probe,
-        function: Function | None = None,
+        function: CoGroupFunction | None = None,
     ) -> None:
         self.__name__ = name
         self._description, self._wire, self._schema = description, wire, schema

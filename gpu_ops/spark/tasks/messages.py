@@ -16,7 +16,7 @@ from gpu_ops.errors import BadInputError
 from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values
 from gpu_ops.messages.rows import Bad, MessageFormat, MessageRows
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
-from gpu_ops.spark.tasks.packing import Pack, Packer, Part
+from gpu_ops.spark.tasks.packing import OrderedBatches, Pack, Packer
 from gpu_ops.spark.tasks.rows import Taken
 from gpu_ops.spark.wire.arrivals import typed
 
@@ -79,7 +79,7 @@ class ReadMessages(ArrowTask):
     def __str__(self) -> str:
         return f"messages of {self.location} ({self.format.name})"
 
-    def parts(self, batches: Iterator[pa.RecordBatch]) -> list[Part]:
+    def parts(self, batches: Iterator[pa.RecordBatch]) -> list[OrderedBatches]:
         """The rows of a partition's messages, as one part."""
         return [(combined(self(batches)), source_partition(), "")]
 

@@ -24,7 +24,7 @@ _BLOCK_BYTES: Final = 1 << 24
 """The size of a message in a file, about."""
 
 
-Part = tuple[Iterator[pa.RecordBatch], int, str]
+OrderedBatches = tuple[Iterator[pa.RecordBatch], int, str]
 """Batches of rows, and the time and source by which they are ordered among others."""
 
 
@@ -60,13 +60,9 @@ class Packer(NamedTuple):
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields all rows of this Spark task, packed."""
-        yield from self.of_partition(rows, source_partition())
+        yield from self.pack([(combined(rows), source_partition(), "")])
 
-    def of_partition(self, rows: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
-        """Packs the rows of a task, or of a partition of an operator below, whose number orders them among others."""
-        yield from self.pack([(combined(rows), number, "")])
-
-    def pack(self, parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
+    def pack(self, parts: Iterable[OrderedBatches]) -> Iterator[pa.RecordBatch]:
         """Yields rows of `PACKED` with all rows of a task.
 
         Every partition gets a message, perhaps without rows, so that the task which receives it knows its partition.
@@ -160,15 +156,15 @@ class FileRows(NamedTuple):
         rows = (self.taken.of(batch, self.schema) for batch in self.format.read(uri, self.taken.names, self.name))
         yield from rows if self.slices is None else self.slices.of(rows)
 
-    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
+    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[OrderedBatches]:
         """The rows of a task's files, a part for each file."""
         return ((self.read(uri), time, uri) for uri, time in files_in_order(batches))
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """Protocol of a reader that turns a task's batches (files, messages) into rows."""
 
-    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterable[Part]:
+    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterable[OrderedBatches]:
         """Returns the rows part by part, in their order."""
 
 
@@ -183,7 +179,7 @@ class Pack(ArrowTask):
 
     __name__ = "gpu_join_pack_read"
 
-    def __init__(self, packer: Packer, reader: Reader, taken: Taken) -> None:
+    def __init__(self, packer: Packer, reader: RowReader, taken: Taken) -> None:
         self._packer, self._reader, self._taken = packer, reader, taken
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

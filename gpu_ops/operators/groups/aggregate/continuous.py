@@ -49,7 +49,7 @@ from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.extremes import Extreme, OwnFunction, best_schema
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
-from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
+from gpu_ops.operators.groups.aggregate.step import AggregateStep, EventRows, Events, Kept, Running, Timeline
 from gpu_ops.operators.operator import (
     AT_WATERMARK,
     Clock,
@@ -71,36 +71,36 @@ class ContinuousAggregate(Operator):
     """Groups of one input over one partition.
 
     Args:
-        join: the description.
+        description: the description.
         kernels: the backend.
     """
 
-    join: Aggregate
+    description: Aggregate
     tables: Sequence[Any]
 
-    def __init__(self, join: Aggregate, kernels: Kernels) -> None:
-        self.join, self.kernels = join, kernels
-        schema = join.source.schema
-        self._ttl = join.source.ttl_ms
-        types = tuple(schema.field(c).type for c in join.by)
+    def __init__(self, description: Aggregate, kernels: Kernels) -> None:
+        self.description, self.kernels = description, kernels
+        schema = description.source.schema
+        self._ttl = description.source.ttl_ms
+        types = tuple(schema.field(c).type for c in description.by)
         self._rows: InputRows | None = None
-        if not join.source.insert_only:
-            keys = [KeySet(join.by, types, ())]
-            arrival = any(m.function in ("first", "last") for m in join.measures)
-            own_rows = dataclasses.replace(join.source, ttl_ms=None)  # a group goes as one
+        if not description.source.insert_only:
+            keys = [KeySet(description.by, types, ())]
+            arrival = any(m.function in ("first", "last") for m in description.measures)
+            own_rows = dataclasses.replace(description.source, ttl_ms=None)  # a group goes as one
             self._rows = InputRows(kernels, own_rows, keys, findable=True, arrival_counts=arrival)
         columns: dict[str, npt.DTypeLike] = {"rows": np.int64}
         extremes: list[Extreme | OwnFunction] = []
         parts: dict[str, StateTable] = {}
-        self._moved: list[Callable[[Step], Running]] = []
+        self._moved: list[Callable[[AggregateStep], Running]] = []
         """Gives, of a micro-batch, each aggregate at each moment."""
-        for number, measure in enumerate(join.measures):
+        for number, measure in enumerate(description.measures):
             place = -1 if measure.column is None else schema.names.index(measure.column)
             kind = None if measure.column is None else schema.field(place).type
-            moved: Callable[[Step], Running]
+            moved: Callable[[AggregateStep], Running]
             if measure.function == "count_distinct":
                 columns |= {sums.GROUP_NUMBER: np.int64, f"different_{number}": np.int64}
-                forgets = join.by_time or self._ttl is not None
+                forgets = description.by_time or self._ttl is not None
                 table = parts[f"values {number}"] = sums.value_table(kernels, kind, measure.name, forgets=forgets)
                 moved = functools.partial(sums.different, name=f"different_{number}", table=table, measure=measure)
             elif measure.own is not None:
@@ -109,7 +109,7 @@ class ContinuousAggregate(Operator):
                 extremes.append(own := OwnFunction(measure, f"state_{number}", states))
                 columns[own.name], moved = np.int64, own.moved
             elif measure.function in ("min", "max", "first", "last"):
-                order = join.source.sequence_by if measure.function in ("first", "last") else None
+                order = description.source.sequence_by if measure.function in ("first", "last") else None
                 best: Any = self._rows
                 if best is None:
                     own_rows = Input(measure.name, best_schema(measure, schema, order))
@@ -120,11 +120,11 @@ class ContinuousAggregate(Operator):
                 columns[one.name], moved = np.int64, one.moved
             else:
                 columns.update(dict.fromkeys(sums.columns_of(measure, kind, place), np.int64))
-                result = join.output[len(join.by) + number].type
+                result = description.output[len(description.by) + number].type
                 moved = functools.partial(sums.moved, measure=measure, kind=kind, number=place, result=result)
             self._moved.append(moved)
-        self._groups = group_table(kernels, join.source, join.by, columns)
-        self._state = GroupState(join.source, self._groups, self._rows, parts, extremes)
+        self._groups = group_table(kernels, description.source, description.by, columns)
+        self._state = GroupState(description.source, self._groups, self._rows, parts, extremes)
         self.tables = (self._state.main,)
         self._next_number = self._given = 1
 
@@ -132,7 +132,7 @@ class ContinuousAggregate(Operator):
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; no watermark matters."""
-        return self._prepare(changes[0], clock_ms, net=self.join.emit == "per_batch")
+        return self._prepare(changes[0], clock_ms, net=self.description.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
         """Computes one micro-batch like `prepare`, but only its net change, whatever ``emit`` is."""
@@ -142,16 +142,16 @@ class ContinuousAggregate(Operator):
         started = time.perf_counter()
         expired = self._groups.expired(clock_ms)
         self._state.forget(expired)
-        begins = self.join.always and not self._groups.live_after()
+        begins = self.description.always and not self._groups.live_after()
         step, unknown = self._step(change, net=net)
         if step is None and begins:
             found = self._groups.locate(one_key(self.kernels, 1))
             self._number(found.slots)
-            step = Step.without_events(self._groups, found.slots, self.join.source.schema)
+            step = AggregateStep.without_events(self._groups, found.slots, self.description.source.schema)
         updated = time.perf_counter()
         if step is None:
             kinds, sequence = np.empty(0, np.int8), np.empty(0, np.int64)
-            table = value_schema(self.join).empty_table()
+            table = value_schema(self.description).empty_table()
         else:
             count, running = self._applied(step)
             self._groups.touch(step.line.slots, clock_ms)
@@ -160,7 +160,7 @@ class ContinuousAggregate(Operator):
         return Output(table, kinds, sequence, metrics)
 
     def _metrics(self, unknown: int, started: float, updated: float, *, expired: int = 0) -> dict[str, int | float]:
-        source = self.join.source.name
+        source = self.description.source.name
         return {
             f"{source}_unknown_retractions": unknown,
             f"{source}_expired": expired,
@@ -169,18 +169,18 @@ class ContinuousAggregate(Operator):
             "emit_ms": (time.perf_counter() - updated) * 1e3,
         }
 
-    def _applied(self, step: Step) -> tuple[tuple[Array, Array], list[Running]]:
+    def _applied(self, step: AggregateStep) -> tuple[tuple[Array, Array], list[Running]]:
         """The number of rows and the aggregates of each group, moved."""
         count = step.counted()
         running = [moved(step) for moved in self._moved]
         step.write()
-        if not self.join.always:
+        if not self.description.always:
             self._groups.end(step.line.slots[step.line.final(count[1]) == 0])
         return count, running
 
-    def _step(self, change: Ingested, *, net: bool) -> tuple[Step | None, int]:
+    def _step(self, change: Ingested, *, net: bool) -> tuple[AggregateStep | None, int]:
         """The micro-batch by groups, None where nothing happens; and how many retractions were of no row."""
-        kernels, xp, schema, rows = self.kernels, self.kernels.xp, self.join.source.schema, self._rows
+        kernels, xp, schema, rows = self.kernels, self.kernels.xp, self.description.source.schema, self._rows
         kept: Kept | None = None
         unknown = 0
         sign: Array | None = None
@@ -211,12 +211,12 @@ class ContinuousAggregate(Operator):
 
         if not total:
             return None, unknown
-        found = self._groups.locate(frame if self.join.by else one_key(kernels, total))
+        found = self._groups.locate(frame if self.description.by else one_key(kernels, total))
         self._number(found.slots)
         # of a net change an event is a row
         line = Timeline(kernels, found.slots, found.number if net else found.number[row], instants, net=net)
         events = Events(row, instants, sign)
-        return Step(self._groups, line, events, Rows(frame, column, found.number, new, kept)), unknown
+        return AggregateStep(self._groups, line, events, EventRows(frame, column, found.number, new, kept)), unknown
 
     def _number(self, slots: Array) -> None:
         """Give new groups numbers, where their values need them."""
@@ -231,12 +231,12 @@ class ContinuousAggregate(Operator):
     # --- the changelog -----------------------------------------------------------------------
 
     def _changelog(
-        self, step: Step, count: tuple[Array, Array], running: Sequence[Running]
+        self, step: AggregateStep, count: tuple[Array, Array], running: Sequence[Running]
     ) -> tuple[npt.NDArray[np.int8], pa.Table, npt.NDArray[np.int64]]:
         """Row kinds, rows without these, and the change that caused each."""
         kernels, xp, line = self.kernels, self.kernels.xp, step.line
         was, now = count[0] > 0, count[1] > 0
-        if self.join.always:
+        if self.description.always:
             now = xp.ones(now.size, bool)
             was = now.copy()
             was[line.starts[line.slots >= self._groups.first_new]] = False
@@ -266,12 +266,12 @@ class ContinuousAggregate(Operator):
             order = kernels.asnumpy(kernels.argsort(rank))
             sequence = (kernels.asnumpy(instants) >> 1)[order]
         data: list[Any] = []
-        if self.join.by:
-            taken = self._groups.store.take(group, self.join.by, present=True)
-            types = [c.type for c in self.join.output[: len(self.join.by)]]
-            keys = kernels.to_arrow(taken, pa.schema(list(zip(self.join.by, types, strict=True))))
+        if self.description.by:
+            taken = self._groups.store.take(group, self.description.by, present=True)
+            types = [c.type for c in self.description.output[: len(self.description.by)]]
+            keys = kernels.to_arrow(taken, pa.schema(list(zip(self.description.by, types, strict=True))))
             data = [pa.chunked_array([one_zero(chunk) for chunk in c.chunks], c.type) for c in keys.columns]
-        for aggregate, column in zip(running, self.join.output[len(self.join.by) :], strict=True):
+        for aggregate, column in zip(running, self.description.output[len(self.description.by) :], strict=True):
             numbers = [
                 kernels.asnumpy(xp.concatenate([before[minus], after[plus]]))
                 for before, after in list(zip(aggregate.before, aggregate.after, strict=True))[aggregate.first_made :]
@@ -279,7 +279,7 @@ class ContinuousAggregate(Operator):
             made = aggregate.made(*numbers)
             data.append(made if made.type == column.type else made.cast(column.type))
         found = kernels.asnumpy(kinds)
-        table = pa.Table.from_arrays(data, schema=value_schema(self.join))
+        table = pa.Table.from_arrays(data, schema=value_schema(self.description))
         if order is not None:
             found, table = found[order], table.take(pa.array(order))
         return found, table, sequence
@@ -321,18 +321,18 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
     """Groups of one input over one partition, each until its window ends.
 
     Args:
-        join: the description.
+        description: the description.
         kernels: the backend.
     """
 
-    join: Aggregate
+    description: Aggregate
 
-    def __init__(self, join: Aggregate, kernels: Kernels) -> None:
-        self._described = join
-        join = dataclasses.replace(join, late="drop")  # late rows are put behind what that gives
-        ContinuousAggregate.__init__(self, join, kernels)
-        TimedOperator.__init__(self, join, kernels, Clock(seen=(None,)))
-        self.stored_clock = f"time of {join.source.name}"
+    def __init__(self, description: Aggregate, kernels: Kernels) -> None:
+        self._described = description
+        description = dataclasses.replace(description, late="drop")  # late rows are put behind what that gives
+        ContinuousAggregate.__init__(self, description, kernels)
+        TimedOperator.__init__(self, description, kernels, Clock(seen=(None,)))
+        self.stored_clock = f"time of {description.source.name}"
         self._groups.queues[_CLOSES] = TimeQueue(kernels)
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
@@ -359,21 +359,21 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         if step is not None:
             self._applied(step)
             self._expect(as_slots(self.kernels, self._groups.first_new, len(self._groups) - self._groups.first_new))
-        source = self.join.source.name
+        source = self.description.source.name
         metrics = self._metrics(unknown, started, updated) | self._times(0)
         metrics |= {f"{source}_late": int(late.sum()), f"{source}_evicted": evicted}
         return Output(table, kinds, sequence, metrics, beside=beside)
 
     @property
     def _closes(self) -> str:
-        assert self.join.closes is not None
-        return self.join.closes
+        assert self.description.closes is not None
+        return self.description.closes
 
     def _ends(self, column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return as_integers(column, self.join.time_type)
+        return as_integers(column, self.description.time_type)
 
     def _nothing(self) -> tuple[Any, pa.Table, int]:
-        return np.empty(0, np.int8), value_schema(self.join).empty_table(), 0
+        return np.empty(0, np.int8), value_schema(self.description).empty_table(), 0
 
     def _closed(self, now: int) -> tuple[Any, pa.Table, int]:
         """Groups whose windows end: row kinds, rows, and how many."""
@@ -382,7 +382,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         due = due[groups.status.values[due] == LIVE]
         if not due.size:
             return self._nothing()
-        step = Step.without_events(groups, due, self.join.source.schema)
+        step = AggregateStep.without_events(groups, due, self.description.source.schema)
         rows, running = self._applied(step)
         kinds, table, _ = self._changelog(step, (xp.zeros(due.size, np.int64), rows[1]), running)
         self._state.forget(due)
@@ -393,7 +393,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         self._groups.queues[_CLOSES].add(self._ends_of(slots), slots)
 
     def _ends_of(self, slots: Slots) -> Array:
-        field = self.join.source.schema.field(self._closes)
+        field = self.description.source.schema.field(self._closes)
         taken = self._groups.store.take(slots, [field.name], present=True)
         return self.kernels.asarray(self._ends(self.kernels.to_arrow(taken, pa.schema([field]))[0]))
 

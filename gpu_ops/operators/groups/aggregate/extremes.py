@@ -33,7 +33,7 @@ from gpu_ops.operators.core.first_rows import FirstRows, most_candidates, order_
 from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.match import match
 from gpu_ops.operators.core.order import NONE, least, one_zero, order_codes, order_codes_of
-from gpu_ops.operators.groups.aggregate.step import Running, Step
+from gpu_ops.operators.groups.aggregate.step import AggregateStep, Running
 from gpu_ops.state.index import OrderIndex
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import DEAD, DYING
@@ -62,7 +62,7 @@ class Extreme:
     order: str | None
     own: bool
 
-    def moved(self, step: Step) -> Running:
+    def moved(self, step: AggregateStep) -> Running:
         """The aggregate at each moment; the group's best row is another then."""
         return _Moved(self, step).running()
 
@@ -78,7 +78,7 @@ class _Moved:
     Candidates are old rows, those of a group by slot, then new ones, as they came.
     """
 
-    def __init__(self, extreme: Extreme, step: Step) -> None:
+    def __init__(self, extreme: Extreme, step: AggregateStep) -> None:
         self.extreme, self.step, self.line = extreme, step, step.line
         xp, kernels, column = step.xp, step.kernels, extreme.measure.column
         assert column is not None
@@ -378,7 +378,7 @@ class OwnFunction:
         assert self.measure.own is not None
         return self.measure.own
 
-    def moved(self, step: Step) -> Running:
+    def moved(self, step: AggregateStep) -> Running:
         """The aggregate at each moment."""
         line = step.line
         state = self._states(step)
@@ -395,7 +395,7 @@ class OwnFunction:
         before = of_base if line.net else line.shifted(of_after, of_base)
         return Running((before,), (of_after,), lambda number: values.take(pa.array(number)))
 
-    def _states(self, step: Step) -> pa.Table:
+    def _states(self, step: AggregateStep) -> pa.Table:
         """The state of each group, as it was."""
         xp, schema = step.xp, self.function.state
         slots = step.base(self.name) - 1
@@ -409,12 +409,12 @@ class OwnFunction:
         place[place < 0] = np.arange(fresh) + there.size
         return made.take(pa.array(place))
 
-    def _of_groups(self, step: Step, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def _of_groups(self, step: AggregateStep, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         rows, groups, comes = self._events(step)
         final = self._applied(state, groups, rows, comes, step)
         return final, final
 
-    def _of_moments(self, step: Step, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def _of_moments(self, step: AggregateStep, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         """States after each moment, and those of each group in the end."""
         rows, groups, comes = self._events(step)
         asnumpy, line = step.kernels.asnumpy, step.line
@@ -435,14 +435,16 @@ class OwnFunction:
         after = pa.concat_tables([state.slice(0, 0), *parts]).take(pa.array(place))
         return after, after.take(pa.array(last))
 
-    def _events(self, step: Step) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    def _events(self, step: AggregateStep) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Lists each event's row, its group, and whether the row comes."""
         asnumpy = step.kernels.asnumpy
         rows = asnumpy(step.row)
         comes = np.ones(rows.size, bool) if step.sign is None else asnumpy(step.sign) > 0
         return rows, asnumpy(step.line.event_group), comes
 
-    def _applied(self, state: pa.Table, groups: Ints, rows: Ints, comes: npt.NDArray[np.bool_], step: Step) -> pa.Table:
+    def _applied(
+        self, state: pa.Table, groups: Ints, rows: Ints, comes: npt.NDArray[np.bool_], step: AggregateStep
+    ) -> pa.Table:
         for method, mask in (("add", comes), ("retract", ~comes)):
             some = np.flatnonzero(mask)
             if some.size:
@@ -452,7 +454,7 @@ class OwnFunction:
                 state = called(self.measure, method, len(state), state, pa.array(groups[some]), values)
         return state
 
-    def _keep(self, step: Step, final: pa.Table) -> None:
+    def _keep(self, step: AggregateStep, final: pa.Table) -> None:
         """Note each group's state; of groups without rows there is none."""
         xp, kernels = step.xp, step.kernels
         rows = step.line.final(step.counted()[1])

@@ -147,7 +147,7 @@ class Kept(NamedTuple):
     lifetimes: Lifetimes
 
 
-class Rows(NamedTuple):
+class EventRows(NamedTuple):
     """The rows that come or go: n new ones, then those that were there before.
 
     Attributes:
@@ -179,7 +179,7 @@ class Events(NamedTuple):
     sign: Array | None
 
 
-class Step:
+class AggregateStep:
     """The events of one micro-batch over the groups that they touch.
 
     Args:
@@ -189,7 +189,7 @@ class Step:
         rows: the rows.
     """
 
-    def __init__(self, groups: KeyTable, line: Timeline, events: Events, rows: Rows) -> None:
+    def __init__(self, groups: KeyTable, line: Timeline, events: Events, rows: EventRows) -> None:
         self.kernels, self.xp = groups.kernels, groups.kernels.xp
         self.groups, self.line = groups, line
         self.row, self.instants, self.sign = events
@@ -201,7 +201,7 @@ class Step:
         self._columns: dict[str, pa.Array] = {}
 
     @classmethod
-    def without_events(cls, groups: KeyTable, slots: Slots, schema: pa.Schema) -> Step:
+    def without_events(cls, groups: KeyTable, slots: Slots, schema: pa.Schema) -> AggregateStep:
         """Makes a step of groups without any event, which gives them as they are.
 
         Args:
@@ -212,7 +212,10 @@ class Step:
         none, nothing = groups.kernels.xp.empty(0, np.int64), schema.empty_table()
         line = Timeline(groups.kernels, slots, none, none, net=True)
         return cls(
-            groups, line, Events(none, none, None), Rows(groups.kernels.frame(nothing), nothing.column, none, 0, None)
+            groups,
+            line,
+            Events(none, none, None),
+            EventRows(groups.kernels.frame(nothing), nothing.column, none, 0, None),
         )
 
     def column(self, name: str) -> pa.Array:

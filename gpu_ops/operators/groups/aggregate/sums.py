@@ -33,7 +33,7 @@ from gpu_ops.descriptions.aggregate import Measure
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.order import decimal_halves
-from gpu_ops.operators.groups.aggregate.step import Moves, Running, Step, Timeline
+from gpu_ops.operators.groups.aggregate.step import AggregateStep, Moves, Running, Timeline
 from gpu_ops.state.table import put_behind
 
 _WORDS: Final = 5
@@ -159,7 +159,7 @@ def columns_of(measure: Measure, kind: pa.DataType | None, number: int) -> Itera
         yield f"sum_{number}"
 
 
-def moved(step: Step, measure: Measure, kind: pa.DataType | None, number: int, result: pa.DataType) -> Running:
+def moved(step: AggregateStep, measure: Measure, kind: pa.DataType | None, number: int, result: pa.DataType) -> Running:
     """A count, sum or average at each moment.
 
     Args:
@@ -185,7 +185,7 @@ def moved(step: Step, measure: Measure, kind: pa.DataType | None, number: int, r
     return Running(before, after, _integers_or_null)
 
 
-def _whole(step: Step, column: str) -> tuple[Moves, bool]:
+def _whole(step: AggregateStep, column: str) -> tuple[Moves, bool]:
     """By how much integers move their sum, and whether that is exact: it fits in 64 bits whatever their order is."""
     if column not in step.wholes:
         values = integers(step.column(column))
@@ -218,7 +218,7 @@ def _parts(kind: pa.DataType) -> int:
 
 
 def _parted(
-    step: Step, measure: Measure, of: tuple[pa.DataType, int], known: tuple[Array, Array], result: pa.DataType
+    step: AggregateStep, measure: Measure, of: tuple[pa.DataType, int], known: tuple[Array, Array], result: pa.DataType
 ) -> Running:
     column, (kind, number) = measure.column, of
     assert column is not None
@@ -353,7 +353,7 @@ def of_totals(
 # --- double numbers ----------------------------------------------------------------------------
 
 
-def _floats(step: Step, measure: Measure, number: int, known: tuple[Array, Array]) -> Running:
+def _floats(step: AggregateStep, measure: Measure, number: int, known: tuple[Array, Array]) -> Running:
     name = measure.column
     assert name is not None
     cached: list[npt.NDArray[np.float64]] = []
@@ -401,7 +401,7 @@ def of_doubles(xp: Any, measure: Measure, total: Array, count: Array, odd: list[
     return (value + 0.0).view(np.int64), count > 0  # of a negative one an average may be -0.0
 
 
-def _finite(step: Step, number: int, given: Callable[[], npt.NDArray[np.float64]]) -> tuple[Array, Array]:
+def _finite(step: AggregateStep, number: int, given: Callable[[], npt.NDArray[np.float64]]) -> tuple[Array, Array]:
     """The sums of finite values before and after each moment."""
     if number in step.floats:
         return step.floats[number]
@@ -533,14 +533,14 @@ def value_table(kernels: Kernels, kind: pa.DataType, name: str, *, forgets: bool
     return KeyTable(kernels, schema, {_ROWS: np.int64}, name, by_first=forgets)
 
 
-def different(step: Step, name: str, table: KeyTable, measure: Measure) -> Running:
+def different(step: AggregateStep, name: str, table: KeyTable, measure: Measure) -> Running:
     """The number of different values at each moment, which has a name beside the groups; others as of `crossings`."""
     assert measure.column is not None
     column = measure.column
     return counted(step.summed(name, lambda: step.line.moves(crossings(step, table, column))))
 
 
-def crossings(step: Step, table: KeyTable, column: str) -> Array:
+def crossings(step: AggregateStep, table: KeyTable, column: str) -> Array:
     """By how much each event moves the number of different values: 1, -1 or 0; moves the values' own numbers.
 
     Args:

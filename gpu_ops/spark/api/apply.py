@@ -44,7 +44,7 @@ from gpu_ops.state.manifest import LATEST, Manifest, check_open
 PARTITIONS_PER_GPU: Final = 2
 
 _numbers = itertools.count(1)
-TwoSided = TypeVar("TwoSided", bound=Join)
+TwoSidedJoin = TypeVar("TwoSidedJoin", bound=Join)
 
 
 class MemoryOnlyStateWarning(UserWarning):
@@ -70,7 +70,7 @@ def _check_conditions(description: Description, sides: Sequence[Stream]) -> None
 
 
 def two_sided(
-    kind: type[TwoSided],
+    kind: type[TwoSidedJoin],
     how: str,
     on: On,
     sides: tuple[Stream, Stream],
@@ -78,7 +78,7 @@ def two_sided(
     *,
     derive: bool = True,
     **more: Any,
-) -> tuple[TwoSided, tuple[Stream, Stream], bool]:
+) -> tuple[TwoSidedJoin, tuple[Stream, Stream], bool]:
     """Makes the description of a join of two inputs, and adds columns for its condition to the inputs.
 
     Args:
@@ -259,10 +259,10 @@ def _warnings(description: Description, sides: Sequence[Stream], name: str, *, i
             )
 
 
-Sides = TypeVar("Sides", bound=tuple[Stream, ...])
+SideInputs = TypeVar("SideInputs", bound=tuple[Stream, ...])
 
 
-def settled(sides: Sides, options: Mapping[str, Any]) -> tuple[Sides, Emit]:
+def settled(sides: SideInputs, options: Mapping[str, Any]) -> tuple[SideInputs, Emit]:
     """Loads static inputs beside streams, and returns the inputs and ``emit``, ``at_end`` where all are static.
 
     Args:
@@ -276,7 +276,7 @@ def settled(sides: Sides, options: Mapping[str, Any]) -> tuple[Sides, Emit]:
     if check_frames([side.df for side in sides]):
         return sides, "at_end"
     if not all(is_stream(side) for side in sides):
-        sides = cast("Sides", tuple(beside_streams(sides, _state_of(options))))
+        sides = cast("SideInputs", tuple(beside_streams(sides, _state_of(options))))
     return sides, options.get("emit", "per_batch")
 
 
