@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from gpu_ops.query.catalyst import class_of, items
 from gpu_ops.query.expressions import Expr, QueryColumn
+from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Compute, Relation, RowByRow
 from gpu_ops.query.scope import Below, Scope
 
