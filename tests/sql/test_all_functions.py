@@ -53,6 +53,8 @@ MOST = {"aggregate": 15, "aggregate in having": 15}
 """How many calls are taken at least."""
 
 
+PIECE = 150
+"""How many calls stand in one streaming query."""
 FAILING = 12
 """How many calls at most Spark's own batch fails with."""
 SLOW = tuple(CONTEXTS)
@@ -169,12 +171,13 @@ def test_right_or_refused_at_its_place(spark: Any, tables: dict[str, Any], tmp_p
     calls = walk.runnable(context, taken)
     assert len(taken) - len(calls) <= FAILING, taken.keys() - calls.keys()
     assert len(calls) >= MOST.get(context, 250)
-    query = walk.query(context, calls)
-    wanted = Rows(tuple(map(repr, row)) for row in spark.sql(query).collect())
-    named = {name: df for name, df in tables.items() if f" {name} " in query.replace("\n", " ") + " "}
-    changes = gpu_ops.sql(query, state=str(tmp_path / "state"), **named)
-    got = streamed(spark, changes, tmp_path, "of_" + context.replace(" ", "_"))
-    names = [column for column in changes.columns if column != "row_kind"]
-    assert got == wanted, differing(
-        [*names[: len(names) - len(calls)], *calls] if "e0" in names else names, got, wanted
-    )
+    for start in range(0, len(calls), PIECE):
+        piece = dict(list(calls.items())[start : start + PIECE])
+        query = walk.query(context, piece)
+        wanted = Rows(tuple(map(repr, row)) for row in spark.sql(query).collect())
+        named = {name: df for name, df in tables.items() if f" {name} " in query.replace("\n", " ") + " "}
+        changes = gpu_ops.sql(query, state=str(tmp_path / f"state_{start}"), **named)
+        got = streamed(spark, changes, tmp_path, f"of_{context.replace(' ', '_')}_{start}")
+        columns = [column for column in changes.columns if column != "row_kind"]
+        names = [*columns[: len(columns) - len(piece)], *piece] if "e0" in columns else columns
+        assert got == wanted, differing(names, got, wanted)
