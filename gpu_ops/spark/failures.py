@@ -51,6 +51,7 @@ def why(query: StreamingQuery | BaseException) -> str | None:
         ...     query.awaitTermination()
         ... except Exception as error:
         ...     print(gpu_ops.why(error))
+        ValueError: the table is gone
     """
     error = query if isinstance(query, BaseException) else query.exception()
     return None if error is None else message_in(str(error))

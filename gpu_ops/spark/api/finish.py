@@ -83,6 +83,11 @@ def finish(
         >>> writer = totals.writeStream.format("noop").option("checkpointLocation", folder + "/checkpoint")
         >>> writer.trigger(availableNow=True).start().awaitTermination()
         >>> gpu_ops.finish(spark, state=folder + "/state").show()
+        +--------+----+-----+
+        |row_kind|user|total|
+        +--------+----+-----+
+        |      +I|   a|    5|
+        +--------+----+-----+
     """
     refuse_connect(spark)
     refuse_gone(spark.sparkContext)

@@ -203,6 +203,7 @@ def recommended_conf(*, arrow_rows: bool = False) -> dict[str, str]:
 
     Example:
         >>> gpu_ops.spark.recommended_conf()["spark.sql.execution.arrow.maxRecordsPerBatch"]
+        '65536'
     """
     options = (f"spark.{process}.extraJavaOptions" for process in ("driver", "executor"))
     return {**RECOMMENDED, **(dict.fromkeys(options, f"{FIRST_COMPILER} {_CODE}") if arrow_rows else {})}

@@ -90,6 +90,12 @@ def sql(
         >>> prices = spark.createDataFrame([("x", 5)], "item STRING, price INT")
         >>> query = "SELECT o.id, p.price FROM orders o LEFT JOIN prices p ON o.item = p.item"
         >>> gpu_ops.sql(query, orders=orders, prices=prices).orderBy("id").show()
+        +--------+---+-----+
+        |row_kind| id|price|
+        +--------+---+-----+
+        |      +I|  1|    5|
+        |      +I|  2| NULL|
+        +--------+---+-----+
     """
     if not isinstance(query, str):
         raise DescriptionError(f"sql() takes the text of a query, not {type(query).__name__}")
@@ -394,6 +400,12 @@ def union(*changelogs: DataFrame, name: str = "union") -> DataFrame:
         >>> paid = gpu_ops.semi_join(orders, payments, on="id")
         >>> unpaid = gpu_ops.anti_join(orders, payments, on="id")
         >>> gpu_ops.union(paid, unpaid).orderBy("id").show()
+        +--------+---+------+
+        |row_kind| id|amount|
+        +--------+---+------+
+        |      +I|  1|    10|
+        |      +I|  2|    20|
+        +--------+---+------+
     """
     if len(changelogs) < 2:
         raise DescriptionError("union() takes two changelogs or more")

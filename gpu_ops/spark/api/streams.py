@@ -120,6 +120,11 @@ def stream(
         >>> orders = spark.createDataFrame(changes, "kind STRING, id INT, amount INT")
         >>> payments = spark.createDataFrame([(1, 4), (2, 6)], "id INT, paid INT")
         >>> gpu_ops.join(gpu_ops.stream(orders, row_kind="kind"), payments, on="id").show()
+        +--------+---+------+----+
+        |row_kind| id|amount|paid|
+        +--------+---+------+----+
+        |      +I|  2|    20|   6|
+        +--------+---+------+----+
     """
     table = df if callable(df) and not hasattr(df, "sparkSession") else None
     if table is not None:

@@ -171,6 +171,7 @@ def side(df: DataFrame, name: str) -> DataFrame:
         ...     clicks, buys, "id", time=("at", "paid"), lower=0, upper="1 minute", late="tag"
         ... )
         >>> gpu_ops.side(joined, "left_late").columns
+        ['id', 'at']
     """
     return _rows(df, name, "side()")
 
@@ -192,6 +193,7 @@ def late(df: DataFrame, side: str) -> DataFrame:
         ...     clicks, buys, "id", time=("at", "paid"), lower=0, upper="1 minute", late="tag"
         ... )
         >>> gpu_ops.late(joined, "right").columns
+        ['id', 'paid']
     """
     return _rows(df, f"{side}_late", "late()")
 

@@ -349,6 +349,11 @@ def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers:
     Example:
         >>> changes = spark.createDataFrame([("+I", 1, 10)], "row_kind STRING, id INT, amount INT")
         >>> gpu_ops.sinks.json_messages(changes, key="id").show(truncate=False)
+        +---+------------------------------------+
+        |key|value                               |
+        +---+------------------------------------+
+        |1  |{"row_kind":"+I","id":1,"amount":10}|
+        +---+------------------------------------+
     """
     names = _spelled(data_frame(changes, "what json_messages() takes"), key, "no column")
     schema = _written_schema(changes.schema)

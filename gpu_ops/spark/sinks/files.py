@@ -116,6 +116,11 @@ def write_files(
         ... )
         >>> query.awaitTermination()
         >>> spark.read.parquet(folder + "/out").show()
+        +---+------+
+        | id|amount|
+        +---+------+
+        |  1|    10|
+        +---+------+
     """
     if not data_frame(changes, "what write_files() takes").isStreaming:
         raise DescriptionError("write_files() takes a streaming DataFrame; write a static one with Spark's own writer")

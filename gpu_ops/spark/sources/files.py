@@ -77,6 +77,12 @@ def read_files(
         ...     "checkpointLocation", folder + "/checkpoint"
         ... ).trigger(availableNow=True).start().awaitTermination()
         >>> view.table.orderBy("id").show()
+        +---+------+
+        | id|amount|
+        +---+------+
+        |  1|    10|
+        |  2|    20|
+        +---+------+
     """
     refuse_connect(spark)
     refuse_gone(spark.sparkContext)
