@@ -51,7 +51,9 @@ def on_a_terminal(after: float, folder: Path, arguments: Sequence[str] = DEMO, s
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("seconds", [3, 10, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seconds", [6, pytest.param(12, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)]
+)
 def test_ctrl_c_in_a_terminal_is_one_line(seconds: int, tmp_path: Path) -> None:
     status, said = on_a_terminal(seconds, tmp_path)
     assert status == supervision.INTERRUPTED == 130

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from gpu_ops.query.catalyst import class_of, items
 from gpu_ops.query.expressions import Expr, QueryColumn
+from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Compute, Relation, RowByRow
 from gpu_ops.query.scope import Below, Scope
 
@@ -58,8 +59,8 @@ def session_of(scope: Scope, inside: Below, group: Any, below: Relation, node: A
         scope.fail(_AGAIN, node)
     gap_ms = _gap_ms(scope, later, interval)
     window = (
-        scope.made(scope.catalyst.field(group, 0), "session_start"),
-        scope.made(scope.catalyst.field(group, 1), "session_end"),
+        scope.nameless(scope.catalyst.field(group, 0), "session_start", lambda: f"the start of {words_of(group)}"),
+        scope.nameless(scope.catalyst.field(group, 1), "session_end", lambda: f"the end of {words_of(group)}"),
     )
     return Session(inside.column(time, "session_time"), gap_ms, window)
 

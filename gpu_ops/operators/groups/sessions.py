@@ -180,6 +180,8 @@ class Sessions(Operator):
         other = self._search(some, "forward", exact=False, staged=False, farthest=until, alive=self._begins)
         until = xp.where(other >= 0, rows.beside[TIME_COLUMN].values[xp.maximum(other, 0)] - 1, until)
         needle, slots = self._between(some, some.times, until)
+        by_slot = self.kernels.argsort(slots)  # the order of what comes out must not follow from hashes
+        needle, slots = needle[by_slot], slots[by_slot]
         return slots, begins[needle], start[slots]
 
     def _between(self, needles: _ProbeRows, earliest: Array, latest: Array) -> tuple[Positions, Slots]:

@@ -21,7 +21,7 @@ from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, 
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import selection, taken_of_join
-from gpu_ops.spark.tasks.join import ChainedOperator, Edge, OfChanges, OperatorChain, Task
+from gpu_ops.spark.tasks.join import ChainedOperator, Edge, OfChanges, OperatorChain, OperatorTask, Task
 from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
 from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
 
@@ -77,10 +77,10 @@ def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) 
     return node.withNewChildren(scala_seq(of.sparkSession, made))
 
 
-def task_of(node: Any, spark: SparkSession) -> Task | OperatorChain | None:
+def task_of(node: Any, spark: SparkSession) -> OperatorTask | None:
     """The function that a join's node runs; None for a join whose inputs are static, or what is made of changes."""
     task = function_of(node, spark)
-    return task if isinstance(task, Task | OperatorChain) else None
+    return task if isinstance(task, OperatorTask) else None
 
 
 def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructType, spark: SparkSession) -> DataFrame:
@@ -156,7 +156,7 @@ class JoinChanges:
 
     node: Any
     plan: JoinPlan
-    task: Task | OperatorChain
+    task: OperatorTask
     session: SparkSession
 
     def __str__(self) -> str:
@@ -167,9 +167,12 @@ class JoinChanges:
         return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
 
     @property
-    def nodes(self) -> tuple[ChainedOperator, ...]:
+    def operators(self) -> tuple[ChainedOperator, ...]:
         """The operators of its task."""
-        return self.task.nodes if isinstance(self.task, OperatorChain) else (ChainedOperator(self.task),)
+        if isinstance(self.task, OperatorChain):
+            return self.task.operators
+        assert isinstance(self.task, Task)
+        return (ChainedOperator(self.task),)
 
     def legs(self) -> dict[str, DataFrame]:
         """The rows that Spark brings to its task, by their use; see `legs_of`."""
@@ -224,7 +227,7 @@ class OperatorChainBuilder:
             changes: what the input is made of.
             edge: what is taken of these.
         """
-        for plan, node in zip(changes.plan.in_task, changes.nodes, strict=True):
+        for plan, node in zip(changes.plan.in_task, changes.operators, strict=True):
             alone = dataclasses.replace(plan, chained=(), below=(), legs=())
             self._plans.setdefault(plan.plan_id, alone)
             self._tasks.setdefault(plan.plan_id, node.task)

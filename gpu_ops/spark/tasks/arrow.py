@@ -10,6 +10,7 @@ import importlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -148,11 +149,17 @@ def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from some if len(some) == 1 else pa.Table.from_batches(some).combine_chunks().to_batches()
 
 
+PARTITION: Final[ContextVar[int | None]] = ContextVar("PARTITION", default=None)
+"""Which one of several partitions that are computed in one Spark task; None where the task has one."""
+
+
 def source_partition() -> int:
-    """The number of this Spark task within its stage."""
+    """The number of this Spark task within its stage, or of the partition that is computed in it."""
     from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
 
-    context = TaskContext.get()
+    context, partition = TaskContext.get(), PARTITION.get()
+    if partition is not None:
+        return partition
     return int(context.partitionId()) if context is not None else 0
 
 
@@ -178,4 +185,4 @@ def streaming_task() -> TaskIdentity | None:
     if context is None or batch is None or query is None:
         return None
     run = context.getLocalProperty("spark.jobGroup.id") or ""
-    return TaskIdentity(query, run, int(batch), context.partitionId(), context.taskAttemptId())
+    return TaskIdentity(query, run, int(batch), source_partition(), context.taskAttemptId())

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
 import itertools
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
-from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, task_identity
+from gpu_ops.spark.tasks.arrow import PARTITION, ArrowTask, TaskIdentity, task_identity
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import Maker, Taken
 from gpu_ops.spark.wire.arrivals import Arrivals, Message, by_operator
@@ -22,8 +24,54 @@ from gpu_ops.spark.wire.exchange import Exchange, ask
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import Blocks
 
+Encode = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What is made of the changes of one partition, in their order."""
 
-class Task(ArrowTask):
+
+class OperatorTask(ArrowTask):
+    """A function of ``mapInArrow`` that gives an operator's changes, with hidden metrics if they are observed.
+
+    Attributes:
+        output: the changelog's schema.
+        hidden: the column in which metrics are observed, or None.
+    """
+
+    __name__: str
+    output: pa.Schema
+    hidden: str | None
+
+    @abc.abstractmethod
+    def results(
+        self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """What is made of the changes of each partition that this Spark task has.
+
+        Args:
+            batches: the messages that come, of `PACKED`.
+            encode: makes it.
+            metrics: takes as text what was counted of an operator in all of its partitions, where metrics are observed
+                and the last of these is here.
+        """
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the changes; where metrics are observed, then rows of them."""
+        metrics = list[str]()
+        yield from self.results(batches, lambda rows: (self._with_metrics(some, None) for some in rows), metrics)
+        for text in metrics:
+            # The row kind is the one column that is never null; no row kind is empty.
+            columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self.output)[1:])]
+            yield self._with_metrics(pa.RecordBatch.from_arrays(columns, schema=self.output), text)
+
+    def _with_metrics(self, rows: pa.RecordBatch, text: str | None) -> pa.RecordBatch:
+        """Changes with a text in the hidden column, where there is one."""
+        if self.hidden is None:
+            return rows
+        metrics = pa.nulls(rows.num_rows, METRICS_TYPE) if text is None else pa.array([text], METRICS_TYPE)
+        schema = self.output.append(pa.field(self.hidden, METRICS_TYPE))
+        return pa.RecordBatch.from_arrays([*rows.columns, metrics], schema=schema)
+
+
+class Task(OperatorTask):
     """Function for ``mapInArrow``: takes packed rows, yields the changelog, with hidden metrics if they are observed.
 
     Args:
@@ -56,14 +104,13 @@ class Task(ArrowTask):
         self.output, self._times = output, times
         self._metrics, self.hidden = tuple(metrics), hidden
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the partition's changes; where metrics are observed, the last partition then gives a row of them."""
-        task, metrics = task_identity(), list[str]()
+    def results(
+        self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """What is made of the changes of this Spark task's partition."""
+        task = task_identity()
         partition, batches = self._partition(task, batches)
-        for rows in self.changes(task, uuid.uuid4().hex, partition, batches, metrics):
-            yield self.with_metrics(rows, None)
-        for text in metrics:
-            yield self.metrics_row(text)
+        yield from encode(self.changes(task, uuid.uuid4().hex, partition, batches, metrics))
 
     @property
     def plan_id(self) -> str:
@@ -143,20 +190,6 @@ class Task(ArrowTask):
                 return Message.of(batch["about"][0].as_py()).partition, itertools.chain([batch], batches)
         return task.number % self.partitions, iter(())
 
-    def with_metrics(self, rows: pa.RecordBatch, text: str | None) -> pa.RecordBatch:
-        """Changes with a text in the hidden column, where there is one."""
-        if self.hidden is None:
-            return rows
-        metrics = pa.nulls(rows.num_rows, METRICS_TYPE) if text is None else pa.array([text], METRICS_TYPE)
-        schema = self.output.append(pa.field(self.hidden, METRICS_TYPE))
-        return pa.RecordBatch.from_arrays([*rows.columns, metrics], schema=schema)
-
-    def metrics_row(self, text: str) -> pa.RecordBatch:
-        """A row that has metrics and is no change."""
-        # The row kind is the one column that is never null; no row kind is empty.
-        columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self.output)[1:])]
-        return self.with_metrics(pa.RecordBatch.from_arrays(columns, schema=self.output), text)
-
 
 class Edge(NamedTuple):
     """An edge of a chain: the changes that an operator reads of another one in the same task.
@@ -169,10 +202,9 @@ class Edge(NamedTuple):
     taken: Taken
     packer: Packer
 
-    def packed(self, changes: Iterable[pa.RecordBatch], partition: int) -> list[pa.RecordBatch]:
+    def packed(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The changes of a partition as messages, of `PACKED`."""
-        rows = (self.taken.of(batch, self.packer.schema) for batch in changes)
-        return list(self.packer.of_partition(rows, partition))
+        yield from self.packer.of(self.taken.of(batch, self.packer.schema) for batch in changes)
 
 
 class ChainedOperator(NamedTuple):
@@ -181,31 +213,35 @@ class ChainedOperator(NamedTuple):
     task: Task
     edges: tuple[Edge, ...] = ()
 
-    def packed(self, changes: Iterator[pa.RecordBatch], partition: int) -> list[pa.RecordBatch]:
-        """The changes of a partition as messages for the operators that read them."""
+    def packed(self, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What the others read of a partition's changes, as messages."""
         rows = list(changes)
-        return [batch for edge in self.edges for batch in edge.packed(rows, partition)]
+        for edge in self.edges:
+            yield from edge.packed(rows)
 
 
-class OperatorChain(ArrowTask):
+class OperatorChain(OperatorTask):
     """Operators that read one another's changes, all partitions of each, in one Spark task.
 
     An operator's partitions compute side by side, each in its state server, when those of the operators that it reads
     are done. What lies between two operators is cut here, as Spark's shuffle would do; a stage of Spark's for each
-    operator costs ten times as much. State, versions and repetitions are those of each operator.
+    operator costs five to seven times as much. State, versions and repetitions are those of each operator.
 
     Args:
-        nodes: each behind those that it reads; the last one's changes come out.
+        operators: each behind those that it reads; the last one's changes come out.
     """
 
-    def __init__(self, nodes: Sequence[ChainedOperator]) -> None:
-        self.nodes, self._last = tuple(nodes), nodes[-1].task
-        self.__name__, self.output, self.hidden = self._last.__name__, self._last.output, self._last.hidden
+    def __init__(self, operators: Sequence[ChainedOperator]) -> None:
+        last = operators[-1].task
+        self.__name__, self.output, self.hidden = last.__name__, last.output, last.hidden
+        self.operators = tuple(operators)
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the last operator's changes; where metrics are observed, then a row of them for each operator."""
-        task, evaluation, texts = task_identity(), uuid.uuid4().hex, list[str]()
-        messages: dict[str, dict[int, list[pa.RecordBatch]]] = {node.task.plan_id: {} for node in self.nodes}
+    def results(
+        self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """What is made of the last operator's changes, for its partitions side by side."""
+        task, evaluation = task_identity(), uuid.uuid4().hex
+        messages: dict[str, dict[int, list[pa.RecordBatch]]] = {each.task.plan_id: {} for each in self.operators}
 
         def put(packed: Iterable[pa.RecordBatch]) -> None:
             for batch in packed:
@@ -213,23 +249,31 @@ class OperatorChain(ArrowTask):
                     messages[operator].setdefault(partition, []).append(some)
 
         put(batches)
-        with ThreadPoolExecutor(max(node.task.partitions for node in self.nodes)) as threads:
-            for node in self.nodes:
-                come, said = messages.pop(node.task.plan_id), list[str]()
-                partitions = range(node.task.partitions)
-                changes = [
-                    node.task.changes(task, evaluation, partition, iter(come.pop(partition, ())), said)
-                    for partition in partitions
-                ]
-                if node.edges:
-                    for packed in threads.map(node.packed, changes, partitions):
-                        put(packed)
-                else:
-                    for computed in threads.map(list[pa.RecordBatch], changes):
-                        yield from (self._last.with_metrics(rows, None) for rows in computed)
-                texts += said[-1:]  # where a task is repeated, several partitions may be told that they are the last
-        for text in texts:
-            yield self._last.metrics_row(text)
+        with ThreadPoolExecutor(max(each.task.partitions for each in self.operators)) as threads:
+            for operator in self.operators:
+                come, counted = messages.pop(operator.task.plan_id), list[str]()
+                computed = threads.map(
+                    functools.partial(_in_partition, operator.packed if operator.edges else encode),
+                    range(operator.task.partitions),
+                    [
+                        operator.task.changes(task, evaluation, partition, iter(come.pop(partition, ())), counted)
+                        for partition in range(operator.task.partitions)
+                    ],
+                )
+                for made in computed:
+                    if operator.edges:
+                        put(made)
+                    else:
+                        yield from made
+                metrics += counted[
+                    -1:
+                ]  # where a task is repeated, several partitions may be told that they are the last
+
+
+def _in_partition(encode: Encode, partition: int, changes: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """What is made of a partition's changes, in a thread that stands for the Spark task that it might have had."""
+    PARTITION.set(partition)
+    return list(encode(changes))
 
 
 class OfChanges(ArrowTask):
@@ -241,28 +285,24 @@ class OfChanges(ArrowTask):
         maker: encodes them.
     """
 
-    def __init__(self, task: Task | OperatorChain, taken: Taken, maker: Maker) -> None:
+    def __init__(self, task: OperatorTask, taken: Taken, maker: Maker) -> None:
         self.__name__ = task.__name__
         self.task, self._taken, self._maker = task, taken, maker
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the encoded changes of a partition, and the row of metrics where the join's task has one."""
-        hidden, metrics, maker = self.task.hidden, list[pa.RecordBatch](), self._maker
-        made = maker.of(self._changes(batches, metrics))
+        hidden, metrics, maker = self.task.hidden, list[str](), self._maker
+        encoded = self.task.results(batches, self._encoded, metrics)
         if hidden is None:
-            yield from made
+            yield from encoded
             return
         schema = maker.made.append(pa.field(hidden, METRICS_TYPE))
-        for rows in made:
+        for rows in encoded:
             yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, METRICS_TYPE)], schema=schema)
-        for row in metrics:
-            nothing = [pa.nulls(row.num_rows, kind) for kind in maker.made.types]
-            yield pa.RecordBatch.from_arrays([*nothing, row.column(row.num_columns - 1)], schema=schema)
+        for text in metrics:
+            nothing = [pa.nulls(1, kind) for kind in maker.made.types]
+            yield pa.RecordBatch.from_arrays([*nothing, pa.array([text], METRICS_TYPE)], schema=schema)
 
-    def _changes(self, batches: Iterator[pa.RecordBatch], metrics: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the filtered and projected changes; puts the row with metrics into a list."""
-        for batch in self.task(batches):
-            if self.task.hidden is not None and not batch.column(batch.num_columns - 1).null_count:
-                metrics.append(batch)
-            else:
-                yield self._taken.of(batch, self._maker.schema)
+    def _encoded(self, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Encodes the filtered and projected changes of a partition."""
+        return self._maker.of(self._taken.of(batch, self._maker.schema) for batch in changes)

@@ -60,11 +60,7 @@ class Packer(NamedTuple):
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields all rows of this Spark task, packed."""
-        yield from self.of_partition(rows, source_partition())
-
-    def of_partition(self, rows: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
-        """Packs the rows of a task, or of a partition of an operator below, whose number orders them among others."""
-        yield from self.pack([(combined(rows), number, "")])
+        yield from self.pack([(combined(rows), source_partition(), "")])
 
     def pack(self, parts: Iterable[OrderedBatches]) -> Iterator[pa.RecordBatch]:
         """Yields rows of `PACKED` with all rows of a task.
