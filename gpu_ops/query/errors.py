@@ -96,6 +96,8 @@ def without_generated_names(text: str) -> str:
 
 
 _CALLS: Final = re.compile(r"(\b[\w.]+\([^()]*\))")
+_ARGUMENT: Final = r"(?<![\w.])([a-z_]+)="
+"""No setting of Spark's, whose name has dots."""
 
 
 def said_in_sql(text: str) -> str:
@@ -106,7 +108,8 @@ def said_in_sql(text: str) -> str:
 
 def _without_arguments(text: str) -> str:
     text = re.sub(r"\bon=", "ON", text)
-    return re.sub(r"\b([a-z_]+)=(?=['\d])", r"\1 ", re.sub(r"\b([a-z_]+)=(?!['\d=])", r"\1", text))
+    text = re.sub(rf"{_ARGUMENT}(?!['\d=])", r"\1", text)
+    return re.sub(rf"{_ARGUMENT}(?=['\d])", r"\1 ", text)
 
 
 _AFTER: Final = (
