@@ -150,7 +150,7 @@ def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 PARTITION: Final[ContextVar[int | None]] = ContextVar("PARTITION", default=None)
-"""Which one of several partitions that are computed in one Spark task; None where the task has one."""
+"""The number of the partition that is computed, where one Spark task has several; None where it has one."""
 
 
 def source_partition() -> int:

@@ -25,7 +25,7 @@ from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import Blocks
 
 Encode = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What is made of the changes of one partition, in their order."""
+"""Encodes the changes of one partition, in their order."""
 
 
 class OperatorTask(ArrowTask):
@@ -44,11 +44,11 @@ class OperatorTask(ArrowTask):
     def results(
         self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
     ) -> Iterator[pa.RecordBatch]:
-        """What is made of the changes of each partition that this Spark task has.
+        """Yields the encoded changes of each partition that this Spark task has.
 
         Args:
             batches: the messages that come, of `PACKED`.
-            encode: makes it.
+            encode: encodes the changes of a partition.
             metrics: takes as text what was counted of an operator in all of its partitions, where metrics are observed
                 and the last of these is here.
         """
@@ -107,7 +107,7 @@ class Task(OperatorTask):
     def results(
         self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
     ) -> Iterator[pa.RecordBatch]:
-        """What is made of the changes of this Spark task's partition."""
+        """Yields the encoded changes of this Spark task's partition."""
         task = task_identity()
         partition, batches = self._partition(task, batches)
         yield from encode(self.changes(task, uuid.uuid4().hex, partition, batches, metrics))
@@ -214,7 +214,7 @@ class ChainedOperator(NamedTuple):
     edges: tuple[Edge, ...] = ()
 
     def packed(self, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What the others read of a partition's changes, as messages."""
+        """Packs what the other operators read of a partition's changes."""
         rows = list(changes)
         for edge in self.edges:
             yield from edge.packed(rows)
@@ -239,7 +239,7 @@ class OperatorChain(OperatorTask):
     def results(
         self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
     ) -> Iterator[pa.RecordBatch]:
-        """What is made of the last operator's changes, for its partitions side by side."""
+        """Runs the operators one after the other, and encodes the last one's changes, its partitions side by side."""
         task, evaluation = task_identity(), uuid.uuid4().hex
         messages: dict[str, dict[int, list[pa.RecordBatch]]] = {each.task.plan_id: {} for each in self.operators}
 
@@ -271,7 +271,7 @@ class OperatorChain(OperatorTask):
 
 
 def _in_partition(encode: Encode, partition: int, changes: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """What is made of a partition's changes, in a thread that stands for the Spark task that it might have had."""
+    """Encodes a partition's changes in a thread, which stands for the Spark task that it might have had."""
     PARTITION.set(partition)
     return list(encode(changes))
 
