@@ -19,7 +19,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.job import JobSource as Job
 from gpu_ops.jobs.tables import decode, kept
 from gpu_ops.spark.sources.kafka import MessageSource
-from spark.support import JobSource, Sink, drain, fold, in_memory, slow_join
+from spark.support import Sink, Source, drain, fold, in_memory, slow_join
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
@@ -66,7 +66,7 @@ def topic(spark: Any, tmp_path: Path) -> Topic:
 
 
 def test_envelopes_are_an_input(spark: Any, topic: Topic, tmp_path: Path) -> None:
-    prices = JobSource(spark, tmp_path / "prices", "op string, item string, price double")
+    prices = Source(spark, tmp_path / "prices", "op string, item string, price double")
     a, b, c = ({"id": n, "item": x, "at": "2026-01-01T00:00:00Z"} for n, x in ((1, "book"), (1, "pen"), (2, "book")))
     connect = {"type": "struct", "fields": []}
     topic.add(envelope("r", None, a), None, {"schema": connect, "payload": envelope("c", None, c)})
@@ -89,7 +89,7 @@ def test_envelopes_are_an_input(spark: Any, topic: Topic, tmp_path: Path) -> Non
 
 def test_upserts_and_tombstones_are_an_input(spark: Any, topic: Topic, tmp_path: Path) -> None:
     """The key of the topic is not the one of the join: a tombstone has no item."""
-    prices = JobSource(spark, tmp_path / "prices", "item string, price double")
+    prices = Source(spark, tmp_path / "prices", "item string, price double")
     prices.add({"item": "book", "price": 9.5})
     topic.add(*(({"id": n}, {"id": n, "item": "book"}) for n in range(4)))
     topic.add(({"id": 1}, {"id": 1, "item": "pen"}), ({"id": 2}, None), ({"id": 3}, None), ({"id": 9}, None))
@@ -130,7 +130,7 @@ def test_bad_messages(spark: Any, topic: Topic, tmp_path: Path) -> None:
 
 
 def test_tagged_messages_come_out_of_a_join(spark: Any, topic: Topic, tmp_path: Path) -> None:
-    prices = JobSource(spark, tmp_path / "prices", "item string, price double")
+    prices = Source(spark, tmp_path / "prices", "item string, price double")
     prices.add({"item": "a", "price": 9.5})
     topic.add(envelope("c", None, {"id": 1, "item": "a"}), "{no")
     orders = gpu_ops.debezium(topic.df, SCHEMA, bad_rows="tag").drop("at")
@@ -151,7 +151,7 @@ def test_a_large_value_that_did_not_change_is_the_one_from_before(
 ) -> None:
     """In the same micro-batch, in a later one, and after the query was started again."""
     schema, state = "id BIGINT, item STRING, body STRING, tags ARRAY<STRING>", tmp_path / "state"
-    prices = JobSource(spark, tmp_path / "prices", "item string, price double")
+    prices = Source(spark, tmp_path / "prices", "item string, price double")
     prices.add({"item": "a", "price": 9.5})
 
     def row(number: int, item: str, body: Any = LARGE, tags: Any = (LARGE,)) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def test_a_tombstone_whose_key_lacks_the_column(spark: Any, topic: Topic, tmp_pa
 
 
 def test_a_password_of_a_registry_is_in_no_plan(spark: Any, topic: Topic, tmp_path: Path) -> None:
-    prices = JobSource(spark, tmp_path / "prices", "item string, price double")
+    prices = Source(spark, tmp_path / "prices", "item string, price double")
     registry = {"url": "http://me:hidden1@localhost:1", "ssl.key.password": "hidden2"}
     source = MessageSource("orders", "avro", "id BIGINT, item STRING", schema_registry=registry)
     changes = in_memory(gpu_ops.join, source.rows(topic.df), prices.df, "item", "left")
