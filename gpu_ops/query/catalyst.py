@@ -542,4 +542,4 @@ def message_of(error: PySparkException | Py4JJavaError) -> str:
     """Spark's message, without the plan that it prints after that."""
     whole = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
     text = whole.strip().split(" SQLSTATE", 1)[0].split("; line", 1)[0].splitlines()[0]
-    return re.sub(r"\(line \d+, pos \d+\)$", "", text).rstrip(". ")
+    return re.sub(r"\(line \d+, pos \d+\)$", "", text).rstrip(".; ")

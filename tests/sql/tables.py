@@ -45,7 +45,7 @@ GENERATED = re.compile(
     r"__auto_generated|_gen_alias|#\d+L?\b|\b_w?e?\d+\b|\b[A-Za-z]\w*__\w+"
     r"|\b(?:value|key|group|part|text|order|local|sum|count|avg|min|max|first|last)_\d+\w*"
     r"|\b(?:union|aggregate|join|top|latest)\(\): "
-    r"|\b(?:(?:window|session)_(?:start|end|time)|row_number)\b"
+    r"|\b(?:window_(?:start|end)|session_(?:start|end|time)|row_number)\b"
 )
 """Names that no query of the tests has: those of our plan, of Spark's and of our functions in Python."""
 
