@@ -141,7 +141,7 @@ for ask in (
         ask()
         print("nothing")
     except Exception as error:
-        print(type(error).__name__, error)
+        print(type(error).__name__, str(error).splitlines()[0])
 """
 
 

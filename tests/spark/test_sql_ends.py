@@ -108,7 +108,7 @@ def test_what_cannot_wait_for_the_end(spark: Any, feeds: list[Feed], tmp_path: P
     with pytest.raises(gpu_ops.NotBuiltError, match=r"\(interval\) holds rows until its watermark passes them"):
         gpu_ops.sql(sql, tables=tables, emit="at_end", state=str(tmp_path / "state"))
     expiring = {feed.name: stream(feed.df, row_kind="op", ttl="1 day") for feed in feeds}
-    with pytest.raises(gpu_ops.DescriptionError, match="input 'orders': with emit='at_end' no row is forgotten, ttl="):
+    with pytest.raises(gpu_ops.DescriptionError, match="input 'orders': with emit 'at_end' no row is forgotten, ttl "):
         gpu_ops.sql(CHAIN, tables=expiring, emit="at_end", state=str(tmp_path / "state"))
 
 
