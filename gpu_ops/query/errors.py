@@ -108,8 +108,8 @@ def said_in_sql(text: str) -> str:
 
 def _without_arguments(text: str) -> str:
     text = re.sub(r"\bon=", "ON", text)
-    text = re.sub(rf"{_ARGUMENT}(?!['\d=])", r"\1", text)
-    return re.sub(rf"{_ARGUMENT}(?=['\d])", r"\1 ", text)
+    text = re.sub(rf"{_ARGUMENT}(?=['\w])", r"\1 ", text)
+    return re.sub(rf"{_ARGUMENT}(?!=)", r"\1", text)
 
 
 _AFTER: Final = (
