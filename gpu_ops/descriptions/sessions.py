@@ -115,7 +115,7 @@ class SessionAggregate(Aggregate):
 
     @property
     def gap(self) -> int:
-        """The same in the unit of `time_type`."""
+        """The gap in the unit of `time_type`."""
         return self.gap_ms * units_per_ms(self.time_type)
 
     @property
@@ -172,7 +172,7 @@ class SessionAggregate(Aggregate):
 
     @property
     def title(self) -> str:
-        """It in one line, for people."""
+        """The aggregate in one line, for people."""
         return f"aggregate of {self.source.name} by {', '.join((*self.by, 'sessions'))}"
 
     def lines(self) -> list[str]:

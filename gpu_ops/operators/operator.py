@@ -340,6 +340,6 @@ class TimedOperator(Operator, Generic[C]):
 
 
 def latest_times(parts: Parts, name: str) -> pa.Table:
-    """What is known of time in all partitions; ``name``: what a snapshot calls it."""
+    """The latest of what all partitions know of time, which a snapshot calls ``name``."""
     facts = pa.concat_tables([part[name] for part in parts])
     return pa.table({column: [pc.max(facts[column])] for column in facts.column_names}, schema=facts.schema)

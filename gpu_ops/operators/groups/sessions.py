@@ -179,25 +179,25 @@ class Sessions(Operator):
             return moves, begins, begins
         other = self._search(some, "forward", exact=False, staged=False, farthest=until, alive=self._begins)
         until = xp.where(other >= 0, rows.beside[TIME_COLUMN].values[xp.maximum(other, 0)] - 1, until)
-        needle, slots = self._between(some, some.times, until)
+        probe_row, slots = self._between(some, some.times, until)
         by_slot = self.kernels.argsort(slots)  # the order of what comes out must not follow from hashes
-        needle, slots = needle[by_slot], slots[by_slot]
-        return slots, begins[needle], start[slots]
+        probe_row, slots = probe_row[by_slot], slots[by_slot]
+        return slots, begins[probe_row], start[slots]
 
-    def _between(self, needles: _ProbeRows, earliest: Array, latest: Array) -> tuple[Positions, Slots]:
-        """The rows of before that stay, of the groups of n needles and in a span of time of each."""
-        candidates = self._rows.time_index.probe(needles.hashes, earliest, latest, staged=False)
-        own = Columns(self._rows.store, self._rows.keys, needles.slots)
+    def _between(self, probe_rows: _ProbeRows, earliest: Array, latest: Array) -> tuple[Positions, Slots]:
+        """The rows of before that stay, of the groups of n probe_rows and in a span of time of each."""
+        candidates = self._rows.time_index.probe(probe_rows.hashes, earliest, latest, staged=False)
+        own = Columns(self._rows.store, self._rows.keys, probe_rows.slots)
         return live_matches(self._rows, candidates, own)
 
-    def _follower(self, needles: _ProbeRows) -> Slots:
+    def _follower(self, probe_rows: _ProbeRows) -> Slots:
         """The next row within the gap of each of n rows, of a later time; -1 for none."""
-        farthest = shifted(self.kernels.xp, needles.times, self.description.gap)
-        return self._search(needles, "forward", exact=False, farthest=farthest)
+        farthest = shifted(self.kernels.xp, probe_rows.times, self.description.gap)
+        return self._search(probe_rows, "forward", exact=False, farthest=farthest)
 
     def _search(
         self,
-        needles: _ProbeRows,
+        probe_rows: _ProbeRows,
         direction: SearchDirection,
         *,
         exact: bool,
@@ -215,8 +215,8 @@ class Sessions(Operator):
             alive or self._live,
             staged=staged,
         )
-        own = Columns(rows.store, rows.keys), needles.slots
-        return among.search(own, needles.hashes, needles.times, direction, exact=exact, farthest=farthest)
+        own = Columns(rows.store, rows.keys), probe_rows.slots
+        return among.search(own, probe_rows.hashes, probe_rows.times, direction, exact=exact, farthest=farthest)
 
     # --- the aggregates ----------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class SessionsKeptUpToDate(Sessions):
         return dataclasses.replace(made, values=self._shown(made), metrics=metrics)
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
-        """As `prepare`: what comes out is a net change anyway."""
+        """Compute one micro-batch, whose result is a net change in any case."""
         return self.prepare(changes, clock_ms, None)
 
     def commit(self, clock_ms: int) -> None:
@@ -432,7 +432,7 @@ class _ProbeRows:
         self._group: Array | None = None
 
     def pick(self, some: Positions) -> _ProbeRows:
-        """Some of them."""
+        """The probe rows at some positions."""
         picked = object.__new__(_ProbeRows)
         picked._table, picked.slots = self._table, self.slots[some]
         picked.times, picked.hashes = self.times[some], self.hashes[some]
@@ -440,7 +440,7 @@ class _ProbeRows:
         return picked
 
     def by_group(self) -> _ProbeRows:
-        """All of them by group and time."""
+        """The probe rows in the order of their groups and times."""
         rows, kernels = self._table, self._table.kernels
         groups = Groups(kernels, self._keys, rows.keys, rows.key_types, self.hashes)
         self._group = kernels.xp.empty(self.slots.size, np.int64)
