@@ -19,7 +19,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.metrics.progress import join_progress
-from gpu_ops.spark.plan.changes import legs_of
+from gpu_ops.spark.plan.changes import union_inputs_of
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.settings import Settings
 
@@ -86,16 +86,16 @@ def _pictures(node: Any) -> list[str]:
     if plan.bounded:
         while len(below) == 1 < len(plan.join.inputs):  # down to where the inputs are brought together
             below = children_of(below[0])
-        legs = {f"{plan.plan_id}.{number}": child for number, child in enumerate(below)}
+        union_inputs = {f"{plan.plan_id}.{number}": child for number, child in enumerate(below)}
     else:
-        legs = legs_of(node, plan)
+        union_inputs = union_inputs_of(node, plan)
     boxes: dict[str, str] = {}
     for one in plan.in_task:
         sides: list[str] = []
         for number, source in enumerate(one.join.inputs):
-            leg = legs.get(f"{one.plan_id}.{number}")
+            union_input = union_inputs.get(f"{one.plan_id}.{number}")
             own = [boxes[made] for made in one.sources[number : number + 1] if made is not None]
-            sides += own or (_pictures(leg) if leg is not None else []) or [source_box(source.name)]
+            sides += own or (_pictures(union_input) if union_input is not None else []) or [source_box(source.name)]
         what = one.join.lines()[0].split(":")[0]
         boxes[one.plan_id] = operator_box(f"{one.name}: {what}", sides)
     return [boxes[plan.plan_id]]

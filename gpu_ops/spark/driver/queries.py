@@ -62,7 +62,7 @@ class JoinPlan:
         row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
         chained: the other operators of its task, each behind those that it reads.
         sources: for each input the plan id of the operator of its task that makes it, or None.
-        legs: what Spark's union brings to its task, in order: the plan id of the operator and the number of its input.
+        union_inputs: what Spark's union brings to its task, in order: an operator's plan id and its input's number.
         below: the plan ids of all operators below it, the nearest first.
     """
 
@@ -88,7 +88,7 @@ class JoinPlan:
     union_order: str | None = None
     chained: tuple[JoinPlan, ...] = ()
     sources: tuple[str | None, ...] = ()
-    legs: tuple[str, ...] = ()
+    union_inputs: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
 
     @property

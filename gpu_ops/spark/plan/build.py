@@ -102,19 +102,20 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
         blocks=directory.blocks,
     )  # fmt: skip
-    chain, legs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
+    chain, union_inputs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
     for number in order:
         reading, packer = readings[number], packers[number]
         if reading is not None and isinstance(reading.source, JoinChanges) and chain.takes(reading.source):
             chain.add(number, reading.source, Edge(reading.taken, packer))
-            legs |= {leg: frame for leg, frame in reading.source.legs().items() if leg not in legs}
+            for use, frame in reading.source.union_inputs().items():
+                union_inputs.setdefault(use, frame)
         else:
-            legs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], reading, packer)
+            union_inputs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], reading, packer)
     if plan.heartbeat_ms is not None:
-        like = next(iter(legs.values()))
-        legs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
-    plan, function = chain.plan(tuple(legs)), chain.function
-    union = functools.reduce(DataFrame.unionAll, observed_once(list(legs.values()), plan.in_task))
+        like = next(iter(union_inputs.values()))
+        union_inputs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
+    plan, function = chain.plan(tuple(union_inputs)), chain.function
+    union = functools.reduce(DataFrame.unionAll, observed_once(list(union_inputs.values()), plan.in_task))
     output = output_type(join, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))

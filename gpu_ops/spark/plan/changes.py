@@ -166,20 +166,13 @@ class JoinChanges:
         """The changes packed for the shuffle; see `gpu_ops.spark.plan.build`."""
         return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
 
-    @property
-    def operators(self) -> tuple[ChainedOperator, ...]:
-        """The operators of its task."""
-        if isinstance(self.task, OperatorChain):
-            return self.task.operators
-        assert isinstance(self.task, Task)
-        return (ChainedOperator(self.task),)
-
-    def legs(self) -> dict[str, DataFrame]:
-        """The rows that Spark brings to its task, by their use; see `legs_of`."""
-        return {leg: frame_of(self.session, node) for leg, node in legs_of(self.node, self.plan).items()}
+    def union_inputs(self) -> dict[str, DataFrame]:
+        """The rows that Spark brings to its task, by their use; see `union_inputs_of`."""
+        nodes = union_inputs_of(self.node, self.plan)
+        return {use: frame_of(self.session, node) for use, node in nodes.items()}
 
 
-def legs_of(node: Any, plan: JoinPlan) -> dict[str, Any]:
+def union_inputs_of(node: Any, plan: JoinPlan) -> dict[str, Any]:
     """The nodes whose rows Spark brings to a task, by what they are for: below a shuffle, and a union of several.
 
     Args:
@@ -193,7 +186,7 @@ def legs_of(node: Any, plan: JoinPlan) -> dict[str, Any]:
             waiting += reversed(children_of(below))
         else:
             found.append(below)
-    return dict(zip(plan.legs, found, strict=True))
+    return dict(zip(plan.union_inputs, found, strict=True))
 
 
 MOST_IN_ONE_TASK: Final = 4
@@ -227,8 +220,8 @@ class OperatorChainBuilder:
             changes: what the input is made of.
             edge: what is taken of these.
         """
-        for plan, node in zip(changes.plan.in_task, changes.operators, strict=True):
-            alone = dataclasses.replace(plan, chained=(), below=(), legs=())
+        for plan, node in zip(changes.plan.in_task, changes.task.operators, strict=True):
+            alone = dataclasses.replace(plan, chained=(), below=(), union_inputs=())
             self._plans.setdefault(plan.plan_id, alone)
             self._tasks.setdefault(plan.plan_id, node.task)
             self._edges.setdefault(plan.plan_id, {}).update(
@@ -245,14 +238,14 @@ class OperatorChainBuilder:
         below = [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
         return OperatorChain([*below, ChainedOperator(self._task)])
 
-    def plan(self, legs: tuple[str, ...]) -> JoinPlan:
+    def plan(self, union_inputs: tuple[str, ...]) -> JoinPlan:
         """The plan of the last operator, which has those of the others.
 
         Args:
-            legs: what Spark brings to the task.
+            union_inputs: what Spark brings to the task.
         """
         chained, sources = tuple(self._plans.values()), tuple(self._sources)
-        return dataclasses.replace(self._plan, chained=chained, sources=sources, legs=legs)
+        return dataclasses.replace(self._plan, chained=chained, sources=sources, union_inputs=union_inputs)
 
 
 def source_of(df: DataFrame) -> SourceScan | None:

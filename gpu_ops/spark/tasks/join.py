@@ -40,6 +40,11 @@ class OperatorTask(ArrowTask):
     output: pa.Schema
     hidden: str | None
 
+    @property
+    @abc.abstractmethod
+    def operators(self) -> tuple[ChainedOperator, ...]:
+        """The operators that the task runs, each behind those that it reads."""
+
     @abc.abstractmethod
     def results(
         self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
@@ -111,6 +116,11 @@ class Task(OperatorTask):
         task = task_identity()
         partition, batches = self._partition(task, batches)
         yield from encode(self.changes(task, uuid.uuid4().hex, partition, batches, metrics))
+
+    @property
+    def operators(self) -> tuple[ChainedOperator, ...]:
+        """A chain of this operator alone."""
+        return (ChainedOperator(self),)
 
     @property
     def plan_id(self) -> str:
@@ -202,10 +212,6 @@ class Edge(NamedTuple):
     taken: Taken
     packer: Packer
 
-    def packed(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The changes of a partition as messages, of `PACKED`."""
-        yield from self.packer.of(self.taken.of(batch, self.packer.schema) for batch in changes)
-
 
 class ChainedOperator(NamedTuple):
     """An operator of a `OperatorChain`, and what others in it read of its changes."""
@@ -217,7 +223,7 @@ class ChainedOperator(NamedTuple):
         """Packs what the other operators read of a partition's changes."""
         rows = list(changes)
         for edge in self.edges:
-            yield from edge.packed(rows)
+            yield from edge.taken.encoded(rows, edge.packer)
 
 
 class OperatorChain(OperatorTask):
@@ -234,7 +240,12 @@ class OperatorChain(OperatorTask):
     def __init__(self, operators: Sequence[ChainedOperator]) -> None:
         last = operators[-1].task
         self.__name__, self.output, self.hidden = last.__name__, last.output, last.hidden
-        self.operators = tuple(operators)
+        self._operators = tuple(operators)
+
+    @property
+    def operators(self) -> tuple[ChainedOperator, ...]:
+        """All operators of the chain, the last one last."""
+        return self._operators
 
     def results(
         self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
@@ -265,9 +276,8 @@ class OperatorChain(OperatorTask):
                         put(made)
                     else:
                         yield from made
-                metrics += counted[
-                    -1:
-                ]  # where a task is repeated, several partitions may be told that they are the last
+                # where a task is repeated, several partitions may be told that they are the last
+                metrics += counted[-1:]
 
 
 def _in_partition(encode: Encode, partition: int, changes: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -292,7 +302,7 @@ class OfChanges(ArrowTask):
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the encoded changes of a partition, and the row of metrics where the join's task has one."""
         hidden, metrics, maker = self.task.hidden, list[str](), self._maker
-        encoded = self.task.results(batches, self._encoded, metrics)
+        encoded = self.task.results(batches, functools.partial(self._taken.encoded, maker=maker), metrics)
         if hidden is None:
             yield from encoded
             return
@@ -302,7 +312,3 @@ class OfChanges(ArrowTask):
         for text in metrics:
             nothing = [pa.nulls(1, kind) for kind in maker.made.types]
             yield pa.RecordBatch.from_arrays([*nothing, pa.array([text], METRICS_TYPE)], schema=schema)
-
-    def _encoded(self, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Encodes the filtered and projected changes of a partition."""
-        return self._maker.of(self._taken.of(batch, self._maker.schema) for batch in changes)

@@ -85,6 +85,10 @@ class Taken(NamedTuple):
         ]
         return typed(arrays, schema)
 
+    def encoded(self, rows: Iterable[pa.RecordBatch], maker: Maker) -> Iterator[pa.RecordBatch]:
+        """Filters and projects batches, and encodes what is left."""
+        return maker.of(self.of(batch, maker.schema) for batch in rows)
+
 
 def _named(expressions: Sequence[Expression]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for x in expressions for name in x.columns.get(ROWS, ())))
