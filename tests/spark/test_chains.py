@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops import stream
+from gpu_ops.spark.api import apply
 from gpu_ops.spark.api.streams import as_input
 from gpu_ops.spark.driver import queries as recognition
 from gpu_ops.spark.driver.directory import Directory
@@ -29,10 +31,13 @@ KEYS = (1, 2, 3, 4, 5, None)
 def feeds(spark: Any, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> list[Feed]:
     """Users, orders and preferences that share ``user_id``; products, and tags of them.
 
-    ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's. Else a chain is one task.
+    ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's; ``shares``: likewise, and
+    three tasks take a share of each partition's changes. Else a chain is one task.
     """
-    if getattr(request, "param", None) == "spark":
+    if getattr(request, "param", None) in ("spark", "shares"):
         monkeypatch.setattr(of_changes, "MOST_IN_ONE_TASK", 0)
+    if getattr(request, "param", None) == "shares":
+        monkeypatch.setattr(apply, "_shares", lambda *_: 3)
     made = [
         Feed(spark, tmp_path, "users", {"user_id": ("long", None), "name": ("string", ("ann", "bob", None))}),
         Feed(
@@ -87,7 +92,12 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
 
 @pytest.mark.parametrize(
     ("feeds", "emit"),
-    [("spark", "per_event"), ("arrow", "per_batch"), pytest.param("arrow", "per_event", marks=pytest.mark.thorough)],
+    [
+        ("spark", "per_event"),
+        ("arrow", "per_batch"),
+        ("shares", "per_event"),
+        pytest.param("arrow", "per_event", marks=pytest.mark.thorough),
+    ],
     indirect=["feeds"],
 )
 def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed], tmp_path: Path, emit: Any) -> None:
@@ -101,8 +111,39 @@ def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed],
     assert all(list((tmp_path / name / "p").iterdir()) for name in ("bought", "sized", "left"))
 
 
+@pytest.mark.parametrize("feeds", ["shares"], indirect=True)
+def test_tasks_take_shares_of_a_micro_batch_that_is_computed_once(
+    spark: Any, feeds: list[Feed], tmp_path: Path
+) -> None:
+    """Six tasks of two partitions have rows, in the order of the changes; metrics are counted once."""
+    users, orders, *_ = feeds
+    left = stream(orders.df, row_kind="op", unique_key="order_id", updates="retract")
+    changes = gpu_ops.join(
+        left, stream(users.df, row_kind="op"), on="user_id", how="left", state=str(tmp_path / "s"), name="shared"
+    )
+    assert "tasks       6, each with a share of the changes" in gpu_ops.explain(changes)
+    orders.more(300)
+    users.more(300)
+    sink, tasks = Sink(), list[int]()
+
+    def batch(df: Any, number: int) -> None:
+        rows = df.withColumn("task", f.spark_partition_id()).collect()
+        tasks.extend(row.task for row in rows)
+        sink.batches[number] = [tuple(row)[:-1] for row in rows]
+
+    query = drain(changes, batch, tmp_path / "checkpoint")
+    assert tasks == sorted(tasks)
+    assert set(tasks) == set(range(6))
+    sql = "SELECT user_id, order_id, product, name FROM orders LEFT JOIN users USING (user_id)"
+    assert sink.table == sql_join(sql, feeds, 1)
+    (found,) = gpu_ops.spark.join_progress(query.lastProgress)
+    assert found.metrics["left_rows_in"] == len(orders.changes)
+    assert found.metrics["partitions"] == 2
+    assert sum(int(found.metrics[f"rows_out_{kind}"]) for kind in ("insert", "delete")) == len(tasks)
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
+@pytest.mark.parametrize("feeds", ["spark", "arrow", "shares"], indirect=True)
 def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
 

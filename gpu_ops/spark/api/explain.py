@@ -118,6 +118,7 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         line("emit", f"{description.emit}: {_EMITS[description.emit]}"),
         line("attributes", _attributes(plan)),
         line("partitions", f"{plan.partitions} ({plan.partitions_reason}){_distribution(plan)}"),
+        *([line("tasks", f"{plan.tasks}, each with a share of the changes")] if plan.tasks > plan.partitions else []),
         *(line("with", f"{names[x]}, in the same Spark task") for x in dict.fromkeys(plan.sources) if x is not None),
         line("backend", _backend(plan, df)),
         *_lookups(plan, df),

@@ -46,6 +46,7 @@ class JoinPlan:
         backend: the backend that was asked for.
         partitions: the number of partitions.
         partitions_reason: why there are as many.
+        shares: the number of Spark tasks of each partition: all bring its rows, each takes a share of its changes.
         state: the state folder as it is shown, or None.
         state_identity: the same for all spellings of the folder.
         backlog: whether it may begin with one.
@@ -77,6 +78,7 @@ class JoinPlan:
     backlog: bool
     derived: tuple[str, ...]
     final_only: tuple[str, ...]
+    shares: int = 1
     upstream: tuple[str | None, ...] = (None, None)
     heartbeat_ms: int | None = None
     bounded: bool = False
@@ -95,6 +97,11 @@ class JoinPlan:
     def in_task(self) -> tuple[JoinPlan, ...]:
         """All operators of its task, itself last."""
         return (*self.chained, self)
+
+    @property
+    def tasks(self) -> int:
+        """The number of Spark tasks that bring its rows and take its changes."""
+        return 1 if self.chained else self.partitions * self.shares
 
     @property
     def function_name(self) -> str:

@@ -35,6 +35,7 @@ from gpu_ops.spark.plan.changes import (
     OperatorChainBuilder,
     SourceScan,
     holds_sources,
+    in_one_task,
     observed_once,
     observing,
     source_of,
@@ -95,19 +96,26 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     make_importable(session)
     names = metric_names(join.sides, by_time=join.by_time)
     directory = Directory.of(session)
+    below = {
+        number: (reading.source, reading.taken)
+        for number, reading in enumerate(readings)
+        if reading is not None and isinstance(reading.source, JoinChanges) and in_one_task(plan, reading.source)
+    }
+    plan = dataclasses.replace(plan, shares=1 if below or directory.blocks is None else plan.shares)
     packers, arrivals = packers_of(join, inputs, readings, layout, plan, blocks=directory.blocks)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
         plan.function_name, _command(plan, state, layout), directory.address, arrivals,
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
-        blocks=directory.blocks,
+        blocks=directory.blocks, shares=plan.shares,
     )  # fmt: skip
     chain, union_inputs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
     for number in order:
         reading, packer = readings[number], packers[number]
-        if reading is not None and isinstance(reading.source, JoinChanges) and chain.takes(reading.source):
-            chain.add(number, reading.source, Edge(reading.taken, packer))
-            for use, frame in reading.source.union_inputs().items():
+        if number in below:
+            changes, taken = below[number]
+            chain.add(number, changes, Edge(taken, packer))
+            for use, frame in changes.union_inputs().items():
                 union_inputs.setdefault(use, frame)
         else:
             union_inputs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], reading, packer)
@@ -119,8 +127,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     output = output_type(join, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
-    tasks = 1 if plan.chained else plan.partitions
-    changes = union.repartition(tasks, "route").mapInArrow(function, plan.carried_by(output))
+    changes = union.repartition(plan.tasks, "route").mapInArrow(function, plan.carried_by(output))
     directory.check_at_start(plan, state)
     check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
@@ -429,15 +436,14 @@ def packers_of(
         plan: the plan of the operator.
         blocks: the folders in which tasks leave their messages, if all are on one machine.
     """
-    partitions = plan.partitions
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
-    roads, packers = routes(partitions), []
+    roads, packers = routes(plan.partitions * plan.shares), []
     for number, reading in enumerate(readings):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
         first = FirstOfGroup.wanted(join) if reading is not None and isinstance(reading.source, JoinChanges) else None
         name, schema = join.inputs[number].name, schemas[number]
-        packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks))
+        packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks, plan.shares))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
     return packers, Arrivals(wire_schema(layout), carried, first=plan.loaded)
 

@@ -193,6 +193,11 @@ MOST_IN_ONE_TASK: Final = 4
 """Partitions of an operator: with more of them what a task has to cut costs more time than stages of Spark's."""
 
 
+def in_one_task(plan: JoinPlan, changes: JoinChanges) -> bool:
+    """True if an operator, and the one that makes some changes, with all that run in its task, can run in one task."""
+    return all(one.partitions <= MOST_IN_ONE_TASK for one in (plan, *changes.plan.in_task))
+
+
 class OperatorChainBuilder:
     """Collects the operators that run in the task of another one, which reads their changes.
 
@@ -207,10 +212,6 @@ class OperatorChainBuilder:
         self._tasks: dict[str, Task] = {}
         self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
         self._sources: list[str | None] = [None] * len(plan.join.inputs)
-
-    def takes(self, changes: JoinChanges) -> bool:
-        """True if the operator that makes some changes can run in this task, with all that run in its own."""
-        return all(plan.partitions <= MOST_IN_ONE_TASK for plan in (self._plan, *changes.plan.in_task))
 
     def add(self, number: int, changes: JoinChanges, edge: Edge) -> None:
         """Takes the operators below an input; one that is there is not computed again.

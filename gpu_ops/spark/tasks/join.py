@@ -22,7 +22,7 @@ from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, R
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange, ask
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.blocks import Blocks
+from gpu_ops.state.blocks import Blocks, FilePart
 
 Encode = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Encodes the changes of one partition, in their order."""
@@ -89,6 +89,8 @@ class Task(OperatorTask):
         times: the inputs whose latest event times are reported to the directory, two at most.
         hidden: the column in which metrics are observed, or None.
         blocks: the folders in which the server may leave its answer, if it is on this machine.
+        shares: the number of Spark tasks of each partition. All bring its rows, the first to come has them computed,
+            and each takes a share of the changes.
     """
 
     def __init__(
@@ -103,8 +105,9 @@ class Task(OperatorTask):
         times: Sequence[str] = (),
         hidden: str | None = None,
         blocks: Blocks | None = None,
+        shares: int = 1,
     ) -> None:
-        self.__name__, self._blocks = name, blocks
+        self.__name__, self._blocks, self.shares = name, blocks, shares
         self._command, self._directory, self._arrivals = dict(command), directory, arrivals
         self.output, self._times = output, times
         self._metrics, self.hidden = tuple(metrics), hidden
@@ -112,10 +115,12 @@ class Task(OperatorTask):
     def results(
         self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the encoded changes of this Spark task's partition."""
+        """Yields the encoded changes of this Spark task's partition, or of its share of them."""
         task = task_identity()
-        partition, batches = self._partition(task, batches)
-        yield from encode(self.changes(task, uuid.uuid4().hex, partition, batches, metrics))
+        target, batches = self._target(task, batches)
+        partition, share = divmod(target, self.shares)
+        changes = self.changes(task, uuid.uuid4().hex, partition, batches, metrics, share=(share, self.shares))
+        yield from encode(changes)
 
     @property
     def operators(self) -> tuple[ChainedOperator, ...]:
@@ -139,6 +144,8 @@ class Task(OperatorTask):
         partition: int,
         batches: Iterator[pa.RecordBatch],
         metrics: list[str],
+        *,
+        share: tuple[int, int] = (0, 1),
     ) -> Iterator[pa.RecordBatch]:
         """The changes of one partition.
 
@@ -148,6 +155,7 @@ class Task(OperatorTask):
             partition: which.
             batches: its messages, of `PACKED`.
             metrics: takes the metrics of all partitions as text, where this is the last one and they are observed.
+            share: which of how many shares of the changes.
         """
         join_id = f"{self.plan_id}-{task.query_id}"
         state: StateAddress | None = self._command["state"]
@@ -173,11 +181,19 @@ class Task(OperatorTask):
         def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
             request = dataclasses.replace(located, failed=failed)
             answer = read(LocateReply, ask(self._directory, "locate", request))
-            return self._directory._replace(location=answer.location), vars(answer.context)
+            context = vars(answer.context) | ({} if share[1] == 1 else {"shared_in": task.run_id})
+            return self._directory._replace(location=answer.location), context
 
+        arrived: Iterable[pa.RecordBatch | FilePart] = self._arrivals.to_wire(batches)
+        if share[1] > 1:
+            arrived = list(arrived)
+            count = sum(rows.block.rows if isinstance(rows, FilePart) else rows.num_rows for rows in arrived)
+            command |= {"share": share[0], "shares": share[1], "rows": count}
         exchange = Exchange(locate, command, self._arrivals.wire)
         # nobody's readers of Arrow streams are tried with batches that have no row
-        yield from (rows for rows in exchange.run(self._arrivals.to_wire(batches)) if rows.num_rows)
+        yield from (rows for rows in exchange.run(arrived) if rows.num_rows)
+        if share[0]:
+            return  # one of a partition's tasks reports what was counted
         counted = exchange.answer["metrics"]
         numbers = pack(self._metrics, counted, backend=exchange.answer["backend"], retries=exchange.retries)
         rows = [bool(counted[f"{side}_rows_in"]) for side in self._times]
@@ -189,16 +205,16 @@ class Task(OperatorTask):
         if answer.all is not None:
             metrics.append(total(self._metrics, answer.all))
 
-    def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
-        """Finds the partition of this task, which its batches name, and returns it with the batches.
+    def _target(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
+        """Finds which of the operator's tasks this is, which its batches say, and returns it with the batches.
 
-        Without batches, as in all partitions or in none, it is the task's number modulo the number of partitions: a
-        join's tasks are numbered consecutively, so each partition is taken once.
+        Without batches, as in all tasks or in none, it is the task's number modulo the number of tasks: those of an
+        operator are numbered consecutively, so each is taken once.
         """
         for batch in batches:
             if batch.num_rows:
-                return Message.of(batch["about"][0].as_py()).partition, itertools.chain([batch], batches)
-        return task.number % self.partitions, iter(())
+                return Message.of(batch["about"][0].as_py()).target, itertools.chain([batch], batches)
+        return task.number % (self.partitions * self.shares), iter(())
 
 
 class Edge(NamedTuple):
@@ -253,11 +269,14 @@ class OperatorChain(OperatorTask):
         """Runs the operators one after the other, and encodes the last one's changes, its partitions side by side."""
         task, evaluation = task_identity(), uuid.uuid4().hex
         messages: dict[str, dict[int, list[pa.RecordBatch]]] = {each.task.plan_id: {} for each in self.operators}
+        shares = {each.task.plan_id: each.task.shares for each in self.operators}
 
         def put(packed: Iterable[pa.RecordBatch]) -> None:
             for batch in packed:
-                for operator, partition, some in by_operator(batch):
-                    messages[operator].setdefault(partition, []).append(some)
+                for operator, target, some in by_operator(batch):
+                    partition, share = divmod(target, shares[operator])
+                    if not share:  # what others would bring is the same
+                        messages[operator].setdefault(partition, []).append(some)
 
         put(batches)
         with ThreadPoolExecutor(max(each.task.partitions for each in self.operators)) as threads:

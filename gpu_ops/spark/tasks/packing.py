@@ -37,10 +37,11 @@ class Packer(NamedTuple):
         number: the input's number.
         schema: the schema of its rows, with row kinds.
         by: the columns that rows are distributed by, and their types; without any all rows go to partition 0.
-        routes: for each partition the number that Spark's shuffle sends there.
+        routes: for each target the number that Spark's shuffle sends there.
         most_bytes: the size of one message, about.
         first: filters a task's rows to those that are needed; None for all.
         blocks: the folders of messages, if tasks are on one machine; else messages go with Spark's rows.
+        shares: the number of targets of each partition, which all get its messages.
     """
 
     input_name: str
@@ -52,6 +53,7 @@ class Packer(NamedTuple):
     most_bytes: int
     first: FirstOfGroup | None = None
     blocks: Blocks | None = None
+    shares: int = 1
 
     @property
     def made(self) -> pa.Schema:
@@ -71,7 +73,7 @@ class Packer(NamedTuple):
             parts: for each its batches of `schema` in their order, and the time and the source by which the part is
                 ordered among others.
         """
-        missing = dict.fromkeys(range(len(self.routes)))
+        missing = dict.fromkeys(range(self._partitions))
         files = self._files()
         most_bytes = self.most_bytes if files is None else _BLOCK_BYTES
         for batches, time, source in parts:
@@ -102,27 +104,36 @@ class Packer(NamedTuple):
         rows: Sequence[pa.RecordBatch],
         files: BlockFiles | None,
     ) -> pa.RecordBatch:
-        about, messages = list[str](), list[bytes]()
+        headers, messages = list[Message](), list[bytes]()
         for partition, part in zip(partitions, rows, strict=True):
             message = part.serialize()
             block = INLINE if files is None else files.put(partition, message, part.num_rows)
             messages.append(b"" if block.file else message.to_pybytes())
-            about.append(json.dumps(Message(partition, self.number, *origin, count + len(about), block, self.operator)))
-        routes = [self.routes[partition] for partition in partitions]
-        return pa.record_batch([routes, about, messages], schema=PACKED)
+            headers.append(Message(partition, self.number, *origin, count + len(headers), block, self.operator))
+        targets = [partition * self.shares + share for share in range(self.shares) for partition in partitions]
+        about = [
+            json.dumps(header._replace(target=target))
+            for target, header in zip(targets, headers * self.shares, strict=True)
+        ]
+        routes = [self.routes[target] for target in targets]
+        return pa.record_batch([routes, about, messages * self.shares], schema=PACKED)
+
+    @property
+    def _partitions(self) -> int:
+        return len(self.routes) // self.shares
 
     def _cut(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yields the rows of each partition that has any, in their order."""
         if not batch.num_rows:
             return
-        if not self.by or len(self.routes) == 1:
+        if not self.by or self._partitions == 1:
             yield 0, batch
             return
         keys = [batch[name] if batch[name].type == kind else batch[name].cast(kind) for name, kind in self.by]
-        goes_to = partition_of(keys, batch.num_rows, len(self.routes))
+        goes_to = partition_of(keys, batch.num_rows, self._partitions)
         # NumPy sorts numbers of 8 and 16 bits by counting them
-        order = np.argsort(goes_to.astype(np.min_scalar_type(len(self.routes))), kind="stable")
-        sizes = np.bincount(goes_to, minlength=len(self.routes))
+        order = np.argsort(goes_to.astype(np.min_scalar_type(self._partitions)), kind="stable")
+        sizes = np.bincount(goes_to, minlength=self._partitions)
         sorted_rows, start = batch.take(pa.array(order)), 0
         for partition in np.flatnonzero(sizes):
             size = int(sizes[partition])

@@ -26,10 +26,11 @@ a file. It has as few columns as possible: Spark generates code for each of them
 
 
 class Message(NamedTuple):
-    """The header of a row of `PACKED`: its partition, the fields that order it among the others, and its block.
+    """The header of a row of `PACKED`: its target, the fields that order it among the others, and its block.
 
     Attributes:
-        partition: the join's partition.
+        target: which of the operator's tasks it is for: those of a partition, each for another share of its changes,
+            come one after another.
         input: the number of the input.
         time: a file's modification time (us), or 0.
         source: a file's path, or "".
@@ -38,7 +39,7 @@ class Message(NamedTuple):
         operator: the plan id of the operator that they are for, as one task may run several.
     """
 
-    partition: int
+    target: int
     input: int
     time: int
     source: str
@@ -54,16 +55,16 @@ class Message(NamedTuple):
 
 
 def by_operator(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """Groups messages by the operator and the partition that they are for.
+    """Groups messages by the operator and the target that they are for.
 
     Args:
         batch: of `PACKED`.
     """
     rows: dict[tuple[str, int], list[int]] = {}
     for row, about in enumerate(map(Message.of, batch["about"].to_pylist())):
-        rows.setdefault((about.operator, about.partition), []).append(row)
-    for (operator, partition), some in rows.items():
-        yield operator, partition, batch if len(rows) == 1 else batch.take(pa.array(some))
+        rows.setdefault((about.operator, about.target), []).append(row)
+    for (operator, target), some in rows.items():
+        yield operator, target, batch if len(rows) == 1 else batch.take(pa.array(some))
 
 
 class Carried(NamedTuple):
