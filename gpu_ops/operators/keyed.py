@@ -34,7 +34,7 @@ from gpu_ops.state.table import KeySet
 _MANY: Final = 4096
 """Rows of an output that nobody asks for room for."""
 _NUMBERS: Final = {"per_batch": 40, "per_event": 140}
-"""Bytes of numbers beside a row of an output in the making: slots, instants, what they are ordered by."""
+"""Bytes of numbers beside a row of an output in the making: slots, logical times, what they are ordered by."""
 _PAIRS_A_CHANGE: Final = 16
 _FEW_PAIRS: Final = 1 << 15
 """A micro-batch with more candidates than these two give is less work by key."""
@@ -66,7 +66,7 @@ class KeyedOperator(Operator):
         Args:
             found: what `find` gave.
             sides: the lifetimes of each input's rows.
-            event_kinds: the row kind of each instant; None for a net change.
+            event_kinds: the row kind of each logical time; None for a net change.
         """
 
     def values(self, rows: OutputRows) -> Frame:
@@ -141,7 +141,7 @@ class KeyedOperator(Operator):
             "probe_ms": (probed - updated) * 1e3,
             "emit_ms": (time.perf_counter() - probed) * 1e3,
         }
-        sequence = np.zeros(kinds.size, np.int64) if net else kernels.asnumpy(rows.instants) >> 1
+        sequence = np.zeros(kinds.size, np.int64) if net else kernels.asnumpy(rows.logical_times) >> 1
         return Output(frame, kinds, sequence, metrics)
 
     def _folded(self, rows: OutputRows, frame: Frame, doubtful: Positions) -> tuple[OutputRows, Frame]:

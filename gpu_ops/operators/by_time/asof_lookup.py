@@ -165,10 +165,9 @@ class AsofLookup:
     def near(self, changed: Slots) -> Slots:
         """Left rows from before the micro-batch, which it leaves, whose match it may change; ascending.
 
-        Law: with U the right rows that are there at any instant of the micro-batch, a left row whose best row in U is
-        one that neither comes nor goes meets it all the time. So the rows looked for are those whose best row in U is
-        one of the changed ones: between its neighbours in U each has a span of time of its own, and nothing else is
-        read.
+        Law: let U be all right rows that are there at some logical time of the micro-batch. A left row whose best row
+        in U neither comes nor goes meets it all the time. So the rows looked for are those whose best row in U is one
+        of the changed ones: between its neighbours in U each has a span of time of its own, and nothing else is read.
 
         Args:
             changed: right rows that come or go.

@@ -300,8 +300,8 @@ class TemporalOperator(TimedOperator[Clock]):
 
     def _beside(self, left: Slots, right: Slots) -> OutputRows:
         xp = self.kernels.xp
-        kinds, instants = xp.full(left.size, INSERT, np.int8), xp.full(left.size, AT_WATERMARK, np.int64)
-        return OutputRows(kinds, (left, right), instants)
+        kinds, logical_times = xp.full(left.size, INSERT, np.int8), xp.full(left.size, AT_WATERMARK, np.int64)
+        return OutputRows(kinds, (left, right), logical_times)
 
     def _forget(self, firing: list[Keys], passing: Slots, now: int) -> Slots:
         """Versions of keys that fire, up to the watermark, but the last; ascending.

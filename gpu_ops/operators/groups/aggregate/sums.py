@@ -563,7 +563,7 @@ def crossings(step: AggregateStep, table: KeyTable, column: str) -> Array:
     place[known] = found.number
     value = place[step.row]
     events = xp.flatnonzero(value >= 0)
-    line = Timeline(kernels, found.slots, value[events], step.instants[events], net=False)
+    line = Timeline(kernels, found.slots, value[events], step.logical_times[events], net=False)
     signs = xp.ones(events.size, np.int64) if step.sign is None else step.sign[events]
     before, after = line.summed(line.moves(signs), base := table.beside[_ROWS].values[found.slots])
     left = line.final(after)
