@@ -54,8 +54,8 @@ class MicroBatch:
     Attributes:
         changelog: rows of the join's ``output_schema``: an Arrow table, or a ``cudf.DataFrame`` if the engine's
             ``output`` is ``"cudf"``.
-        sequence: for each of them, the position in the micro-batch's total order of the change that
-            caused it; 0 throughout in ``per_batch``, but for an interval join; -1 for what the watermark ended.
+        sequence: for each of them, the sequence (place in the micro-batch's total order) of the change that caused
+            it; 0 throughout in ``per_batch``, but for an interval join; -1 for what the watermark ended.
         metrics: counts, bytes and milliseconds, by name.
     """
 
@@ -322,12 +322,12 @@ class JoinEngine:
             inputs = (*inputs, None)
         given = self._one_each(inputs or None, (left, right), "the join has {count} inputs, {given} were given")
         wrong = "orders= has {given} entries for {count} inputs"
-        orders_given = self._one_each(orders, (left_order, right_order), wrong)
+        sequences = self._one_each(orders, (left_order, right_order), wrong)
         batches = repeatable(self.join, given)
         changes = self.memory.within(
             "taking in a micro-batch",
             self._operator,
-            lambda: ingest(self.join, batches, orders_given, self.kernels.dataframes),
+            lambda: ingest(self.join, batches, sequences, self.kernels.dataframes),
         )
         now = int(time.time() * 1000) if clock_ms is None else whole_number("clock_ms", clock_ms)
         self._check_clock(now)

@@ -141,7 +141,7 @@ class KeyedOperator(Operator):
             "probe_ms": (probed - updated) * 1e3,
             "emit_ms": (time.perf_counter() - probed) * 1e3,
         }
-        sequence = np.zeros(kinds.size, np.int64) if net else kernels.asnumpy(rows.logical_times) >> 1
+        sequence = np.zeros(kinds.size, np.int64) if net else rows.sequence(kernels)
         return Output(frame, kinds, sequence, metrics)
 
     def _folded(self, rows: OutputRows, frame: Frame, doubtful: Positions) -> tuple[OutputRows, Frame]:

@@ -279,7 +279,7 @@ class TimedOperator(Operator, Generic[C]):
             later: as of `gpu_ops.output.Output`.
         """
         joined, description, kernels = time.perf_counter(), self.description, self.kernels
-        kinds, sequences = kernels.asnumpy(rows.kinds), [kernels.asnumpy(rows.logical_times) >> 1]
+        kinds, sequences = kernels.asnumpy(rows.kinds), [rows.sequence(kernels)]
         tables: Sequence[Any] = self.tables
         values, beside = gathered(description, kernels, tables, rows.slots), []
         for side, change in tagged:

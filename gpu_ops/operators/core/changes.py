@@ -9,7 +9,7 @@ Laws:
   other columns (Flink: ``InputSideHasUniqueKey.retractRecord``).
 
 A row lives from its birth to its death. Time within a micro-batch is the *logical time*: change number s
-(its position in the micro-batch's total order, over both inputs) takes a row at logical time 2s and brings
+(its sequence: the place in the micro-batch's total order, over all inputs) takes a row at logical time 2s and brings
 one at 2s + 1, so that an upsert (one change that does both) first takes, then brings. Rows from
 before the micro-batch were born at `ALWAYS`; rows that stay die at `NEVER`.
 """

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import layouts
@@ -49,6 +50,10 @@ class OutputRows:
     def size(self) -> int:
         """The number of rows."""
         return int(self.kinds.size)
+
+    def sequence(self, kernels: Kernels) -> npt.NDArray[np.int64]:
+        """For each row the sequence of the change that caused it, in host memory."""
+        return kernels.asnumpy(self.logical_times) >> 1
 
     def pick(self, positions: Positions) -> OutputRows:
         """Gathers some of the rows, in the order given."""

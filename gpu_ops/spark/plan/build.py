@@ -57,7 +57,7 @@ if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not No
 else:  # before Spark 4 there are no data sources in Python
     DataSource = DataSourceStreamReader = InputPartition = object
 
-_PLACE: Final = "__place"
+_SEQUENCE: Final = "__sequence"
 """The column of a number that rises with a static input's rows."""
 
 _CO_GROUP: Final = "gpu_ops.coGroup"
@@ -155,7 +155,7 @@ def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionC
         "partitions": plan.partitions,
         "union_order": plan.union_order,
         "backend": plan.backend,
-        "wire": dataclasses.asdict(wire(layout)),
+        "wire": wire(layout).to_dict(),
         "options": {"backlog": True} if plan.backlog else {},
     }
 
@@ -190,12 +190,12 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: CoGroup
     ordered = join.order_matters_at_end
     sides = [in_union(df, number, layout) for number, df in enumerate(inputs)]
     if ordered:
-        sides = [side.withColumn(_PLACE, f.monotonically_increasing_id()) for side in sides]
+        sides = [side.withColumn(_SEQUENCE, f.monotonically_increasing_id()) for side in sides]
     if join.result_without_rows:
         sides.append(_row_of_no_input(sides[0]))
     rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, layout, plan.partitions)
     if ordered:
-        rows = rows.sortWithinPartitions(*_order(join, layout))
+        rows = rows.sortWithinPartitions(*_sequence_columns(join, layout))
     task = BoundedTask(
         plan.function_name, join.to_json(), wire(layout), wire_schema(layout),
         backend="gpu" if plan.backend == "gpu" else "cpu",
@@ -216,14 +216,14 @@ def _row_of_no_input(like: DataFrame) -> DataFrame:
     return like.sparkSession.range(1).select(*values)
 
 
-def _order(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
+def _sequence_columns(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
     """The sort columns that order each input's rows: its ``sequence_by``, nulls first, then its own order."""
     by = []
     for number, source in enumerate(join.inputs):
         if source.sequence_by is not None:
             column = next(x for x in layout if x.columns[number] == source.sequence_by)
             by.append(f.when(f.col(INPUT) == number, f.col(column.name)).asc_nulls_first())
-    return [*by, f.col(_PLACE).asc()]
+    return [*by, f.col(_SEQUENCE).asc()]
 
 
 class Beats(DataSourceStreamReader):  # type: ignore[misc]
@@ -360,7 +360,7 @@ def wire(layout: Sequence[UnionColumn]) -> Wire:
 
 
 def wire_schema(layout: Sequence[UnionColumn]) -> pa.Schema:
-    """The schema of the rows on the wire: side, order and the union columns."""
+    """The schema of the rows on the wire: side, sequence and the union columns."""
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
     return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in layout)])
 
