@@ -45,7 +45,7 @@ from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.tasks.join import Edge, Task
 from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import FirstOfGroup, OfRows
+from gpu_ops.spark.tasks.rows import EncodeRows, FirstOfGroup
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
@@ -106,7 +106,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     for number in order:
         reading, packer = readings[number], packers[number]
         if reading is not None and isinstance(reading.source, JoinChanges) and chain.takes(reading.source):
-            chain.add(number, reading.source, Edge(reading.taken, packer))
+            chain.add(number, reading.source, Edge(reading.projection, packer))
             for use, frame in reading.source.union_inputs().items():
                 union_inputs.setdefault(use, frame)
         else:
@@ -435,7 +435,9 @@ def packers_of(
     for number, reading in enumerate(readings):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
-        first = FirstOfGroup.wanted(join) if reading is not None and isinstance(reading.source, JoinChanges) else None
+        first = (
+            FirstOfGroup.for_operator(join) if reading is not None and isinstance(reading.source, JoinChanges) else None
+        )
         name, schema = join.inputs[number].name, schemas[number]
         packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
@@ -444,5 +446,5 @@ def packers_of(
 
 def _packed(df: DataFrame, reading: SourceScan | None, packer: Packer) -> DataFrame:
     if reading is None:
-        return df.mapInArrow(OfRows("gpu_join_pack", packer), _PACKED_TYPE)
-    return reading.source.packed(packer, reading.taken, _PACKED_TYPE)
+        return df.mapInArrow(EncodeRows("gpu_join_pack", packer), _PACKED_TYPE)
+    return reading.source.packed(packer, reading.projection, _PACKED_TYPE)

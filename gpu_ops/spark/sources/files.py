@@ -22,7 +22,7 @@ from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.sources import ARROW
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.packing import FileRows, ReadFiles
-from gpu_ops.spark.tasks.rows import Taken
+from gpu_ops.spark.tasks.rows import Projection
 
 SOURCE_OPTIONS: Final = (
     "maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "maxCachedFiles",
@@ -108,7 +108,7 @@ def read_files(
         tuple((name, value) for name, value in given.items() if name not in of_source),
     )
     files = _found(spark, path, format, given).withMetadata("path", {ARROW: path})
-    rows = FileRows(read, path, Taken.all(read.schema), read.schema)
+    rows = FileRows(read, path, Projection.all(read.schema), read.schema)
     if format != "delta":
         files = files.repartition(_spread(spark), "path")
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
