@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from gpu_ops.arrays import Mask
 from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, SPELLINGS, codes_of, decode_row_kinds, known_row_kinds
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.frames import UnfitError, as_table, index_names, taken
+from gpu_ops.descriptions.frames import UnfitError, as_table, cast_exactly, index_names
 from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
@@ -310,7 +310,7 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
         column = batch[field.name]
         if column.type != field.type:
             try:
-                made = taken(column, field.type)
+                made = cast_exactly(column, field.type)
                 made.validate()  # of nested types of nulls Arrow's cast makes arrays that end beyond their elements
             except (UnfitError, pa.ArrowException) as error:
                 at = error.at if isinstance(error, UnfitError) else None
@@ -329,7 +329,7 @@ def _row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_large_string(column.type) or (pa.types.is_null(column.type) and len(column)):
         return column
     try:
-        return taken(column, pa.string())
+        return cast_exactly(column, pa.string())
     except UnfitError:
         return column
 

@@ -21,7 +21,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, TooMany
 from gpu_ops.operators.core import emission
-from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
+from gpu_ops.operators.core.changes import Lifetimes, apply_changes, on_device
 from gpu_ops.operators.core.emission import OutputRows, Pairs
 from gpu_ops.operators.core.key_counts import KeyCounts
 from gpu_ops.operators.core.visibility import When, visible_per_batch, visible_per_event
@@ -119,7 +119,7 @@ class KeyedOperator(Operator):
         event_kinds = None if net else kernels.xp.zeros(2 * total + 2, np.int8)
         sides = [
             apply_changes(table, change.frame(kernels), what, event_kinds, net=net)
-            for table, change, what in zip(self.tables, changes, given(self.tables, changes, net=net), strict=True)
+            for table, change, what in zip(self.tables, changes, on_device(self.tables, changes, net=net), strict=True)
         ]
         updated = time.perf_counter()
         found = self.find(sides, net=net)

@@ -130,7 +130,7 @@ class BlockFiles:
         start = self._sizes.get(partition, 0)
         try:
             if not self._sizes:
-                made(self._folder)
+                make_folder(self._folder)
             with open(path, "ab", buffering=0, opener=private) as file:  # as many as there are partitions
                 _write(file, message)
         except OSError as error:
@@ -147,7 +147,7 @@ def _write(file: Any, message: pa.Buffer) -> None:
         left = left[file.write(left) :]
 
 
-def made(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Makes the folder of a micro-batch, and removes those of earlier ones: those of a run come one after another."""
     for one in (*reversed(folder.parents[:2]), folder):
         one.mkdir(mode=0o700, exist_ok=True)
@@ -166,7 +166,7 @@ def leave(folder: Path, rows: pa.Table, most_rows: int) -> str | None:
     """
     path = folder / uuid.uuid4().hex
     try:
-        made(folder)
+        make_folder(folder)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
             writer.write_table(rows, max_chunksize=most_rows)
     except (OSError, pa.ArrowException) as error:
@@ -177,7 +177,7 @@ def leave(folder: Path, rows: pa.Table, most_rows: int) -> str | None:
     return str(path)
 
 
-def taken(path: str) -> pa.RecordBatchReader:
+def take(path: str) -> pa.RecordBatchReader:
     """Reads the rows that `leave` has left in a file, and deletes the file."""
     content = mapped(path)
     Path(path).unlink()

@@ -551,14 +551,14 @@ def test_an_answer_for_which_there_is_no_room_comes_over_the_connection(server: 
 def test_an_answer_that_is_gone_is_asked_for_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone, own = [True], blocks.taken
+    gone, own = [True], blocks.take
 
-    def taken(path: str) -> Any:
+    def take(path: str) -> Any:
         if gone.pop() if gone else False:
             Path(path).unlink()
         return own(path)
 
-    monkeypatch.setattr("gpu_ops.spark.wire.exchange.taken", taken)
+    monkeypatch.setattr("gpu_ops.spark.wire.exchange.take", take)
     folder = tmp_path / "run" / "0"
     command = make_command(0, str(tmp_path / "s"), answers=str(folder))
     assert exchanged(server, command, left(folder, BATCHES[0])).equals(ANSWERS[0])

@@ -72,7 +72,7 @@ def matches_over_time(
     moves, painted = bool(changed.slots.size) and bool(rows.slots.size), []
     painting = _Painting(lookup, tables, sides[1], rows, changed) if moves else None
     for direction in lookup.directions:
-        met = lookup.found(rows, direction, lambda s: (status[s] == LIVE) & (s < first), staged=False)
+        met = lookup.nearest(rows, direction, lambda s: (status[s] == LIVE) & (s < first), staged=False)
         owner, begin = xp.arange(rows.slots.size, dtype=np.int64), life[0][rows.at]
         if painting is not None:
             owner, begin, met = painting.paint(direction, met, owner, begin, life[1][rows.at])

@@ -177,7 +177,7 @@ class DeviceChanges(NamedTuple):
     beside: Mapping[str, Array] = {}
 
 
-def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[DeviceChanges]:
+def on_device(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[DeviceChanges]:
     """Moves the changes of several inputs to the backend's memory together.
 
     Args:

@@ -100,7 +100,7 @@ class KeyCounts:
         able = kernels.xp.flatnonzero(valid)
         return kernels.take(frame, able, self._names, present=True), able
 
-    def _found(self, table: KeyedTable, slots: Slots) -> Slots:
+    def _keys_of(self, table: KeyedTable, slots: Slots) -> Slots:
         """The key of each of some rows, -1 for one that no live row of the counted input has, or none can have."""
         xp = self._kernels.xp
         if not slots.size or not len(self._keys):
@@ -159,13 +159,13 @@ class KeyCounts:
             number, rows = self._rows_of(touched.slots)
             table.add_counts(rows, (touched.after - touched.before)[number])
             new = as_slots(kernels, own.first_new, own.new)
-            table.add_counts(new, self._numbers(self._found(table, new)))
+            table.add_counts(new, self._numbers(self._keys_of(table, new)))
 
     def expire(self) -> None:
         """The counted input's rows that have expired are there no more."""
         gone, xp = self._counted.expired, self._kernels.xp
         if gone.size:
-            keys = self._found(self._counted, gone)
+            keys = self._keys_of(self._counted, gone)
             keys = keys[keys >= 0]
             self._keys.add(_ROWS, keys, xp.full(keys.size, -1, np.int32))
             keys = distinct(xp, keys)
@@ -182,21 +182,21 @@ class KeyCounts:
         if when.barrier_moves(table):
             # every row may appear or disappear: nothing less than a pass tells which
             rows = xp.flatnonzero(table.status.values[: own.first_new] == LIVE)
-            keys = self._found(table, rows)
+            keys = self._keys_of(table, rows)
             before = self._numbers(keys)
         else:
             crosses = (touched.before == 0) ^ (touched.after == 0)
             at = xp.flatnonzero(crosses)
             number, rows = self._rows_of(touched.slots[at])
             keys, before = touched.slots[at[number]], touched.before[at[number]]
-        died = self._numbers(self._found(table, own.killed))
+        died = self._numbers(self._keys_of(table, own.killed))
         if self._beside:
             table.fetch(rows)
             before, died = table.count[rows], table.count[own.killed]
         self._move(touched, own)
         after = table.count[rows] if self._beside else self._numbers(keys)
         new = as_slots(self._kernels, own.first_new, own.new)
-        born = self._numbers(self._found(table, new))
+        born = self._numbers(self._keys_of(table, new))
         return changes_per_batch(table, own, (rows, before, after), (born, died), when)
 
     def per_event(self, own: Lifetimes, other: Lifetimes, when: When) -> VisibilityChanges:
@@ -213,11 +213,11 @@ class KeyCounts:
         rows = xp.concatenate([own.killed, as_slots(self._kernels, own.first_new, own.new)])
         if when.barrier_moves(table):
             rows = xp.flatnonzero(table.status.values)
-            keys = self._found(table, rows)
+            keys = self._keys_of(table, rows)
         else:
             crossing = distinct(xp, switches[0])
             number, staying = self._rows_of(crossing)
-            keys = xp.concatenate([self._found(table, rows), crossing[number]])
+            keys = xp.concatenate([self._keys_of(table, rows), crossing[number]])
             rows = xp.concatenate([rows, staying])
         matched = self._numbers(keys)
         begins, ends = self._spells(touched, switches, distinct(xp, keys[matched > 0]))
@@ -295,7 +295,7 @@ class KeyCounts:
         own = self._own
         if not self._beside:
             rows = self._kernels.xp.flatnonzero(own.status.values)
-            own.count[rows] = self._numbers(self._found(own, rows))
+            own.count[rows] = self._numbers(self._keys_of(own, rows))
 
 
 def _packed(keys: Slots, logical_times: LogicalTimes | int) -> Array:

@@ -157,10 +157,10 @@ class _RowReader(TreeReader):
             return None
         if java.foldable() and all(str(leaf.nodeName()) == "Literal" for leaf in items(java.collectLeaves())):
             return _folded(java, wanted)
-        made = self._made(expr, wanted)
+        made = self._translated(expr, wanted)
         return made if made is not None and made.type == wanted else None
 
-    def _made(self, expr: Expr, wanted: pa.DataType) -> Node | None:
+    def _translated(self, expr: Expr, wanted: pa.DataType) -> Node | None:
         java, builder = expr.java, self.builder
         match expr.kind:
             case "Between":

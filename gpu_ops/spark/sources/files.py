@@ -107,7 +107,7 @@ def read_files(
         arrow_schema(declared, path),
         tuple((name, value) for name, value in given.items() if name not in of_source),
     )
-    files = _found(spark, path, format, given).withMetadata("path", {ARROW: path})
+    files = _listed(spark, path, format, given).withMetadata("path", {ARROW: path})
     rows = FileRows(read, path, Projection.all(read.schema), read.schema)
     if format != "delta":
         files = files.repartition(_spread(spark), "path")
@@ -125,7 +125,7 @@ def _spread(spark: SparkSession) -> int:
     return max(least, int(spark.sparkContext.defaultParallelism))
 
 
-def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
+def _listed(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
     """Spark's stream of the files' paths, and of the times or versions that order them."""
     if format == "delta":
         try:

@@ -74,7 +74,7 @@ class ReadMessages(ArrowTask):
             if read.bad and self._bad_rows == "fail":
                 first = read.bad[0]
                 raise BadInputError(self.location, None, _where(batch, first), _sample(batch, first))
-            yield from self._given(batch, read)
+            yield from self._output_rows(batch, read)
 
     def __str__(self) -> str:
         return f"messages of {self.location} ({self.format.name})"
@@ -87,7 +87,7 @@ class ReadMessages(ArrowTask):
         """Makes the function that reads the same messages and packs their rows."""
         return Pack(packer, self, projection)
 
-    def _given(self, batch: pa.RecordBatch, found: MessageRows) -> Iterator[pa.RecordBatch]:
+    def _output_rows(self, batch: pa.RecordBatch, found: MessageRows) -> Iterator[pa.RecordBatch]:
         columns, at = found.rows.columns, found.at
         if found.bad and self._bad_rows == "tag":
             columns, at = _with_bad(columns, at, found.bad)

@@ -43,7 +43,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots
-from gpu_ops.operators.core.changes import NEVER, apply_changes, given
+from gpu_ops.operators.core.changes import NEVER, apply_changes, on_device
 from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate import sums
@@ -192,7 +192,7 @@ class ContinuousAggregate(Operator):
             total = new
         else:
             event_kinds = None if net else xp.zeros(2 * int(change.kinds.size) + 2, np.int8)
-            (what,) = given([rows], [change], net=net)
+            (what,) = on_device([rows], [change], net=net)
             side = apply_changes(rows, change.frame(kernels), what, event_kinds, net=net)
             unknown = int(side.unknown)
             slots, logical_times, signs = side.events(kernels)  # of new rows, of killed ones, and of new ones that die

@@ -278,7 +278,7 @@ class AggregateStep:
             numbers = numbers[self.row]
         return numbers if self.sign is None else numbers * self.sign
 
-    def there(self, column: str) -> Array | None:
+    def not_null(self, column: str) -> Array | None:
         """Mask of rows without a null in a column; None for all."""
         found = self.column(column)
         if not found.null_count:
@@ -294,7 +294,7 @@ class AggregateStep:
         """
 
         def moves() -> Moves:
-            mask = self.there(column)
+            mask = self.not_null(column)
             return self.rows_moved if mask is None else self.moves(mask.astype(np.int64))
 
         return self.summed(f"count_{number}", moves)
