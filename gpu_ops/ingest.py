@@ -1,4 +1,4 @@
-"""What comes in: checked before any state changes, decoded, and put in the micro-batch's total order."""
+"""What comes in: checked before any state changes, decoded, and put in sequence, the micro-batch's total order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from gpu_ops.arrays import Mask
 from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, SPELLINGS, codes_of, decode_row_kinds, known_row_kinds
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.frames import UnfitError, as_table, index_names, taken
+from gpu_ops.descriptions.frames import UnfitError, as_table, cast_exactly, index_names
 from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
@@ -36,12 +36,12 @@ _Fault = tuple[str, str, object, Mask]
 
 @dataclasses.dataclass(frozen=True)
 class Ingested:
-    """The changes of one input, in order.
+    """The changes of one input, in sequence.
 
     Attributes:
         rows: n rows of the input's schema, by ascending sequence; where they came in.
         kinds: n row-kind codes.
-        sequence: n positions in the micro-batch's total order, over all inputs.
+        sequence: n places in the micro-batch's total order, over all inputs.
         tagged: rows to hand out as they are.
         times: n event times in the unit of the join's ``time_type``, where it goes by them; `BEFORE_ALL` for none.
         ties: n numbers that order rows of one time, where the description names a column of them.
@@ -101,7 +101,7 @@ def repeatable(join: Description, batches: Sequence[ArrowStream | None]) -> list
 def ingest(
     join: Description,
     batches: Sequence[ArrowStream | None],
-    orders: Sequence[npt.ArrayLike | None],
+    sequences: Sequence[npt.ArrayLike | None],
     dataframes: DataFrames | None = None,
 ) -> tuple[Ingested, ...]:
     """Check, decode and order the changes of all inputs.
@@ -109,7 +109,7 @@ def ingest(
     Args:
         join: its description.
         batches: one per input.
-        orders: likewise.
+        sequences: one per input: integers, one a change, which order the changes of all inputs; None: by arrival.
         dataframes: how the backend takes rows that are in its memory already, if it can.
 
     Raises:
@@ -117,13 +117,13 @@ def ingest(
     """
     sides: list[Ingested] = []
     start = 0
-    for source, batch, order in zip(join.inputs, batches, orders, strict=True):
+    for source, batch, sequence in zip(join.inputs, batches, sequences, strict=True):
         rows = None
         if dataframes is not None and not (batch is None or isinstance(batch, pa.Table)):
             rows = dataframes.rows(batch, source.schema, source.row_kind)
-        decoded = None if rows is None else _decode_there(source, rows, order, start, join)
+        decoded = None if rows is None else _decode_there(source, rows, sequence, start, join)
         if decoded is None:
-            decoded = _decode(source, batch, order, start, join)
+            decoded = _decode(source, batch, sequence, start, join)
         start += decoded.rows_in
         sides.append(decoded)
     _check_size(join, sides)
@@ -147,7 +147,7 @@ def ingest_checked(
 
     Args:
         join: the operator's description.
-        changes: of each of its inputs, in order; their sequence orders them among all inputs, whatever its numbers.
+        changes: of each of its inputs, in sequence, which orders them among all inputs, whatever its numbers.
 
     Returns:
         The changes, and for each position in their total order the number that their sequence had before.
@@ -201,8 +201,8 @@ def _numbers(
     return found
 
 
-def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, join: Description) -> Ingested:
-    """Columns and row kinds checked; the sequence still holds the order as given."""
+def _decode(source: Input, batch: Any, given_sequence: npt.ArrayLike | None, start: int, join: Description) -> Ingested:
+    """Columns and row kinds checked; the sequence is the caller's yet."""
     if batch is None:
         batch = source.schema.empty_table()
         if source.row_kind is not None:
@@ -210,7 +210,7 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, 
     batch = _to_table(source, batch)
     _check_columns(source, batch)
     rows = batch.num_rows
-    sequence = np.arange(start, start + rows, dtype=np.int64) if order is None else _positions(source, order, rows)
+    sequence = _checked_sequence(source, given_sequence, start, rows)
     table = _as_declared(source, batch)
     kind_column = None if source.row_kind is None else _row_kinds(batch[source.row_kind])
     wrong = _bad_rows(source, table, kind_column, join)
@@ -235,7 +235,7 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, 
 
 
 def _decode_there(
-    source: Input, rows: DeviceRows, order: npt.ArrayLike | None, start: int, join: Description
+    source: Input, rows: DeviceRows, given_sequence: npt.ArrayLike | None, start: int, join: Description
 ) -> Ingested | None:
     """Decodes rows in the backend's memory like `_decode`; their text is taken for valid.
 
@@ -243,7 +243,7 @@ def _decode_there(
         None where something is an error: `_decode` says which, and looks at all rows for a sample.
     """
     size = len(rows)
-    sequence = np.arange(start, start + size, dtype=np.int64) if order is None else _positions(source, order, size)
+    sequence = _checked_sequence(source, given_sequence, start, size)
     needed = [*(source.unique_key or ()), *_needed_times(source, join)]
     if join.chosen_by is not None:
         needed.append(join.chosen_by)
@@ -310,7 +310,7 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
         column = batch[field.name]
         if column.type != field.type:
             try:
-                made = taken(column, field.type)
+                made = cast_exactly(column, field.type)
                 made.validate()  # of nested types of nulls Arrow's cast makes arrays that end beyond their elements
             except (UnfitError, pa.ArrowException) as error:
                 at = error.at if isinstance(error, UnfitError) else None
@@ -329,24 +329,26 @@ def _row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_large_string(column.type) or (pa.types.is_null(column.type) and len(column)):
         return column
     try:
-        return taken(column, pa.string())
+        return cast_exactly(column, pa.string())
     except UnfitError:
         return column
 
 
-def _positions(source: Input, order: npt.ArrayLike, rows: int) -> npt.NDArray[np.int64]:
-    """An order as given by the caller."""
+def _checked_sequence(source: Input, sequence: npt.ArrayLike | None, start: int, rows: int) -> npt.NDArray[np.int64]:
+    """The sequence that the caller gives an input's changes; by default that of their arrival, from ``start`` on."""
+    if sequence is None:
+        return np.arange(start, start + rows, dtype=np.int64)
     try:
-        positions = np.asarray(order)
+        numbers = np.asarray(sequence)
     except (ValueError, TypeError, pa.ArrowException):
-        positions = np.asarray(None)
-    kind, most = positions.dtype.kind, np.iinfo(np.int64).max
-    integers = kind == "i" or (kind == "u" and bool((positions <= most).all()))
-    if positions.ndim != 1 or (positions.size and not integers):
+        numbers = np.asarray(None)
+    kind, most = numbers.dtype.kind, np.iinfo(np.int64).max
+    integers = kind == "i" or (kind == "u" and bool((numbers <= most).all()))
+    if numbers.ndim != 1 or (numbers.size and not integers):
         raise BadInputError(source.name, None, "its order must be one integer per row")
-    if positions.size != rows:
-        raise BadInputError(source.name, None, f"its order has {positions.size} entries for {rows} rows")
-    return positions.astype(np.int64, copy=False)
+    if numbers.size != rows:
+        raise BadInputError(source.name, None, f"its order has {numbers.size} entries for {rows} rows")
+    return numbers.astype(np.int64, copy=False)
 
 
 def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, join: Description) -> Mask | None:
@@ -419,7 +421,7 @@ def _finer(source: Input, field: pa.Field, join: Description) -> pa.DataType | N
 
 
 def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[Ingested]:
-    """Each input by its own order, and positions in the total order of all instead of the order given."""
+    """Each input by its own sequence column, and sequences over all inputs instead of those given."""
     by, kind = [source.sequence_by for source in inputs], check_sequence(inputs)
     if kind is not None:
         values = [side.column(name) for side, name in zip(sides, by, strict=True) if name is not None]
@@ -430,17 +432,17 @@ def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[
 
 
 def _by_own_sequence(side: Ingested, column: str) -> Ingested:
-    """The input's changes by its sequence column, in the positions its changes held before."""
-    positions = np.sort(side.sequence)
+    """The input's changes by its sequence column; the numbers of their sequence stay the same."""
+    numbers = np.sort(side.sequence)
     order = _order(side.column(column), side.sequence)
-    return dataclasses.replace(side.take(order), sequence=positions)
+    return dataclasses.replace(side.take(order), sequence=numbers)
 
 
-def _order(by: pa.ChunkedArray, given: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Positions by a column, nulls first, and by the order given where it is equal."""
+def _order(by: pa.ChunkedArray, sequence: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The positions that sort by a column, nulls first, and by sequence where it is equal."""
     # a column of its own puts nulls first: how to ask pyarrow for that differs between its versions
     columns = {"known": by.is_valid()} if by.null_count else {}
-    table = pa.table({**columns, "by": by, "given": given})
+    table = pa.table({**columns, "by": by, "sequence": sequence})
     order: npt.NDArray[np.int64] = pc.sort_indices(
         table, sort_keys=[(name, "ascending") for name in table.column_names]
     ).to_numpy()
@@ -450,27 +452,27 @@ def _order(by: pa.ChunkedArray, given: npt.NDArray[np.int64]) -> npt.NDArray[np.
 def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Ingested]:
     if by is None and _in_place(sides):
         return list(sides)
-    given = np.concatenate([s.sequence for s in sides])
-    positions = np.arange(given.size)
-    if by is not None or not _ascending(given):
+    before = np.concatenate([s.sequence for s in sides])
+    sequence = np.arange(before.size)
+    if by is not None or not _ascending(before):
         # a stable sort takes runs that ascend already for what they are, and merges them
-        order = np.argsort(given, kind="stable") if by is None else _order(by, given)
-        positions[order] = np.arange(given.size)
-    ranks = np.split(positions, np.cumsum([s.sequence.size for s in sides])[:-1])
+        order = np.argsort(before, kind="stable") if by is None else _order(by, before)
+        sequence[order] = np.arange(before.size)
+    sequences = np.split(sequence, np.cumsum([s.sequence.size for s in sides])[:-1])
     return [
-        dataclasses.replace(side, sequence=rank)
-        if _ascending(rank)
-        else dataclasses.replace(side.take(np.argsort(rank)), sequence=np.sort(rank, kind="stable"))
-        for side, rank in zip(sides, ranks, strict=True)
+        dataclasses.replace(side, sequence=its)
+        if _ascending(its)
+        else dataclasses.replace(side.take(np.argsort(its)), sequence=np.sort(its, kind="stable"))
+        for side, its in zip(sides, sequences, strict=True)
     ]
 
 
 def _in_place(sides: Sequence[Ingested]) -> bool:
-    """Tells whether the positions are 0, 1, 2, ... already: nobody said an order, and no row was bad."""
+    """Tells whether the sequence is 0, 1, 2, ... already: the caller gave none, and no row was bad."""
     start = 0
-    for own in (side.sequence for side in sides):
-        end = start + own.size
-        if own.size and not (own[0] == start and own[-1] == end - 1 and bool((own[1:] > own[:-1]).all())):
+    for its in (side.sequence for side in sides):
+        end = start + its.size
+        if its.size and not (its[0] == start and its[-1] == end - 1 and bool((its[1:] > its[:-1]).all())):
             return False
         start = end
     return True

@@ -54,8 +54,8 @@ class MicroBatch:
     Attributes:
         changelog: rows of the join's ``output_schema``: an Arrow table, or a ``cudf.DataFrame`` if the engine's
             ``output`` is ``"cudf"``.
-        sequence: for each of them, the position in the micro-batch's total order of the change that
-            caused it; 0 throughout in ``per_batch``, but for an interval join; -1 for what the watermark ended.
+        sequence: for each of them, the sequence (place in the micro-batch's total order) of the change that caused
+            it; 0 throughout in ``per_batch``, but for an interval join; -1 for what the watermark ended.
         metrics: counts, bytes and milliseconds, by name.
     """
 
@@ -171,15 +171,15 @@ class JoinEngine:
         """
         with self._ending() as ending:
             parts = [self.join.output_schema.empty_table(), *ending, *self._operator.finish()]
-            return self._given_out(together(self.join.output_schema, self.kernels, parts))
+            return self._in_output_format(together(self.join.output_schema, self.kernels, parts))
 
     def finish_parts(self) -> Iterator[Changelog]:
         """Ends the input like `finish`, in parts: with ``emit="at_end"`` the result need not fit in memory."""
         with self._ending() as ending:
             for part in ending:
-                yield self._given_out(part)
+                yield self._in_output_format(part)
             for part in self._operator.finish():
-                yield self._given_out(part)
+                yield self._in_output_format(part)
 
     def table(self) -> Changelog:
         """Folds the changelogs so far: the rows that are there now, in the engine's ``output`` format.
@@ -322,18 +322,18 @@ class JoinEngine:
             inputs = (*inputs, None)
         given = self._one_each(inputs or None, (left, right), "the join has {count} inputs, {given} were given")
         wrong = "orders= has {given} entries for {count} inputs"
-        orders_given = self._one_each(orders, (left_order, right_order), wrong)
+        sequences = self._one_each(orders, (left_order, right_order), wrong)
         batches = repeatable(self.join, given)
         changes = self.memory.within(
             "taking in a micro-batch",
             self._operator,
-            lambda: ingest(self.join, batches, orders_given, self.kernels.dataframes),
+            lambda: ingest(self.join, batches, sequences, self.kernels.dataframes),
         )
         now = int(time.time() * 1000) if clock_ms is None else whole_number("clock_ms", clock_ms)
         self._check_clock(now)
-        batch = self._begin(changes, now, self._given(watermark), started)
+        batch = self._begin(changes, now, self._checked_watermark(watermark), started)
         try:
-            return dataclasses.replace(batch, changelog=self._given_out(batch.changelog))
+            return dataclasses.replace(batch, changelog=self._in_output_format(batch.changelog))
         except BaseException:
             self.discard()
             raise
@@ -362,12 +362,12 @@ class JoinEngine:
             self.discard()
             raise
 
-    def _given_out(self, changelog: Changelog) -> Changelog:
+    def _in_output_format(self, changelog: Changelog) -> Changelog:
         """A changelog as what the engine gives; the fold takes it in with the next commit."""
         if self.kernels.gives_frames:
             assert self.kernels.dataframes is not None
             frame = self.kernels.frame(changelog) if isinstance(changelog, pa.Table) else changelog
-            changelog = self.kernels.dataframes.made(frame, self.join.output_schema)
+            changelog = self.kernels.dataframes.as_dataframe(frame, self.join.output_schema)
         if self._fold is not None:
             self._fold.prepare(
                 changelog if isinstance(changelog, pa.Table) else changelog.to_arrow(preserve_index=False)
@@ -379,7 +379,7 @@ class JoinEngine:
             return table
         if self._output == "cudf":
             assert self.kernels.dataframes is not None
-            return self.kernels.dataframes.made(self.kernels.frame(table), table.schema)
+            return self.kernels.dataframes.as_dataframe(self.kernels.frame(table), table.schema)
         if self._output == "pandas":
             return table.to_pandas()
         import polars as pl  # noqa: PLC0415 - optional
@@ -422,7 +422,7 @@ class JoinEngine:
         return tuple(named.get(name) for name in names)
 
     @staticmethod
-    def _given(watermark: Watermark) -> Watermark:
+    def _checked_watermark(watermark: Watermark) -> Watermark:
         """A watermark as the caller gave it, looked at."""
         if isinstance(watermark, tuple):
             if len(watermark) != 2:

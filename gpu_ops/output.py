@@ -50,7 +50,7 @@ class Output:
     Attributes:
         values: n rows of the changelog, without their row kinds: a frame, or an Arrow table of the schema's types.
         kinds: their row-kind codes.
-        sequence: for each of them, and then for each row beside them, the position of the change that caused it; -1
+        sequence: for each of them, and then for each row beside them, the sequence of the change that caused it; -1
             for what a watermark ended.
         metrics: counts, milliseconds and times, by name.
         later: of an interval join with a timestamp column, which the values then lack: n times.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from test_taken import any_array, any_type, values_of
+from test_exact_casts import any_array, any_type, values_of
 
 import gpu_ops
 from gpu_ops import Input, JoinEngine

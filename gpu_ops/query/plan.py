@@ -193,16 +193,16 @@ class PlanBuilder:
                 calc, has={c: calc.has[own] for c, own in same.columns.items() if own in calc.has}
             )
         if relation not in self._needed:
-            return self.made(relation, needed)
+            return self.translated(relation, needed)
         if self._built is None:
             self._needed[relation] |= needed
-            return self.made(relation, needed)
+            return self.translated(relation, needed)
         if relation not in self._built:
             wanted = self._needed[relation]
-            self._built[relation] = self.closed(self.made(relation, wanted), wanted)
+            self._built[relation] = self.closed(self.translated(relation, wanted), wanted)
         return self._built[relation]
 
-    def made(self, relation: relations.Relation, needed: frozenset[QueryColumn]) -> Calc:
+    def translated(self, relation: relations.Relation, needed: frozenset[QueryColumn]) -> Calc:
         """A relation that is not there yet."""
         if isinstance(relation, relations.Scan):
             return Calc(relation, {c: c.label for c in relation.ids.values()}, relation)
@@ -474,8 +474,8 @@ class PlanBuilder:
         if scan is None:
             return Input(name, schema, row_kind=row_kind)
         table = scan.table
-        unique = tuple(self.name(scan.own(key)) for key in table.unique_key) if table.unique_key else None
-        order = self.name(scan.own(table.sequence_by)) if table.sequence_by else None
+        unique = tuple(self.name(scan.column(key)) for key in table.unique_key) if table.unique_key else None
+        order = self.name(scan.column(table.sequence_by)) if table.sequence_by else None
         return Input(name, schema, unique, row_kind, order, table.ttl_ms, updates=table.updates)
 
     def after(

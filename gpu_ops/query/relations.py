@@ -154,9 +154,9 @@ class Scan(Relation):
         """The columns that an operator needs whether the query does or not."""
         table = self.table
         names = [*(table.unique_key or ()), *([table.sequence_by] if table.sequence_by else ())]
-        return [self.own(name) for name in names]
+        return [self.column(name) for name in names]
 
-    def own(self, label: str) -> QueryColumn:
+    def column(self, label: str) -> QueryColumn:
         """The column of a name."""
         return next(c for c in self.columns if c.label == label)
 

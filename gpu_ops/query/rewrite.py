@@ -85,7 +85,7 @@ def _normalized(relation: relations.Relation, java: Any) -> relations.Relation:
     if isinstance(relation, relations.RowByRow):
         return relation.over(_normalized(relation.below, java))
     assert isinstance(relation, relations.Scan)
-    return relations.LatestOf(relation, tuple(relation.own(key) for key in relation.table.unique_key or ()), java)
+    return relations.LatestOf(relation, tuple(relation.column(key) for key in relation.table.unique_key or ()), java)
 
 
 # --- windows in two phases ------------------------------------------------------------------------

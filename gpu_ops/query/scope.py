@@ -34,7 +34,7 @@ class Scope:
         """An expression of Catalyst's."""
         return Expr(tree(json.loads(java.toJSON()), lambda: java), self.columns)
 
-    def made(self, java: Any, label: str, owner: str = "") -> QueryColumn:
+    def computed(self, java: Any, label: str, owner: str = "") -> QueryColumn:
         """A column that an expression of Catalyst's makes, and that the query gives a name."""
         return QueryColumn(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
 

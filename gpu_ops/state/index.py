@@ -138,7 +138,7 @@ class HashIndex(Runs[Run]):
             TooMany: there are more than there may be.
         """
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
-        return self.found(runs, probe_rows, by_candidate=by_candidate, at_most=at_most)
+        return self.candidates(runs, probe_rows, by_candidate=by_candidate, at_most=at_most)
 
     def _merge(self, coming: int) -> None:
         del coming  # it costs little
@@ -164,7 +164,7 @@ class HashIndex(Runs[Run]):
         return (run.entries,)
 
     @staticmethod
-    def _made(run: Run, arrays: Sequence[Array]) -> Run:
+    def _rebuilt(run: Run, arrays: Sequence[Array]) -> Run:
         return _hash_run(run.home, arrays[0])
 
 

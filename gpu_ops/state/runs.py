@@ -424,11 +424,11 @@ class Runs(Following[R]):
 
     @staticmethod
     @abc.abstractmethod
-    def _made(run: R, arrays: Sequence[Array]) -> R:
+    def _rebuilt(run: R, arrays: Sequence[Array]) -> R:
         """Makes a run in memory of some arrays, else like a given one."""
 
     def _like(self, run: R, arrays: Sequence[Array]) -> R:
-        made = self._made(run, arrays)
+        made = self._rebuilt(run, arrays)
         return made if run.file is None else self._written(made, run.file.disk)
 
     @property
@@ -472,7 +472,7 @@ class Runs(Following[R]):
     def _near(self, run: R, *added: R) -> bool:
         return bool(run.entries.size <= self.growth * sum(int(one.entries.size) for one in added))
 
-    def found(
+    def candidates(
         self,
         runs: Sequence[R],
         probe_rows: Array,

@@ -107,7 +107,7 @@ class TimeIndex(Runs[TimeRun]):
             collide: callers verify candidates by real equality.
         """
         runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
-        pairs = self.found(runs, self._kernels.entries(hashes, 0), (earliest, latest))
+        pairs = self.candidates(runs, self._kernels.entries(hashes, 0), (earliest, latest))
         pairs.sort()
         return layouts.unpaired(pairs)
 
@@ -170,7 +170,7 @@ class TimeIndex(Runs[TimeRun]):
         return run.entries, run.times, *(() if run.ties is None else (run.ties,))
 
     @staticmethod
-    def _made(run: TimeRun, arrays: Sequence[Array]) -> TimeRun:
+    def _rebuilt(run: TimeRun, arrays: Sequence[Array]) -> TimeRun:
         return _with_directory(run.home, run.span, *arrays)
 
 

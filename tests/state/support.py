@@ -103,7 +103,7 @@ def expected(batches: list[pa.Table], join: Join | None = None, clock_ms: int | 
     answers = []
     for batch in batches:
         rows = WIRE.split(engine.join, batch)
-        answers.append(engine.process(*rows.tables, orders=rows.orders, clock_ms=clock_ms))
+        answers.append(engine.process(*rows.tables, orders=rows.sequences, clock_ms=clock_ms))
     engine.close()
     return answers
 

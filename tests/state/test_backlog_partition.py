@@ -38,7 +38,7 @@ def answers() -> list[pa.Table]:
     found = []
     for number, batch in enumerate(BATCHES):
         sides = WIRE.split(engine.join, batch)
-        table = engine.process(*sides.tables, orders=sides.orders, clock_ms=number, backlog=number < LIVE)
+        table = engine.process(*sides.tables, orders=sides.sequences, clock_ms=number, backlog=number < LIVE)
         found.append(table)
     return found
 

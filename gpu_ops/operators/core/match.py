@@ -1,7 +1,7 @@
 """Matching: candidates of an index become matches.
 
-An index finds rows by a hash (and perhaps a range of times); a candidate is a match if its row is alive at the instant
-asked for, really equal in the key, and the residual condition is true of the pair. The first two are asked of all
+An index finds rows by a hash (and perhaps a range of times); a candidate is a match if its row is alive at the logical
+time asked for, really equal in the key, and the residual condition is true of the pair. The first two are asked of all
 candidates and looked at together: each look is a wait for the GPU. Every operator's matches come from here.
 """
 

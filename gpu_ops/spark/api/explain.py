@@ -20,7 +20,7 @@ from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.metrics.progress import join_progress
 from gpu_ops.spark.plan.changes import union_inputs_of
-from gpu_ops.spark.plan.selection import taken_of_join
+from gpu_ops.spark.plan.selection import selection_of_join
 from gpu_ops.spark.settings import Settings
 
 _LAYOUTS = {
@@ -69,9 +69,9 @@ def explain(df: DataFrame) -> str:
     queries = [plan.query for plan in plans if plan.query is not None]
     names = {plan.plan_id: plan.name for plan in plans}
     texts = [_explain(plan, names, df) for plan in plans]
-    taken = taken_of_join(df)
-    if isinstance(taken, str) and not plans[0].bounded:
-        texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {taken}"
+    selection = selection_of_join(df)
+    if isinstance(selection, str) and not plans[0].bounded:
+        texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {selection}"
     wrong = counted_twice(df)
     text = "\n\n".join([*([f"WARNING: {wrong}"] if wrong else []), *queries, *texts])
     return Explanation(text, "".join(_pictures(analyzed(df))))

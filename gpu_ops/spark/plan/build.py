@@ -46,7 +46,7 @@ from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.tasks.join import Edge, Task
 from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import FirstOfGroup, OfRows
+from gpu_ops.spark.tasks.rows import EncodeRows, FirstOfGroup
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
@@ -58,7 +58,7 @@ if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not No
 else:  # before Spark 4 there are no data sources in Python
     DataSource = DataSourceStreamReader = InputPartition = object
 
-_PLACE: Final = "__place"
+_SEQUENCE: Final = "__sequence"
 """The column of a number that rises with a static input's rows."""
 
 _CO_GROUP: Final = "gpu_ops.coGroup"
@@ -97,7 +97,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     names = metric_names(join.sides, by_time=join.by_time)
     directory = Directory.of(session)
     below = {
-        number: (reading.source, reading.taken)
+        number: (reading.source, reading.projection)
         for number, reading in enumerate(readings)
         if reading is not None and isinstance(reading.source, JoinChanges) and in_one_task(plan, reading.source)
     }
@@ -113,8 +113,8 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     for number in order:
         reading, packer = readings[number], packers[number]
         if number in below:
-            changes, taken = below[number]
-            chain.add(number, changes, Edge(taken, packer))
+            changes, projection = below[number]
+            chain.add(number, changes, Edge(projection, packer))
             for use, frame in changes.union_inputs().items():
                 union_inputs.setdefault(use, frame)
         else:
@@ -162,7 +162,7 @@ def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionC
         "partitions": plan.partitions,
         "union_order": plan.union_order,
         "backend": plan.backend,
-        "wire": dataclasses.asdict(wire(layout)),
+        "wire": wire(layout).to_dict(),
         "options": {"backlog": True} if plan.backlog else {},
     }
 
@@ -197,12 +197,12 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: CoGroup
     ordered = join.order_matters_at_end
     sides = [in_union(df, number, layout) for number, df in enumerate(inputs)]
     if ordered:
-        sides = [side.withColumn(_PLACE, f.monotonically_increasing_id()) for side in sides]
+        sides = [side.withColumn(_SEQUENCE, f.monotonically_increasing_id()) for side in sides]
     if join.result_without_rows:
         sides.append(_row_of_no_input(sides[0]))
     rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, layout, plan.partitions)
     if ordered:
-        rows = rows.sortWithinPartitions(*_order(join, layout))
+        rows = rows.sortWithinPartitions(*_sequence_columns(join, layout))
     task = BoundedTask(
         plan.function_name, join.to_json(), wire(layout), wire_schema(layout),
         backend="gpu" if plan.backend == "gpu" else "cpu",
@@ -223,14 +223,14 @@ def _row_of_no_input(like: DataFrame) -> DataFrame:
     return like.sparkSession.range(1).select(*values)
 
 
-def _order(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
+def _sequence_columns(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
     """The sort columns that order each input's rows: its ``sequence_by``, nulls first, then its own order."""
     by = []
     for number, source in enumerate(join.inputs):
         if source.sequence_by is not None:
             column = next(x for x in layout if x.columns[number] == source.sequence_by)
             by.append(f.when(f.col(INPUT) == number, f.col(column.name)).asc_nulls_first())
-    return [*by, f.col(_PLACE).asc()]
+    return [*by, f.col(_SEQUENCE).asc()]
 
 
 class Beats(DataSourceStreamReader):  # type: ignore[misc]
@@ -367,7 +367,7 @@ def wire(layout: Sequence[UnionColumn]) -> Wire:
 
 
 def wire_schema(layout: Sequence[UnionColumn]) -> pa.Schema:
-    """The schema of the rows on the wire: side, order and the union columns."""
+    """The schema of the rows on the wire: side, sequence and the union columns."""
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
     return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in layout)])
 
@@ -441,7 +441,9 @@ def packers_of(
     for number, reading in enumerate(readings):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
-        first = FirstOfGroup.wanted(join) if reading is not None and isinstance(reading.source, JoinChanges) else None
+        first = (
+            FirstOfGroup.for_operator(join) if reading is not None and isinstance(reading.source, JoinChanges) else None
+        )
         name, schema = join.inputs[number].name, schemas[number]
         packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks, plan.shares))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
@@ -450,5 +452,5 @@ def packers_of(
 
 def _packed(df: DataFrame, reading: SourceScan | None, packer: Packer) -> DataFrame:
     if reading is None:
-        return df.mapInArrow(OfRows("gpu_join_pack", packer), _PACKED_TYPE)
-    return reading.source.packed(packer, reading.taken, _PACKED_TYPE)
+        return df.mapInArrow(EncodeRows("gpu_join_pack", packer), _PACKED_TYPE)
+    return reading.source.packed(packer, reading.projection, _PACKED_TYPE)

@@ -259,7 +259,7 @@ class PartitionState:
             self._log.begin_to_write(parts)
         started = time.perf_counter()
         result = engine.prepare(
-            *rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
+            *rows.tables, orders=rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
         )
         if self._snapshots is not None:
             self._snapshots.seconds += time.perf_counter() - started
@@ -392,7 +392,7 @@ class PartitionState:
         try:
             under = self._under(record.times.watermark)
             clock_ms = record.clock_ms
-            engine.process(*rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=record.backlog, **under)
+            engine.process(*rows.tables, orders=rows.sequences, clock_ms=clock_ms, backlog=record.backlog, **under)
         except BaseException:
             self._forget()
             raise

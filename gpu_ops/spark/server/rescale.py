@@ -395,13 +395,13 @@ def _cut_changes(join: Description, records: Sequence[Record], goes: _Goes) -> l
     side, target = whole[wire.side].to_numpy(), np.zeros(len(whole), np.int64)
     for number in range(len(join.inputs)):
         rows = np.flatnonzero(side == number)
-        lanes = [next(x[-1] for x in wire.lanes if x[number] == by.columns[number]) for by in join.shuffled_by]
-        target[rows] = goes.to([whole[str(lane)].take(pa.array(rows)) for lane in lanes], rows.size)
-    sequence = np.lexsort((whole[wire.order].to_numpy(), _brings(join, wire, whole)))
-    rank = np.empty(sequence.size, np.int64)
-    rank[sequence] = np.arange(sequence.size)
-    position = whole.schema.get_field_index(wire.order)
-    whole = whole.set_column(position, whole.schema.field(position), pa.array(rank))
+        keys = [wire.union_column(number, by.columns[number]) for by in join.shuffled_by]
+        target[rows] = goes.to([whole[key].take(pa.array(rows)) for key in keys], rows.size)
+    order = np.lexsort((whole[wire.sequence].to_numpy(), _brings(join, wire, whole)))
+    sequence = np.empty(order.size, np.int64)
+    sequence[order] = np.arange(order.size)
+    column = whole.schema.get_field_index(wire.sequence)
+    whole = whole.set_column(column, whole.schema.field(column), pa.array(sequence))
     return [whole.take(pa.array(np.flatnonzero(target == partition))) for partition in range(goes.partitions)]
 
 
@@ -425,9 +425,8 @@ def _moving(join: Description) -> list[int]:
 def _kinds(join: Description, wire: Wire, changes: pa.Table, number: int) -> tuple[npt.NDArray[np.int64], pa.Array]:
     """The positions and row kinds of an input's changes, without rows of other kinds."""
     kind = join.inputs[number].row_kind
-    lane = next(x[-1] for x in wire.lanes if x[number] == kind)
     rows = np.flatnonzero(changes[wire.side].to_numpy() == number)
-    kinds = pc.cast(changes[str(lane)].take(pa.array(rows)), pa.string()).combine_chunks()
+    kinds = pc.cast(changes[wire.union_column(number, kind)].take(pa.array(rows)), pa.string()).combine_chunks()
     known = pc.is_in(kinds, value_set=pa.array(SPELLINGS))
     return rows[known.to_numpy(zero_copy_only=False)], kinds.filter(known)
 
@@ -446,11 +445,10 @@ def _net(join: Description, wire: Wire, changes: pa.Table) -> pa.Table:
     brings, keep = _brings(join, wire, changes), np.ones(len(changes), bool)
     for number in _moving(join):
         rows, _ = _kinds(join, wire, changes, number)
-        rows = rows[np.argsort(changes[wire.order].to_numpy()[rows], kind="stable")]
+        rows = rows[np.argsort(changes[wire.sequence].to_numpy()[rows], kind="stable")]
         unique = join.inputs[number].unique_key or ()
-        lanes = [next(x[-1] for x in wire.lanes if x[number] == column) for column in unique]
-        names = [str(n) for n in range(len(lanes))]
-        columns = [changes[str(lane)].take(pa.array(rows)) for lane in lanes]
+        names = [str(n) for n in range(len(unique))]
+        columns = [changes[wire.union_column(number, column)].take(pa.array(rows)) for column in unique]
         keyed = pa.table([*columns, pa.array(np.arange(rows.size))], [*names, "at"])
         ends = keyed.group_by(names).aggregate([("at", "min"), ("at", "max")])
         first, last = rows[ends["at_min"].to_numpy()], rows[ends["at_max"].to_numpy()]

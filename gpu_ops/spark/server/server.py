@@ -325,8 +325,8 @@ def _receive(
         if chunk.app_metadata is not None:
             content = _content(chunk.app_metadata.to_pybytes())
             if isinstance(content, FilePart):
-                if content.order != rows:
-                    raise DescriptionError(f"rows in a file come as row {content.order}; it is row {rows}'s turn")
+                if content.sequence != rows:
+                    raise DescriptionError(f"rows in a file come as row {content.sequence}; it is row {rows}'s turn")
                 batch = _part(content, mapped, schema)
                 parts.append(content)
             else:

@@ -84,7 +84,7 @@ class _Moved:
         assert column is not None
         best = step.base(extreme.name)
         alone = self._look(best)
-        there = step.there(column)
+        there = step.not_null(column)
         self.new = xp.arange(step.new, dtype=np.int64) if there is None else xp.flatnonzero(there[: step.new])
         by = column if self._by_value else extreme.order
         names = list(dict.fromkeys([column, *([] if by is None else [by])]))
