@@ -65,14 +65,9 @@ class Output:
     beside: tuple[Beside, ...] = ()
 
 
-def value_schema(join: Description) -> pa.Schema:
-    """The changelog's columns without the row kind."""
-    return pa.schema(list(join.output_schema)[1:])
-
-
 def no_output(join: Description, metrics: dict[str, int | float]) -> Output:
     """The output of a micro-batch without any rows."""
-    return Output(value_schema(join).empty_table(), np.empty(0, np.int8), np.empty(0, np.int64), metrics)
+    return Output(join.values_schema.empty_table(), np.empty(0, np.int8), np.empty(0, np.int64), metrics)
 
 
 def changelog(join: Description, kernels: Kernels, output: Output) -> Changelog:
@@ -149,7 +144,7 @@ def changelog_table(
 
 def values_table(join: Description, kernels: Kernels, values: Frame | pa.Table, later: Array | None = None) -> pa.Table:
     """The values of n rows in Arrow; arguments as the fields of `Output`."""
-    schema = value_schema(join)
+    schema = join.values_schema
     if isinstance(values, pa.Table):
         return values
     if later is None:

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.query.catalyst import frame_of, scala_seq
 from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark import sources
@@ -23,7 +24,7 @@ from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import selection, selection_of_join
 from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, OperatorChain, OperatorTask, Task
 from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
-from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Projection, Slices
+from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Slices
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.spark.tasks.arrow import PARTITION, ArrowTask, TaskIdentity, task_identity
 from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import Encoder, Projection
+from gpu_ops.spark.tasks.rows import Encoder, encode_projected
 from gpu_ops.spark.wire.arrivals import Arrivals, Message, by_operator
 from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, ReportReply, ReportRequest, read
 from gpu_ops.spark.wire.connection import Address
@@ -239,7 +240,7 @@ class ChainedOperator(NamedTuple):
         """Packs what the other operators read of a partition's changes."""
         rows = list(changes)
         for edge in self.edges:
-            yield from edge.projection.encoded(rows, edge.packer)
+            yield from encode_projected(rows, edge.projection, edge.packer)
 
 
 class OperatorChain(OperatorTask):
@@ -321,7 +322,9 @@ class EncodeChanges(ArrowTask):
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the encoded changes of a partition, and the row of metrics where the join's task has one."""
         hidden, metrics, encoder = self.task.hidden, list[str](), self._encoder
-        encoded = self.task.results(batches, functools.partial(self._projection.encoded, encoder=encoder), metrics)
+        encoded = self.task.results(
+            batches, functools.partial(encode_projected, projection=self._projection, encoder=encoder), metrics
+        )
         if hidden is None:
             yield from encoded
             return

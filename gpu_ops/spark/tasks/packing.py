@@ -13,9 +13,11 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.files.formats import FileFormat
+from gpu_ops.operators.core.projection import project
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
-from gpu_ops.spark.tasks.rows import FirstOfGroup, Projection, Slices
+from gpu_ops.spark.tasks.rows import FirstOfGroup, Slices
 from gpu_ops.spark.wire.arrivals import PACKED, Message
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.blocks import INLINE, BlockFiles, Blocks
@@ -165,7 +167,8 @@ class FileRows(NamedTuple):
             BadInputError: the file cannot be read.
         """
         rows = (
-            self.projection.of(batch, self.schema) for batch in self.format.read(uri, self.projection.names, self.name)
+            project(self.projection, batch, self.schema)
+            for batch in self.format.read(uri, self.projection.names, self.name)
         )
         yield from rows if self.slices is None else self.slices.of(rows)
 
@@ -201,7 +204,7 @@ class Pack(ArrowTask):
         yield from self._packer.pack((map(self._of, rows), time, place) for rows, time, place in parts)
 
     def _of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        return self._projection.of(rows, self._packer.schema)
+        return project(self._projection, rows, self._packer.schema)
 
 
 class ReadFiles(ArrowTask):
