@@ -13,12 +13,16 @@ from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops import stream
+from gpu_ops.descriptions.dataflow import Dataflow
+from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.spark.api import apply
 from gpu_ops.spark.api.streams import as_input
 from gpu_ops.spark.driver import queries as recognition
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.column_metadata import derived_key
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
 from spark.feeds import Feed, check, sql_join
 from spark.support import Sink, drain, in_memory, start
 
@@ -32,12 +36,15 @@ def feeds(spark: Any, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPa
     """Users, orders and preferences that share ``user_id``; products, and tags of them.
 
     ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's; ``shares``: likewise, and
-    three tasks take a share of each partition's changes. Else a chain is one task.
+    three tasks take a share of each partition's changes; ``engine``: there is one partition, so one engine has all
+    operators. Else a chain is one task.
     """
     if getattr(request, "param", None) in ("spark", "shares"):
         monkeypatch.setattr(of_changes, "MOST_IN_ONE_TASK", 0)
     if getattr(request, "param", None) == "shares":
         monkeypatch.setattr(apply, "_shares", lambda *_: 3)
+    if getattr(request, "param", None) == "engine":
+        monkeypatch.setattr(apply, "default_partitions", lambda *_: (1, "one"))
     made = [
         Feed(spark, tmp_path, "users", {"user_id": ("long", None), "name": ("string", ("ann", "bob", None))}),
         Feed(
@@ -85,6 +92,12 @@ def chain(feeds: list[Feed], folder: Path, emit: Any = "per_batch") -> Any:
     return left.select("row_kind", "product", "user_id", "name", "order_id", "pref", "size")
 
 
+def one_engine(folder: Path) -> bool:
+    """True if the last operator's folder has the state of all."""
+    manifest = Manifest.read(Files.at(str(folder / "left")))
+    return manifest is not None and isinstance(from_json(manifest.description), Dataflow)
+
+
 def more(feeds: list[Feed], rows: int = 20) -> None:
     for feed in feeds:
         feed.more(2 if feed.name == "blocked" else rows)
@@ -96,6 +109,8 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
         ("spark", "per_event"),
         ("arrow", "per_batch"),
         ("shares", "per_event"),
+        ("engine", "per_batch"),
+        pytest.param("engine", "per_event", marks=pytest.mark.thorough),
         pytest.param("arrow", "per_event", marks=pytest.mark.thorough),
     ],
     indirect=["feeds"],
@@ -108,7 +123,12 @@ def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed],
         query = drain(chain(feeds, tmp_path, emit), sink, tmp_path / "checkpoint")
         check(sink, SQL, feeds, least=100)
     assert {"bought", "sized", "left"} == set(query.lastProgress["observedMetrics"])
-    assert all(list((tmp_path / name / "p").iterdir()) for name in ("bought", "sized", "left"))
+    state = [name for name in ("bought", "sized", "left") if (tmp_path / name / "p").exists()]
+    assert state == (["left"] if one_engine(tmp_path) else ["bought", "sized", "left"])
+    found = {join.name: join.metrics for join in gpu_ops.spark.join_progress(query.lastProgress)}
+    assert found["bought"]["orders_rows_in"] == len(feeds[1].files[-1])
+    assert found["bought"]["orders_state_rows"] > 20
+    assert found["sized"]["left_rows_in"] == sum(n for what, n in found["bought"].items() if "rows_out" in what) > 0
 
 
 @pytest.mark.parametrize("feeds", ["shares"], indirect=True)
@@ -143,7 +163,7 @@ def test_tasks_take_shares_of_a_micro_batch_that_is_computed_once(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", ["spark", "arrow", "shares"], indirect=True)
+@pytest.mark.parametrize("feeds", ["spark", "arrow", "shares", "engine"], indirect=True)
 def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
 

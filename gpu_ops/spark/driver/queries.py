@@ -62,6 +62,7 @@ class JoinPlan:
         union_order: the numbers of its inputs as they stand in Spark's union.
         row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
         chained: the other operators of its task, each behind those that it reads.
+        dataflow: the description of all operators of its task, where one engine has them; else None.
         sources: for each input the plan id of the operator of its task that makes it, or None.
         union_inputs: what Spark's union brings to its task, in order: an operator's plan id and its input's number.
         below: the plan ids of all operators below it, the nearest first.
@@ -89,6 +90,7 @@ class JoinPlan:
     row_times: tuple[str, ...] = ()
     union_order: str | None = None
     chained: tuple[JoinPlan, ...] = ()
+    dataflow: Description | None = None
     sources: tuple[str | None, ...] = ()
     union_inputs: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
@@ -101,7 +103,7 @@ class JoinPlan:
     @property
     def tasks(self) -> int:
         """The number of Spark tasks that bring its rows and take its changes."""
-        return 1 if self.chained else self.partitions * self.shares
+        return 1 if self.chained and self.dataflow is None else self.partitions * self.shares
 
     @property
     def function_name(self) -> str:
@@ -110,9 +112,8 @@ class JoinPlan:
 
     def manifest(self, query_id: str, number: int | None) -> Manifest:
         """The manifest that the join's state folder must have, as the join of that number in a query."""
-        return Manifest(
-            self.join.to_json(), self.partitions, query_id, join_number=number, union_order=self.union_order
-        )
+        description = (self.dataflow or self.join).to_json()
+        return Manifest(description, self.partitions, query_id, join_number=number, union_order=self.union_order)
 
     def carried_by(self, output: st.StructType) -> st.StructType:
         """A copy of a schema whose metadata carries this plan, for ``mapInArrow``."""
@@ -120,12 +121,14 @@ class JoinPlan:
 
     def _to_dict(self) -> dict[str, Any]:
         chained = [plan._to_dict() for plan in self.chained]
-        return {**vars(self), "join": self.join.to_json(), "chained": chained}
+        dataflow = self.dataflow and self.dataflow.to_json()
+        return {**vars(self), "join": self.join.to_json(), "chained": chained, "dataflow": dataflow}
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any]) -> JoinPlan:
         values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in data.items()}
         values |= {"join": parse_join(data["join"]), "chained": tuple(map(cls._from_dict, data["chained"]))}
+        values["dataflow"] = data["dataflow"] and parse_join(data["dataflow"])
         return cls(**values)
 
     @classmethod

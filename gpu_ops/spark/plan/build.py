@@ -41,10 +41,11 @@ from gpu_ops.spark.plan.changes import (
     source_of,
 )
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
+from gpu_ops.spark.plan.one_engine import one_engine
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
-from gpu_ops.spark.tasks.join import Edge, Task
+from gpu_ops.spark.tasks.join import Edge, OperatorChain, Task
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import EncodeRows, FirstOfGroup
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
@@ -101,7 +102,6 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         for number, reading in enumerate(readings)
         if reading is not None and isinstance(reading.source, JoinChanges) and in_one_task(plan, reading.source)
     }
-    plan = dataclasses.replace(plan, shares=1 if below or directory.blocks is None else plan.shares)
     packers, arrivals = packers_of(join, inputs, readings, layout, plan, blocks=directory.blocks)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
@@ -110,25 +110,32 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         blocks=directory.blocks, shares=plan.shares,
     )  # fmt: skip
     chain, union_inputs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
+    for number in (number for number in order if number in below):
+        changes, projection = below[number]
+        chain.add(number, changes, Edge(projection, packers[number]))
+    fused = one_engine(chain.plans, chain.operators) if below else None
+    if below and fused is None:  # this task cuts what lies between, and there is one
+        task.shares, packers = 1, [packer.unshared() for packer in packers]
     for number in order:
-        reading, packer = readings[number], packers[number]
         if number in below:
-            changes, projection = below[number]
-            chain.add(number, changes, Edge(projection, packer))
-            for use, frame in changes.union_inputs().items():
+            for use, frame in below[number][0].union_inputs().items():
                 union_inputs.setdefault(use, frame)
         else:
-            union_inputs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], reading, packer)
+            union_inputs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], readings[number], packers[number])
     if plan.heartbeat_ms is not None:
         like = next(iter(union_inputs.values()))
         union_inputs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
-    plan, function = chain.plan(tuple(union_inputs)), chain.function
+    function = fused or (OperatorChain(chain.operators) if below else task)
+    dataflow = None if fused is None else fused.dataflow
+    plan = dataclasses.replace(chain.plan(tuple(union_inputs)), dataflow=dataflow, shares=task.shares)
     union = functools.reduce(DataFrame.unionAll, observed_once(list(union_inputs.values()), plan.in_task))
     output = output_type(join, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
     changes = union.repartition(plan.tasks, "route").mapInArrow(function, plan.carried_by(output))
     directory.check_at_start(plan, state)
+    for one in plan.chained if fused is not None else ():
+        directory.registry.started.pop(one.plan_id, None)  # its state is in the folder of the last one
     check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))

@@ -22,7 +22,7 @@ from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, 
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import selection, selection_of_join
-from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, OperatorChain, OperatorTask, Task
+from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, OperatorTask, Task
 from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
 from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Slices
 
@@ -229,7 +229,7 @@ class OperatorChainBuilder:
             edge: what is taken of these.
         """
         for plan, node in zip(changes.plan.in_task, changes.task.operators, strict=True):
-            alone = dataclasses.replace(plan, chained=(), below=(), union_inputs=())
+            alone = dataclasses.replace(plan, chained=(), dataflow=None, below=(), union_inputs=())
             self._plans.setdefault(plan.plan_id, alone)
             self._tasks.setdefault(plan.plan_id, node.task)
             self._edges.setdefault(plan.plan_id, {}).update(
@@ -239,12 +239,15 @@ class OperatorChainBuilder:
         self._sources[number] = changes.plan.plan_id
 
     @property
-    def function(self) -> Task | OperatorChain:
-        """The function that runs in the task."""
-        if not self._tasks:
-            return self._task
+    def plans(self) -> list[JoinPlan]:
+        """The plans of the operators that run in the task, the last one last."""
+        return [*self._plans.values(), self._plan]
+
+    @property
+    def operators(self) -> list[ChainedOperator]:
+        """The operators that run in the task, the last one last."""
         below = [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
-        return OperatorChain([*below, ChainedOperator(self._task)])
+        return [*below, ChainedOperator(self._task)]
 
     def plan(self, union_inputs: tuple[str, ...]) -> JoinPlan:
         """The plan of the last operator, which has those of the others.

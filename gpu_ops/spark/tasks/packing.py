@@ -19,7 +19,7 @@ from gpu_ops.operators.core.projection import project
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
 from gpu_ops.spark.tasks.rows import FirstOfGroup, Slices
 from gpu_ops.spark.wire.arrivals import PACKED, Message
-from gpu_ops.spark.wire.hashes import partition_of
+from gpu_ops.spark.wire.hashes import partition_of, routes
 from gpu_ops.state.blocks import INLINE, BlockFiles, Blocks
 
 _BLOCK_BYTES: Final = 1 << 24
@@ -123,6 +123,10 @@ class Packer(NamedTuple):
     @property
     def _partitions(self) -> int:
         return len(self.routes) // self.shares
+
+    def unshared(self) -> Packer:
+        """A packer for one target of each partition."""
+        return self if self.shares == 1 else self._replace(shares=1, routes=routes(self._partitions))
 
     def _cut(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yields the rows of each partition that has any, in their order."""

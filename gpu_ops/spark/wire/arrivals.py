@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -87,10 +87,23 @@ class Arrivals:
         wire: the schema of side, sequence and union columns.
         inputs: the layout of each input's rows.
         first: the inputs whose rows come before those of others.
+        numbers: of a dataflow, the number of each operator's input that comes from outside, by plan id and number.
     """
 
-    def __init__(self, wire: pa.Schema, inputs: Sequence[Carried], *, first: Sequence[int] = ()) -> None:
-        self.wire, self._inputs, self._first = wire, tuple(inputs), frozenset(first)
+    def __init__(
+        self,
+        wire: pa.Schema,
+        inputs: Sequence[Carried],
+        *,
+        first: Sequence[int] = (),
+        numbers: Mapping[tuple[str, int], int] | None = None,
+    ) -> None:
+        self.wire, self.inputs, self.first, self._numbers = wire, tuple(inputs), frozenset(first), numbers
+
+    def _numbered(self, message: Message) -> Message:
+        if self._numbers is None:
+            return message
+        return message._replace(input=self._numbers[message.operator, message.input])
 
     def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | FilePart]:
         """Yields all rows in their total order, whatever order the batches come in.
@@ -102,17 +115,17 @@ class Arrivals:
             for about, inline in zip(map(Message.of, batch["about"].to_pylist()), batch["rows"], strict=True):
                 same = about._replace(block=INLINE)
                 if not about.source or same not in read:  # Spark may have had a file read twice
-                    messages.append((about, inline))
+                    messages.append((self._numbered(about), inline))
                     read.add(same)
-        arrived, places = 0, [carried.places for carried in self._inputs]
-        messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
+        arrived, places = 0, [carried.places for carried in self.inputs]
+        messages.sort(key=lambda message: (message[0].input not in self.first, message[0][1:5]))
         for message, inline in messages:
             number, block = message.input, message.block
             if block.file:
                 yield FilePart(number, places[number], arrived, block)
                 arrived += block.rows
                 continue
-            rows = pa.ipc.read_record_batch(inline.as_buffer(), self._inputs[number].schema)
+            rows = pa.ipc.read_record_batch(inline.as_buffer(), self.inputs[number].schema)
             if rows.num_rows:  # else it names the partition
                 yield on_wire(rows, number, places[number], arrived, self.wire)
                 arrived += rows.num_rows
