@@ -152,6 +152,9 @@ CHANGING: Final = (
 SUBQUERIES: Final = {"ScalarSubquery", "ListQuery", "Exists", "InSubquery", "LateralSubquery"}
 NOW: Final = {"CurrentTimestamp", "CurrentDate", "CurrentTime", "Now", "LocalTimestamp", "CurrentBatchTimestamp"}
 """Constant within a micro-batch, and another one in the next."""
+RANDOM: Final = {"AesEncrypt", "KllSketchMergeBigint", "KllSketchMergeDouble", "KllSketchMergeFloat"}
+"""What draws random numbers below, though Catalyst has it for deterministic: an initialisation vector, what to drop."""
+VECTOR: Final = "; with a constant initialisation vector, or in mode 'ECB', it has the same one each time"
 TODAY: Final = r"\s*(?:now|today|tomorrow|yesterday)\b"
 """What Spark takes in texts for the time at which a plan is made (``SpecialDatetimeValues``)."""
 
