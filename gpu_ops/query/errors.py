@@ -139,6 +139,7 @@ NODES: Final[dict[str, str]] = {
 """By the name of a node of Catalyst's plan."""
 
 RELATION: Final = "this is not among the inputs: each is given to sql() by the name that the query calls it"
+NO_INPUT: Final = "{} is not among the inputs, which are {}: each is given to sql() by the name that the query calls it"
 JOINS_NOTHING: Final = (
     "the query joins and groups nothing: filter and project one stream in Spark, df.where(...).select(...)"
 )

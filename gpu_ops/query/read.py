@@ -120,10 +120,12 @@ class PlanReader(Scope):
         self._aliases |= _aliases(json.loads(text))
         joined = self.catalyst.joined(analysed)
         before = self._tree(joined)
+        written = [tree(json.loads(x.toJSON()), lambda x=x: x) for x in (analysed, *items(analysed.subqueriesAll()))]  # type: ignore[misc]
+        for part in written:
+            self._check_inputs(part)
         if _CHANGING.search(text) or not joined.deterministic():
-            for plan in (analysed, *items(analysed.subqueriesAll())):  # where each call is as it was written
-                self._check(plan)
-            self._check(joined)
+            for part in (*written, before):  # first where each call is as it was written
+                self._check(part)
         for node in before.walk():
             if node.kind == "Join":
                 self._join_types[_leaves(node)] = self._how(node)
@@ -147,7 +149,7 @@ class PlanReader(Scope):
         joined = self.catalyst.joined(analysed)
         plan = self._tree(joined)
         if _CHANGING.search(text) or not joined.deterministic():
-            self._check(analysed)
+            self._check(tree(json.loads(text), lambda: analysed))
         self._take_leaves(joined)
         relation = self._relation(plan)
         while not isinstance(relation, JoinOf):
@@ -159,9 +161,20 @@ class PlanReader(Scope):
 
     # --- what is refused ------------------------------------------------------------------------
 
-    def _check(self, plan: Any) -> None:
+    def _check_inputs(self, plan: Tree) -> None:
+        """Refuses the session's own tables and views, which Spark knows by their names, too."""
+        for node in plan.walk():
+            if node.kind != "SubqueryAlias" or not (node.args[0].kind == "View" or not node.args[0].args):
+                continue
+            for leaf in node.walk():
+                if not leaf.args and not _is_input(leaf):
+                    words = words_of(node.java)
+                    names = closest(words.strip("`"), (table.name for table in self.tables.values()))
+                    self.fail(errors.NO_INPUT.format(words, names), node.java)
+
+    def _check(self, plan: Tree) -> None:
         """Refuses what has another value when a row is taken back."""
-        for node in tree(json.loads(plan.toJSON()), lambda: plan).walk():
+        for node in plan.walk():
             for expr in items(node.java.expressions()):
                 self._check_expression(expr)
 
@@ -372,6 +385,12 @@ def _aliases(items: Sequence[Any]) -> dict[int, str]:
         if isinstance(item, dict):
             aliases |= _aliases([value for value in item.values() if isinstance(value, list)])
     return aliases
+
+
+def _is_input(leaf: Tree) -> bool:
+    """True for a leaf of a plan that stands for an input."""
+    output = leaf.java.output()
+    return bool(output.length()) and bool(output.apply(0).metadata().contains(INPUT))
 
 
 def _leaves(node: Tree) -> frozenset[str]:

@@ -68,9 +68,11 @@ STATEMENTS = [
 RELATIONS = [
     ("SELECT a.id FROM §oders a JOIN prices p ON a.id = p.id", r"\[TABLE_OR_VIEW_NOT_FOUND\]"),
     ("SELECT a.id FROM §main.orders a JOIN prices p ON a.id = p.id", r"\[TABLE_OR_VIEW_NOT_FOUND\]"),
-    ("SELECT * FROM §range(10) r JOIN prices p ON r.id = p.id", "this is not among the inputs"),
+    ("SELECT * FROM §range(10) r JOIN prices p ON r.id = p.id", "not among the inputs"),
     ("SELECT o.id FROM orders o §JOIN LATERAL (SELECT 1) x ON true", "LATERAL is not understood: explode"),
-    ("SELECT * FROM orders o JOIN §VALUES (1) v ON true", "this is not among the inputs"),
+    ("SELECT * FROM orders o JOIN §VALUES (1) v ON true", "not among the inputs"),
+    ("SELECT o.id FROM orders o JOIN §VALUES (1) ON true", "this is not among the inputs"),
+    ("SELECT o.id FROM orders o JOIN §range(10) ON true", "this is not among the inputs"),
     (
         "§SELECT * FROM orders o LEFT JOIN prices p",
         "two columns 'id': give one another name with AS, or write JOIN ... USING",
