@@ -126,8 +126,10 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         like = next(iter(union_inputs.values()))
         union_inputs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
     function = fused or (OperatorChain(chain.operators) if below else task)
-    dataflow = None if fused is None else fused.dataflow
-    plan = dataclasses.replace(chain.plan(tuple(union_inputs)), dataflow=dataflow, shares=task.shares)
+    plan = dataclasses.replace(chain.plan(tuple(union_inputs)), shares=task.shares)
+    if fused is not None:
+        fused.command["union_order"] = fused.union_order(union_inputs)
+        plan = dataclasses.replace(plan, dataflow=fused.dataflow, union_order=fused.command["union_order"])
     union = functools.reduce(DataFrame.unionAll, observed_once(list(union_inputs.values()), plan.in_task))
     output = output_type(join, schemas)
     if hidden is not None:

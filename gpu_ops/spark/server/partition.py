@@ -324,7 +324,7 @@ class PartitionState:
         """
         with self._at(version) as engine:
             sizes = engine.state_size()
-            return tuple(sizes[f"{side}_rows"] for side in self.join.sides)
+            return tuple(sizes[f"{name}_rows"] for name in self.join.state_names)
 
     @contextlib.contextmanager
     def _at(self, version: int) -> Iterator[JoinEngine]:

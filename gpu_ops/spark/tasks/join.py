@@ -279,6 +279,11 @@ class DataflowTask(Task):
         """The operators of the dataflow."""
         return self._operators
 
+    def union_order(self, uses: Iterable[str]) -> str:
+        """The numbers of the dataflow's inputs as they stand in Spark's union; ``uses``: `JoinPlan.union_inputs`."""
+        numbers = {f"{plan_id}.{number}": place for (plan_id, number), place in (self.arrivals.numbers or {}).items()}
+        return ",".join(str(numbers[use]) for use in uses)
+
     def _last_counted(self, counted: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**counted, **_of_vertex(self.dataflow.operators[-1].name, counted)}
 

@@ -98,12 +98,12 @@ class Arrivals:
         first: Sequence[int] = (),
         numbers: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
-        self.wire, self.inputs, self.first, self._numbers = wire, tuple(inputs), frozenset(first), numbers
+        self.wire, self.inputs, self.first, self.numbers = wire, tuple(inputs), frozenset(first), numbers
 
     def _numbered(self, message: Message) -> Message:
-        if self._numbers is None:
+        if self.numbers is None:
             return message
-        return message._replace(input=self._numbers[message.operator, message.input])
+        return message._replace(input=self.numbers[message.operator, message.input])
 
     def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | FilePart]:
         """Yields all rows in their total order, whatever order the batches come in.
