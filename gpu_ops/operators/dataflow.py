@@ -26,7 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import operators
-from gpu_ops.conditions.expressions import ColumnRef
+from gpu_ops.conditions import nodes_of
+from gpu_ops.conditions.expressions import Call, Op
 from gpu_ops.descriptions.changelog import LONG_STRINGS
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex, bounded_times
 from gpu_ops.descriptions.projection import ROWS, Projection, column_of
@@ -83,7 +84,7 @@ class DataflowOperator(Operator):
         metrics: dict[str, int | float] = {}
         for vertex, operator in self._pairs():
             edges = [
-                known[name] if projection is None else _projected(known[name], projection, source.schema)
+                known[name] if projection is None else _projected(self.kernels, known[name], projection, source.schema)
                 for source, name, projection in vertex.edges
             ]
             taken, causes = ingest_checked(vertex.description, edges)
@@ -202,12 +203,18 @@ _AT = "#"
 """The column of a row's place, which no other has: it is no name in SQL."""
 
 
-def _projected(changes: Ingested, projection: Projection, schema: pa.Schema) -> Ingested:
+def _projected(kernels: Kernels, changes: Ingested, projection: Projection, schema: pa.Schema) -> Ingested:
     """The changes that a filter leaves, with their columns as the next operator has them."""
     rows: Any = changes.rows
-    columns = [x.root for x in projection.columns]
-    if not projection.where and columns == [ColumnRef(ROWS, x.name, x.type) for x in schema]:
-        return changes  # as they are, on a card, too
+    if not isinstance(rows, pa.Table) and not projection.computed and not _needs_host(projection):
+        for test in projection.where:
+            frame = changes.frame(kernels)
+            changes = changes.pick(kernels.asnumpy(kernels.evaluate(test, {ROWS: frame}, len(changes.kinds))))
+        named = [(new, x.root.name) for new, x in zip(schema.names, projection.columns, strict=True)]  # type: ignore[union-attr]
+        frame = kernels.combine([(new, changes.frame(kernels), name) for new, name in named])
+        assert kernels.dataframes is not None
+        rows = kernels.dataframes.as_rows(frame, schema)
+        return dataclasses.replace(changes, rows=rows, rows_in=int(changes.kinds.size))
     table = changes.table.append_column(_AT, pa.array(np.arange(len(rows))))
     numbered = Projection((*projection.columns, column_of(table.schema.field(_AT))), projection.where)
     batches = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
@@ -222,6 +229,12 @@ def _projected(changes: Ingested, projection: Projection, schema: pa.Schema) -> 
         sequence=changes.sequence[places],
         rows_in=int(places.size),
     )
+
+
+def _needs_host(projection: Projection) -> bool:
+    """True for a filter that backends cannot evaluate."""
+    nodes = nodes_of(*(x for test in projection.where for x in (test.root, test.fails)))
+    return any(isinstance(node, Call) and node.op in (Op.IN, Op.LIKE) for node in nodes)
 
 
 def _caused(sequence: npt.NDArray[np.int64], causes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

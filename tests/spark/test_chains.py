@@ -19,6 +19,7 @@ from gpu_ops.spark.api import apply
 from gpu_ops.spark.api.streams import as_input
 from gpu_ops.spark.driver import queries as recognition
 from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.plan import build as building
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.column_metadata import derived_key
 from gpu_ops.state.files import Files
@@ -37,13 +38,13 @@ def feeds(spark: Any, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPa
 
     ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's; ``shares``: likewise, and
     three tasks take a share of each partition's changes; ``engine``: there is one partition, so one engine has all
-    operators. Else a chain is one task.
+    operators; ``card``: likewise, and three tasks take a share of its changes. Else a chain is one task.
     """
     if getattr(request, "param", None) in ("spark", "shares"):
         monkeypatch.setattr(of_changes, "MOST_IN_ONE_TASK", 0)
-    if getattr(request, "param", None) == "shares":
+    if getattr(request, "param", None) in ("shares", "card"):
         monkeypatch.setattr(apply, "_shares", lambda *_: 3)
-    if getattr(request, "param", None) == "engine":
+    if getattr(request, "param", None) in ("engine", "card"):
         monkeypatch.setattr(apply, "default_partitions", lambda *_: (1, "one"))
     made = [
         Feed(spark, tmp_path, "users", {"user_id": ("long", None), "name": ("string", ("ann", "bob", None))}),
@@ -110,7 +111,7 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
         ("arrow", "per_batch"),
         ("shares", "per_event"),
         ("engine", "per_batch"),
-        pytest.param("engine", "per_event", marks=pytest.mark.thorough),
+        pytest.param("card", "per_event", marks=pytest.mark.thorough),
         pytest.param("arrow", "per_event", marks=pytest.mark.thorough),
     ],
     indirect=["feeds"],
@@ -163,7 +164,7 @@ def test_tasks_take_shares_of_a_micro_batch_that_is_computed_once(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", ["spark", "arrow", "shares", "engine"], indirect=True)
+@pytest.mark.parametrize("feeds", ["spark", "arrow", "shares", "card"], indirect=True)
 def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
 
@@ -214,6 +215,35 @@ def test_a_chain_goes_on_in_stages_and_in_one_task(
         assert found["bought"]["orders_rows_in"] >= 20 <= found["sized"]["right_rows_in"]
     check(sink, SQL, feeds, least=100)
     assert ways == [0, 2, 0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("feeds", ["engine"], indirect=True)
+def test_a_folder_of_operators_alone_goes_on_so(
+    feeds: list[Feed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun before one engine had all operators; and what one engine has needs one partition."""
+    sink = Sink()
+    for number in range(3):
+        with monkeypatch.context() as patch:
+            if not number:
+                patch.setattr(building, "one_engine", lambda *_: None)
+            more(feeds)
+            changes = chain(feeds, tmp_path)
+            assert gpu_ops.explain(changes).count("in the same Spark task") == 2
+            drain(changes, sink, tmp_path / "checkpoint")
+    check(sink, SQL, feeds, least=100)
+    fresh = tmp_path / "fresh"
+    changes = chain(feeds, fresh)
+    assert gpu_ops.explain(changes).count("in the same engine") == 2
+    sink = Sink()
+    drain(changes, sink, fresh / "checkpoint")
+    check(sink, SQL, feeds, least=100)
+    with pytest.raises(gpu_ops.DescriptionError, match="3 operators share this folder's one engine"):
+        gpu_ops.rescale(str(fresh / "left"), 2)
+    monkeypatch.undo()
+    with pytest.raises(gpu_ops.StateError, match=r"one engine of one partition had all 3 operators.*Give partitions=1"):
+        drain(chain(feeds, fresh), sink, fresh / "checkpoint")
 
 
 @pytest.mark.thorough
