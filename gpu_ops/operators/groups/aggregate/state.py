@@ -196,7 +196,7 @@ class GroupState:
         if self._rows is not None:
             gone = forget_rows(self._rows, groups.store.take(slots, groups.source.schema.names, present=True))
         for extreme in self._extremes:
-            if extreme.own:
+            if extreme.exclusive:
                 best = groups.beside[extreme.name].values[slots]
                 extreme.table.move(best[xp.flatnonzero(best > NO_ROW)] - 1, LIVE, DEAD)
         for table in self._values:
@@ -218,7 +218,7 @@ class GroupState:
         groups, own = self._groups, len(self._groups.source.schema)
         places = {name: place for place, name in enumerate(groups.beside, start=own)}
         tables = {id(table): name for name, table in self._named.items()}
-        leads = {places[e.name]: tables[id(e.table)] if e.own else None for e in self._extremes}
+        leads = {places[e.name]: tables[id(e.table)] if e.exclusive else None for e in self._extremes}
         values = [tables[id(table)] for table in self._values]
         linked = Linked(tables[id(groups)], own, leads, places.get(GROUP_NUMBER), values)
         sizes = [own.size for own in targets]
