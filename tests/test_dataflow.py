@@ -123,9 +123,9 @@ def test_mistakes_are_refused_when_the_dataflow_is_made() -> None:
     at_end = gpu_ops.engine(orders=ORDERS, prices=PRICES, on="item", emit="at_end", backend="cpu")
     with pytest.raises(DescriptionError, match="'ended' has no output before its input ends"):
         gpu_ops.engine(ended=at_end, by="item", aggregates={"n": "count(*)"}, backend="cpu")
-    description = totals().join.operators[-1].description
+    description = totals().description.operators[-1].description
     with pytest.raises(DescriptionError, match="reads 'nothing'; before it are orders, prices"):
-        Dataflow(totals().join.inputs, (Vertex("output", description, ("nothing",)),))
+        Dataflow(totals().description.inputs, (Vertex("output", description, ("nothing",)),))
 
 
 def test_at_end_the_last_operator_gives_its_result() -> None:
@@ -169,7 +169,7 @@ def test_rows_without_a_time_are_the_operators_own_affair() -> None:
 
 
 def test_an_operator_s_name_has_no_dot() -> None:
-    description = totals().join.operators[0].description
+    description = totals().description.operators[0].description
     with pytest.raises(DescriptionError, match=r"cannot be called 'a\.b'"):
         Dataflow(description.inputs, (Vertex("a.b", description, ("orders", "prices")),))
 

@@ -66,7 +66,7 @@ class Below:
     """Columns that an operator on groups needs of the relation below it; expressions become columns there.
 
     Attributes:
-        made: those columns.
+        computed: those columns.
     """
 
     def __init__(self, scope: Scope) -> None:

@@ -191,7 +191,7 @@ class Merging(Generic[S]):
         in_order: puts arrays of several runs, one behind the other, in the order of one.
 
     Attributes:
-        made: as much of the new run's arrays as is done; the rest is room, and memory that is never touched costs
+        merged: as much of the new run's arrays as is done; the rest is room, and memory that is never touched costs
             nothing.
     """
 

@@ -42,7 +42,7 @@ def step(engine: JoinEngine, left: Rows, right: Rows, **watermark: Any) -> list[
         pa.table([[k for k, _ in rows], pa.array([t for _, t in rows], pa.int64())], names=source.schema.names).cast(
             source.schema
         )
-        for rows, source in zip((left, right), engine.join.inputs, strict=True)
+        for rows, source in zip((left, right), engine.description.inputs, strict=True)
     ]
     said = engine.process(*batches, **watermark)
     return sorted(zip(said["lt"].to_pylist(), said["rt"].to_pylist(), strict=True), key=str)

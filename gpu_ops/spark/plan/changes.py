@@ -37,7 +37,7 @@ def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
     if hidden is None:
         return rows
     for number, one in enumerate(plan.in_task):
-        names = metric_names(one.join.sides, by_time=one.join.by_time)
+        names = metric_names(one.description.sides, by_time=one.description.by_time)
         rows = rows.observe(one.name, observed(names, hidden, number))
     return rows.filter(f.isnull(hidden))
 
@@ -212,7 +212,7 @@ class OperatorChainBuilder:
         self._plans: dict[str, JoinPlan] = {}
         self._tasks: dict[str, Task] = {}
         self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
-        self._sources: list[str | None] = [None] * len(plan.join.inputs)
+        self._sources: list[str | None] = [None] * len(plan.description.inputs)
 
     def takes(self, changes: JoinChanges) -> bool:
         """True if the operator that makes some changes can run in this task, with all that run in its own."""
