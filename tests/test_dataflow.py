@@ -72,7 +72,7 @@ def test_windows_over_an_interval_join_come_at_the_end_of_its_input() -> None:
         upper="10 seconds",
         backend="cpu",
     )
-    below = joined.join
+    below = joined.description
     description = gpu_ops.Aggregate(below.as_input("joined"), ("at",), (), "per_batch")
     late = JoinEngine(Dataflow.over(description, {"joined": below}), "cpu", fold=True)
     late.process(pa.table({"k": [1, 2], "at": pa.array([0, 1000], day)}), None)
@@ -105,7 +105,7 @@ def test_operators_read_one_input_twice() -> None:
         right=gpu_ops.engine(o=ORDERS, q=PRICES.rename_columns(["item", "cost"]), on="item", backend="cpu"),
         on="order", suffixes=("", "_again"), backend="cpu",
     )  # fmt: skip
-    assert [source.name for source in twice.join.inputs] == ["o", "p", "q"]
+    assert [source.name for source in twice.description.inputs] == ["o", "p", "q"]
     twice.process(o=ORDERS, p=PRICES, q=PRICES.rename_columns(["item", "cost"]))
     assert twice.table().select(["order", "price", "cost"]).sort_by("order").to_pylist() == [
         {"order": order, "price": price, "cost": price} for order, price in ((1, 2), (2, 7), (3, 2))
