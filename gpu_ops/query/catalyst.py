@@ -418,6 +418,15 @@ class Catalyst:
         """Bytes that compare as a string does in its collation (Spark 4)."""
         return self._expression("CollationKey", value)
 
+    def constant(self, value: Any) -> Any:
+        """The value of an expression of constants; None for null, for any other, and for one that Spark fails with."""
+        plan = _project(self.session, [_alias(self.session, value, "value")], self._node("OneRowRelation"))
+        try:
+            with self._active():
+                return self._applied(plan, ("ReplaceExpressions",)).projectList().apply(0).child().eval(None)
+        except (Py4JError, PySparkException):
+            return None
+
     def null_of_nulls(self, value: Any) -> bool:
         """True if an expression is null where all of its columns are; False where only a query could tell."""
         attributes = value.references().toSeq()
