@@ -310,7 +310,7 @@ class Catalyst:
         if negated:
             parts = [self._expression("Or", part, self._expression("IsNull", part)) for part in parts]
         plan = self._node("Filter", self._all(parts), plan.child())
-        return self._made(f"{_CATALYST}.expressions.Exists", plan, outer.getOuterReferences(plan))
+        return self._subquery(f"{_CATALYST}.expressions.Exists", plan, outer.getOuterReferences(plan))
 
     def _outer(self, value: Any) -> Any:
         """An expression as a sub-query below it writes it."""
@@ -447,7 +447,7 @@ class Catalyst:
     def _module(self, name: str) -> Any:
         return getattr(self._class(f"{name}$"), "MODULE$")
 
-    def _made(self, name: str, plan: Any, attributes: Any) -> Any:
+    def _subquery(self, name: str, plan: Any, attributes: Any) -> Any:
         """A sub-query of Catalyst's, whose class has other fields in each version; what is not given is empty."""
         constructor = self._constructor(name)
         arguments, number = [], self._class(f"{_CATALYST}.expressions.NamedExpression").newExprId()

@@ -265,7 +265,7 @@ class PlanReader(Scope):
         ids: dict[int, QueryColumn] = {}
         for place, attribute in enumerate(items(node.java.output())):
             number = id_of(attribute)
-            column = self.made(attribute, str(attribute.name()), self._owners.get(number, ""))
+            column = self.computed(attribute, str(attribute.name()), self._owners.get(number, ""))
             columns[column] = tuple(relation.shown[id_of(output[place])] for relation, output in parts)
             ids[number] = column
         self.columns = {**self.columns, **ids}  # what is below goes on meaning its own
@@ -280,7 +280,7 @@ class PlanReader(Scope):
             column = value.column
             if column is None:
                 name, owner = str(expr.tree.fields["name"]), self._owners.get(number, "")
-                named = self.nameless if _GENERATED.fullmatch(name) else self.made
+                named = self.nameless if _GENERATED.fullmatch(name) else self.computed
                 column = named(value.java, name, owner=owner)
                 computed[column] = value
             self.columns[number] = ids[number] = column
