@@ -87,19 +87,19 @@ class Ingested:
         return kernels.frame(self.rows) if isinstance(self.rows, pa.Table) else self.rows.frame
 
 
-def repeatable(join: Description, batches: Sequence[ArrowStream | None]) -> list[Any]:
+def repeatable(description: Description, batches: Sequence[ArrowStream | None]) -> list[Any]:
     """Makes an Arrow table of each batch that may give its rows only once; DataFrames on a card stay there.
 
     Raises:
         BadInputError: what is none of these.
     """
     stays = [batch is None or isinstance(batch, pa.Table) or hasattr(batch, "to_pylibcudf") for batch in batches]
-    given = zip(join.inputs, batches, stays, strict=True)
+    given = zip(description.inputs, batches, stays, strict=True)
     return [batch if stay else _to_table(source, batch) for source, batch, stay in given]
 
 
 def ingest(
-    join: Description,
+    description: Description,
     batches: Sequence[ArrowStream | None],
     sequences: Sequence[npt.ArrayLike | None],
     dataframes: DataFrames | None = None,
@@ -107,7 +107,7 @@ def ingest(
     """Check, decode and order the changes of all inputs.
 
     Args:
-        join: its description.
+        description: its description.
         batches: one per input.
         sequences: one per input: integers, one a change, which order the changes of all inputs; None: by arrival.
         dataframes: how the backend takes rows that are in its memory already, if it can.
@@ -117,36 +117,36 @@ def ingest(
     """
     sides: list[Ingested] = []
     start = 0
-    for source, batch, sequence in zip(join.inputs, batches, sequences, strict=True):
+    for source, batch, sequence in zip(description.inputs, batches, sequences, strict=True):
         rows = None
         if dataframes is not None and not (batch is None or isinstance(batch, pa.Table)):
             rows = dataframes.rows(batch, source.schema, source.row_kind)
-        decoded = None if rows is None else _decode_there(source, rows, sequence, start, join)
+        decoded = None if rows is None else _decode_there(source, rows, sequence, start, description)
         if decoded is None:
-            decoded = _decode(source, batch, sequence, start, join)
+            decoded = _decode(source, batch, sequence, start, description)
         start += decoded.rows_in
         sides.append(decoded)
-    _check_size(join, sides)
-    ordered = _in_total_order(join.inputs, sides)
-    return _as_taken(join, ordered)
+    _check_size(description, sides)
+    ordered = _in_total_order(description.inputs, sides)
+    return _as_taken(description, ordered)
 
 
-def _check_size(join: Description, changes: Sequence[Ingested]) -> None:
+def _check_size(description: Description, changes: Sequence[Ingested]) -> None:
     """Refuses more changes than a micro-batch may have."""
     total = sum(change.kinds.size for change in changes)
     if total > MAX_CHANGES:
-        raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
+        raise BadInputError(description.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
 
 
 def ingest_checked(
-    join: Description, changes: Sequence[Ingested]
+    description: Description, changes: Sequence[Ingested]
 ) -> tuple[tuple[Ingested, ...], npt.NDArray[np.int64]]:
     """Changes that have been taken in before, or that another operator made, as an operator takes them.
 
     They have the columns and types that its inputs declare, row kinds that are known, and text that is valid.
 
     Args:
-        join: the operator's description.
+        description: the operator's description.
         changes: of each of its inputs, in sequence, which orders them among all inputs, whatever its numbers.
 
     Returns:
@@ -156,33 +156,37 @@ def ingest_checked(
         BadInputError: as `ingest`.
     """
     admitted = []
-    for source, change in zip(join.inputs, changes, strict=True):
-        wrong = _mask_of(source, _faults(source, change.rows, join, text=False))
+    for source, change in zip(description.inputs, changes, strict=True):
+        wrong = _mask_of(source, _faults(source, change.rows, description, text=False))
         bad = 0 if wrong is None else int(wrong.sum())
         admitted.append(change if wrong is None else dataclasses.replace(change.pick(~wrong), bad_rows=bad))
-    _check_size(join, admitted)
+    _check_size(description, admitted)
     before = np.sort(np.concatenate([change.sequence for change in admitted]))
-    return _as_taken(join, _ranked(admitted, None)), before
+    return _as_taken(description, _ranked(admitted, None)), before
 
 
-def _as_taken(join: Description, ordered: Sequence[Ingested]) -> tuple[Ingested, ...]:
+def _as_taken(description: Description, ordered: Sequence[Ingested]) -> tuple[Ingested, ...]:
     """Changes in their total order with the times and ties of their join; refuses retractions where there are none."""
-    for number, (source, changes) in enumerate(zip(join.inputs, ordered, strict=True)):
-        wrong = np.flatnonzero(changes.kinds != INSERT) if number in join.insertions_only else np.empty(0, np.int64)
+    for number, (source, changes) in enumerate(zip(description.inputs, ordered, strict=True)):
+        wrong = (
+            np.flatnonzero(changes.kinds != INSERT) if number in description.insertions_only else np.empty(0, np.int64)
+        )
         if wrong.size:
             found = SHORT_STRINGS[changes.kinds[wrong[0]]]
             raise BadInputError(source.name, source.row_kind, "this input takes insertions only", found)
-    return with_times(join, ordered)
+    return with_times(description, ordered)
 
 
-def with_times(join: Description, changes: Sequence[Ingested]) -> tuple[Ingested, ...]:
+def with_times(description: Description, changes: Sequence[Ingested]) -> tuple[Ingested, ...]:
     """The changes of all inputs with the times and ties that their join goes by."""
     found = []
-    for number, (source, change) in enumerate(zip(join.inputs, changes, strict=True)):
+    for number, (source, change) in enumerate(zip(description.inputs, changes, strict=True)):
         times = ties = None
-        if source.event_time is not None and join.time_type is not None:
-            times = _numbers(change.column(source.event_time), functools.partial(as_integers, kind=join.time_type))
-        column = join.ties_by(number)
+        if source.event_time is not None and description.time_type is not None:
+            times = _numbers(
+                change.column(source.event_time), functools.partial(as_integers, kind=description.time_type)
+            )
+        column = description.ties_by(number)
         if column is not None:
             ties = _numbers(change.column(column), lambda known: known.cast(pa.int64()).to_numpy())
         found.append(change if times is ties is None else dataclasses.replace(change, times=times, ties=ties))
@@ -201,7 +205,9 @@ def _numbers(
     return found
 
 
-def _decode(source: Input, batch: Any, given_sequence: npt.ArrayLike | None, start: int, join: Description) -> Ingested:
+def _decode(
+    source: Input, batch: Any, given_sequence: npt.ArrayLike | None, start: int, description: Description
+) -> Ingested:
     """Columns and row kinds checked; the sequence is the caller's yet."""
     if batch is None:
         batch = source.schema.empty_table()
@@ -213,7 +219,7 @@ def _decode(source: Input, batch: Any, given_sequence: npt.ArrayLike | None, sta
     sequence = _checked_sequence(source, given_sequence, start, rows)
     table = _as_declared(source, batch)
     kind_column = None if source.row_kind is None else _row_kinds(batch[source.row_kind])
-    wrong = _bad_rows(source, table, kind_column, join)
+    wrong = _bad_rows(source, table, kind_column, description)
     tagged, bad = None, 0
     if wrong is not None:
         bad, keep = int(wrong.sum()), pa.array(~wrong)
@@ -235,7 +241,7 @@ def _decode(source: Input, batch: Any, given_sequence: npt.ArrayLike | None, sta
 
 
 def _decode_there(
-    source: Input, rows: DeviceRows, given_sequence: npt.ArrayLike | None, start: int, join: Description
+    source: Input, rows: DeviceRows, given_sequence: npt.ArrayLike | None, start: int, description: Description
 ) -> Ingested | None:
     """Decodes rows in the backend's memory like `_decode`; their text is taken for valid.
 
@@ -244,17 +250,17 @@ def _decode_there(
     """
     size = len(rows)
     sequence = _checked_sequence(source, given_sequence, start, size)
-    needed = [*(source.unique_key or ()), *_needed_times(source, join)]
-    if join.chosen_by is not None:
-        needed.append(join.chosen_by)
-        if pa.types.is_floating(source.schema.field(join.chosen_by).type):
+    needed = [*(source.unique_key or ()), *_needed_times(source, description)]
+    if description.chosen_by is not None:
+        needed.append(description.chosen_by)
+        if pa.types.is_floating(source.schema.field(description.chosen_by).type):
             return None  # NaN is known on the host only
     wrong = np.zeros(size, np.bool_)
     for field in source.schema:
         missing = rows.nulls(field.name) if field.name in needed or not field.nullable else None
         if missing is not None and not field.nullable:
             return None
-        finer = _finer(source, field, join)
+        finer = _finer(source, field, description)
         far = None if finer is None else rows.beyond(field.name, farthest(field.type, finer))
         for mask in (missing, far):
             wrong |= False if mask is None else mask
@@ -351,9 +357,9 @@ def _checked_sequence(source: Input, sequence: npt.ArrayLike | None, start: int,
     return numbers.astype(np.int64, copy=False)
 
 
-def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, join: Description) -> Mask | None:
+def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, description: Description) -> Mask | None:
     """Mask of rows that cannot be joined, None for none; they are an error unless they may go."""
-    bad = _mask_of(source, _faults(source, table, join))
+    bad = _mask_of(source, _faults(source, table, description))
     if source.row_kind is not None and source.bad_rows != "fail":
         known = known_row_kinds(kinds, input_name=source.name, column_name=source.row_kind)
         unknown: Mask = ~known.to_numpy(zero_copy_only=False)
@@ -372,32 +378,34 @@ def _mask_of(source: Input, faults: Iterable[_Fault]) -> Mask | None:
     return bad
 
 
-def _faults(source: Input, table: pa.Table | DeviceRows, join: Description, *, text: bool = True) -> Iterator[_Fault]:
+def _faults(
+    source: Input, table: pa.Table | DeviceRows, description: Description, *, text: bool = True
+) -> Iterator[_Fault]:
     """Lists the reasons why rows cannot be joined: the column, the problem, a sample, and flags of the rows.
 
     Args:
         source: the input.
         table: its rows.
-        join: whose input it is.
+        description: whose input it is.
         text: whether its text may be invalid.
     """
     needed = [(name, "is part of the unique key and holds nulls") for name in source.unique_key or ()]
     needed += [
         (name, f"is the {'event time' if name == source.event_time else 'end of a window'} and holds nulls")
-        for name in _needed_times(source, join)
+        for name in _needed_times(source, description)
     ]
     for name, problem in needed:
         column = table.column(name)
         if column.null_count:
             yield name, problem, "null", column.is_null().to_numpy()
-    chosen = join.chosen_by
+    chosen = description.chosen_by
     if chosen is not None:
         without = pc.is_null(table.column(chosen), nan_is_null=True)
         if pc.any(without).as_py():
             key = {name: table.column(name).filter(without)[0].as_py() for name in source.unique_key or ()}
             yield chosen, "nothing to order by: null or NaN in the row of", key, without.to_numpy()
     for field in source.schema:
-        name, finer = field.name, _finer(source, field, join)
+        name, finer = field.name, _finer(source, field, description)
         invalid = wrong_text(table.column(name)) if text else None
         if invalid is not None:
             yield name, "holds text that is not valid UTF-8", invalid[1], invalid[0]
@@ -407,14 +415,14 @@ def _faults(source: Input, table: pa.Table | DeviceRows, join: Description, *, t
             yield name, f"is too far from 1970 to be compared in {finer}", shown, far
 
 
-def _needed_times(source: Input, join: Description) -> tuple[str, ...]:
+def _needed_times(source: Input, description: Description) -> tuple[str, ...]:
     """The columns with times that a row cannot be without."""
-    return () if join.times_may_be_null else join.times_of(source)
+    return () if description.times_may_be_null else description.times_of(source)
 
 
-def _finer(source: Input, field: pa.Field, join: Description) -> pa.DataType | None:
+def _finer(source: Input, field: pa.Field, description: Description) -> pa.DataType | None:
     """The type that a column's times have to reach in, to be compared; None where all do."""
-    finer = join.time_type if field.name in join.times_of(source) else None
+    finer = description.time_type if field.name in description.times_of(source) else None
     if finer is None and pa.types.is_timestamp(field.type) and field.type.unit in ("s", "ms"):
         return pa.timestamp("us", field.type.tz)
     return finer

@@ -60,7 +60,7 @@ class SemiAntiJoin(TwoWayJoin):
         assert event_kinds is not None
         kinds = event_kinds[found.logical_times]
         if self.description.how == "anti":
-            kinds = xp.where(found.own, kinds, xp.where(found.appears, np.int8(INSERT), np.int8(DELETE)))
+            kinds = xp.where(found.by_own_change, kinds, xp.where(found.appears, np.int8(INSERT), np.int8(DELETE)))
         return in_order(
             self.kernels, [(OutputRows(kinds, with_nulls(xp, 0, found.slots), found.logical_times), JOINED)]
         )

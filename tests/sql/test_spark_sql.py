@@ -288,7 +288,7 @@ def test_what_spark_cannot_run_is_refused_with_its_place(spark: Any) -> None:
     broken = part.expr.java.withNewChildren(scala_seq(spark, [outer(left), right]))
     origin.set(before)
     expr = Expr(Tree(part.expr.tree.fields, part.expr.tree.args, lambda: broken), part.expr.of)
-    made = dict.fromkeys(calc.made, expr)
+    made = dict.fromkeys(calc.computed, expr)
     with pytest.raises(gpu_ops.SqlError, match=r"cannot run it \[INTERNAL_ERROR\] \(line 2, column 3\)"):
         check_runs(dataclasses.replace(calc, made=made), rows, planned.sql)
 

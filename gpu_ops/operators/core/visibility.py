@@ -171,13 +171,13 @@ class VisibilityChanges:
 
     Attributes:
         appears: whether the row becomes visible, or stops being.
-        own: whether a change of the row itself did it, or one of the other side.
+        by_own_change: whether a change of the row itself did it, or one of the other side.
     """
 
     slots: Slots
     logical_times: LogicalTimes
     appears: Array
-    own: Array
+    by_own_change: Array
 
 
 @dataclasses.dataclass

@@ -38,7 +38,7 @@ def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
     if hidden is None:
         return rows
     for number, one in enumerate(plan.in_task):
-        names = metric_names(one.join.sides, by_time=one.join.by_time)
+        names = metric_names(one.description.sides, by_time=one.description.by_time)
         rows = rows.observe(one.name, observed(names, hidden, number))
     return rows.filter(f.isnull(hidden))
 
@@ -218,7 +218,7 @@ class OperatorChainBuilder:
         self._plans: dict[str, JoinPlan] = {}
         self._tasks: dict[str, Task] = {}
         self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
-        self._sources: list[str | None] = [None] * len(plan.join.inputs)
+        self._sources: list[str | None] = [None] * len(plan.description.inputs)
 
     def add(self, number: int, changes: JoinChanges, edge: Edge) -> None:
         """Takes the operators below an input; one that is there is not computed again.

@@ -35,7 +35,7 @@ _KINDS: Final = (Aggregate, Join, Latest, MultiJoin, Top)
 
 
 def _fits(plan: JoinPlan) -> bool:
-    description = plan.join
+    description = plan.description
     return (
         isinstance(description, _KINDS)
         and plan.partitions == 1
@@ -75,7 +75,7 @@ def one_engine(plans: Sequence[JoinPlan], operators: Sequence[ChainedOperator]) 
     alike = all(one.backend == backend for one in plans) and len({one.task.shares for one in operators}) == 1
     if not (alike and all(map(_fits, plans)) and _in_one_folder(operators)):
         return None
-    descriptions = {one.plan_id: one.join for one in plans}
+    descriptions = {one.plan_id: one.description for one in plans}
     edges = {(e.packer.operator, e.packer.number): (one.task.plan_id, e) for one in operators for e in one.edges}
     names = {plan_id: f"operator_{number}" for number, plan_id in enumerate(descriptions, 1)}
     inputs: dict[str, Input] = {}

@@ -317,7 +317,7 @@ def _receive(
     """
     activity.begin(READING)
     schema = reader.schema
-    command.wire.check(partition.join, schema)
+    command.wire.check(partition.description, schema)
     batches, parts, promised, size, rows = list[pa.RecordBatch](), list[FilePart](), None, 0, 0
     for chunk in reader:
         activity.move()
@@ -372,7 +372,7 @@ def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
         try:
             check_array(column)
         except pa.ArrowException as error:
-            names = "', '".join(source.name for source in partition.join.inputs)
+            names = "', '".join(source.name for source in partition.description.inputs)
             raise BadInputError(names, name, f"came damaged: {error}") from None
 
 

@@ -73,13 +73,13 @@ class Wire:
         except (KeyError, TypeError, ValueError) as error:
             raise DescriptionError(f"no mapping of columns to union columns: {error!r}") from error
 
-    def check(self, join: Description, schema: pa.Schema) -> None:
+    def check(self, description: Description, schema: pa.Schema) -> None:
         """Refuses a stream that cannot carry the inputs.
 
         Types of columns are the engine's to check.
 
         Args:
-            join: the description with the inputs.
+            description: the description with the inputs.
             schema: the stream's schema.
 
         Raises:
@@ -87,9 +87,9 @@ class Wire:
             BadInputError: the stream's columns are not the side, the sequence and the union columns.
         """
         for union_column in self.union_columns:
-            if len(union_column) != len(join.inputs) + 1:
-                raise DescriptionError(f"union column {union_column!r} is not one of {len(join.inputs)} inputs")
-        for side, source in enumerate(join.inputs):
+            if len(union_column) != len(description.inputs) + 1:
+                raise DescriptionError(f"union column {union_column!r} is not one of {len(description.inputs)} inputs")
+        for side, source in enumerate(description.inputs):
             names = [*source.schema.names, *([source.row_kind] if source.row_kind is not None else [])]
             carried = [union_column[side] for union_column in self.union_columns if union_column[side] is not None]
             if sorted(names) != sorted(c for c in carried if c is not None):
@@ -100,23 +100,25 @@ class Wire:
         named = [self.side, self.sequence, *(str(union_column[-1]) for union_column in self.union_columns)]
         if sorted(schema.names) != sorted(named):
             raise BadInputError(
-                _all(join),
+                _all(description),
                 None,
                 f"the stream has the columns {', '.join(schema.names)}; expected are {', '.join(named)}",
             )
         for name, wanted_type in ((self.side, pa.int8()), (self.sequence, pa.int64())):
             if schema.field(name).type != wanted_type:
-                raise BadInputError(_all(join), name, f"has type {schema.field(name).type}, {wanted_type} is expected")
+                raise BadInputError(
+                    _all(description), name, f"has type {schema.field(name).type}, {wanted_type} is expected"
+                )
 
     def union_column(self, side: int, column: str | None) -> str:
         """The name of the union column that carries a column of an input."""
         return next(str(carried[-1]) for carried in self.union_columns if carried[side] == column)
 
-    def split(self, join: Description, table: pa.Table) -> SideRows:
+    def split(self, description: Description, table: pa.Table) -> SideRows:
         """Splits a stream into the rows of each input, in their order of arrival, under their own column names.
 
         Args:
-            join: the description with the inputs.
+            description: the description with the inputs.
             table: n rows of the stream.
 
         Raises:
@@ -124,15 +126,19 @@ class Wire:
         """
         for name in (self.side, self.sequence):
             if table[name].null_count:
-                raise BadInputError(_all(join), name, "holds nulls", "null")
+                raise BadInputError(_all(description), name, "holds nulls", "null")
         side, sequence = (_numpy(table[name]) for name in (self.side, self.sequence))
-        known = (side >= 0) & (side < len(join.inputs))
+        known = (side >= 0) & (side < len(description.inputs))
         if not bool(known.all()):
-            valid = "0 (left) or 1 (right)" if join.sides == ("left", "right") else f"a number below {len(join.inputs)}"
-            raise BadInputError(_all(join), self.side, f"is {valid}", int(side[~known][0]))
+            valid = (
+                "0 (left) or 1 (right)"
+                if description.sides == ("left", "right")
+                else f"a number below {len(description.inputs)}"
+            )
+            raise BadInputError(_all(description), self.side, f"is {valid}", int(side[~known][0]))
         tables: list[pa.Table] = []
         sequences: list[npt.NDArray[np.int64]] = []
-        for number, source in enumerate(join.inputs):
+        for number, source in enumerate(description.inputs):
             rows = np.flatnonzero(side == number)
             sequences.append(sequence if rows.size == side.size else sequence[rows])
             tables.append(self._take(source, number, table, rows))
@@ -278,9 +284,9 @@ def _union_column(names: Sequence[Any]) -> tuple[str | None, ...]:
     return tuple(names)
 
 
-def _all(join: Description) -> str:
+def _all(description: Description) -> str:
     """The names of all inputs, to be put between quotation marks."""
-    *others, last = (source.name for source in join.inputs)
+    *others, last = (source.name for source in description.inputs)
     return "', '".join(others) + f"' and '{last}" if others else last
 
 

@@ -114,7 +114,7 @@ class ContinuousAggregate(Operator):
                 if best is None:
                     own_rows = Input(measure.name, best_schema(measure, schema, order))
                     best = parts[f"rows {number}"] = ValueTable(kernels, own_rows, {})
-                extremes.append(one := Extreme(measure, f"best_{number}", best, order, own=self._rows is None))
+                extremes.append(one := Extreme(measure, f"best_{number}", best, order, exclusive=self._rows is None))
                 if self._rows is not None:
                     self._rows.indexes[one.name] = OrderIndex(kernels)
                 columns[one.name], moved = np.int64, one.moved
@@ -276,7 +276,7 @@ class ContinuousAggregate(Operator):
                 kernels.asnumpy(xp.concatenate([before[minus], after[plus]]))
                 for before, after in list(zip(aggregate.before, aggregate.after, strict=True))[aggregate.first_made :]
             ]
-            made = aggregate.made(*numbers)
+            made = aggregate.to_arrow(*numbers)
             data.append(made if made.type == column.type else made.cast(column.type))
         found = kernels.asnumpy(kinds)
         table = pa.Table.from_arrays(data, schema=self.description.values_schema)

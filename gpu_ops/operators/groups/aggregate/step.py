@@ -130,14 +130,14 @@ class Running(NamedTuple):
     Attributes:
         before: arrays of one number per moment (int64 or bool); where all are the same, so is the aggregate.
         after: the same after it.
-        made: the aggregate in Arrow, of such numbers on the host.
+        to_arrow: the aggregate in Arrow, of such numbers on the host.
         compared: how many of the arrays count in that; None for all.
         first_made: how many of them, at the beginning, the aggregate is not made of.
     """
 
     before: tuple[Array, ...]
     after: tuple[Array, ...]
-    made: Callable[..., pa.Array]
+    to_arrow: Callable[..., pa.Array]
     compared: int | None = None
     first_made: int = 0
 
