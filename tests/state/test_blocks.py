@@ -623,8 +623,8 @@ def damaged(part: FilePart, **changes: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("wrong", "kind"),
     [
-        ({"order": 1}, "DescriptionError"),
-        ({"order": -1}, "DescriptionError"),
+        ({"sequence": 1}, "DescriptionError"),
+        ({"sequence": -1}, "DescriptionError"),
         ({"number": "x"}, "DescriptionError"),
         ({"block": ["f"]}, "DescriptionError"),
         ({"block": None}, "DescriptionError"),
