@@ -268,11 +268,12 @@ class JoinEngine(OperatorEngine):
             StateError: it is none of this join's; the engine is as fresh as it was.
         """
         fold = self._fold
-        if fold is not None:
-            with reading("snapshot of this join", StateError):
+        with reading("snapshot of this join", StateError):
+            own = {name: stored for name, stored in state.items() if name != FOLDED}
+            if fold is not None:
                 rows = state.get(FOLDED)
                 fold = fold.restored(rows if isinstance(rows, pa.Table) else None)
-        super().restore({name: stored for name, stored in state.items() if name != FOLDED})
+        super().restore(own)
         self._fold = fold
 
 
