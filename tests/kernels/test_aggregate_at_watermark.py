@@ -68,6 +68,7 @@ class Expected:
         return by_duckdb(self.aggregate, rows, CALLS) if rows else Counter()
 
 
+@pytest.mark.one_in(2)
 @only_on("cpu-tiny", "gpu")
 @pytest.mark.parametrize(
     ("by", "kind", "size"), combined([("w", "g"), ("f", "w", "b"), ("d", "t", "e")], list(KINDS), [1, 7, 60])

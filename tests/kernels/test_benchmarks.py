@@ -319,6 +319,7 @@ def test_one_core() -> None:
     assert one_core(case, 0.01)["left_out"].startswith("time: ")
 
 
+@pytest.mark.slow
 def test_all_parts(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "results" / "gpu.json"
     monkeypatch.setattr(first, "processes", lambda *_: {"cold": {}})  # a process of its own has no stand-ins

@@ -250,6 +250,7 @@ _BY: dict[str, Any] = {"keys": (Key("k", "k"),), "suffixes": ("", "_r")}
 _NEAR = Interval(0, 9000, min_cleanup_ms=100)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "join",
     [

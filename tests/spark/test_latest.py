@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
@@ -53,7 +54,7 @@ class Upserts:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("emit", slow_but(["per_batch", "per_event"], "per_event"))
 def test_a_join_of_upserts_by_another_column_is_distributed_by_it(spark: Any, tmp_path: Path, emit: Any) -> None:
     feed, state, sink = Upserts(spark, tmp_path), tmp_path / "state", Sink()
     for partitions in (2, 3, 2):

@@ -145,7 +145,8 @@ for ask in (
 """
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_session_that_is_gone_is_said_to_be(tmp_path: Path, how: str) -> None:
     """It was "schema='k long' is no schema", and Py4J's errors of all kinds."""
     done = subprocess.run(
