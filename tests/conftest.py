@@ -101,7 +101,7 @@ def slow_but(values: Iterable[Any], *kept: Any) -> list[Any]:
     ]
 
 
-NOTEBOOKS = ("01_first_join", "05_sql")
+NOTEBOOKS = ("01_first_join", "02_interval_join", "07_asof")
 """Those that `make test-all` runs."""
 
 

@@ -101,7 +101,7 @@ run_pages(sys.stdin, answers)"""
         process.stdin.close()
 
 
-THOROUGH = ("sql", "sinks", "files", "kafka", "end_of_input", "from_spark")
+THOROUGH = ("sql", "sinks", "files", "kafka", "from_spark")
 """Pages of docs/ that `make test-all` runs."""
 
 

@@ -383,6 +383,7 @@ def test_many_events(engines: Backend, emit: Emit) -> None:
             assert _without_order(aggregate, there) == _without_order(aggregate, wanted)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sequence_by", [None, "i"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", [("g",), ()], ids=["g", "all"])

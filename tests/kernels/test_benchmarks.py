@@ -341,6 +341,7 @@ def test_all_parts(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {target["name"] for target in results["targets"]} >= {"join alone", "Arrow to Arrow", "probe", "demo"}
 
 
+@pytest.mark.slow
 def test_parts_one_by_one(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "gpu.json"
     first = bench.measure(out, ["transfer"], TINY, Clock())["results"]

@@ -88,7 +88,7 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
 
 @pytest.mark.parametrize(
     ("feeds", "emit"),
-    [("spark", "per_event"), ("arrow", "per_batch"), pytest.param("arrow", "per_event", marks=pytest.mark.slow)],
+    slow_but([("spark", "per_event"), ("arrow", "per_batch"), ("arrow", "per_event")], ("arrow", "per_batch")),
     indirect=["feeds"],
 )
 def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed], tmp_path: Path, emit: Any) -> None:

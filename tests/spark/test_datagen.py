@@ -204,6 +204,7 @@ def test_all_rows_at_once_and_at_the_end(spark: Any, tmp_path: Path) -> None:
     assert runner.run(load(path), console(), once=True).rows_in == 170
 
 
+@pytest.mark.slow
 def test_show_without_a_terminal_is_lines_and_keeps_nothing(spark: Any, tmp_path: Path) -> None:
     path = tmp_path / "job.sql"
     path.write_text(JOB.format(rows=60))

@@ -411,7 +411,7 @@ def test_servers_are_killed_between_and_during_batches(spark: Any, tmp_path: Pat
     assert sink.table == slow_join("left", left.table(["k", "a"], None), right.table(["k", "b"], None), 2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_server_that_stops_within_a_micro_batch_is_replaced(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -50,8 +50,10 @@ def write(folder: Path, name: str, at: int, *rows: dict[str, Any], end: str = "\
     ("how", "emit"),
     [
         ("full", "per_event"),
-        pytest.param("right", "per_batch", marks=pytest.mark.thorough),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("inner", "per_batch"), ("left", "per_event"))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("inner", "per_batch"), ("left", "per_event"), ("right", "per_batch"))
+        ),
     ],
 )
 def test_joins_after_every_micro_batch(feeds: tuple[Feed, Feed], how: str, emit: Any, tmp_path: Path) -> None:

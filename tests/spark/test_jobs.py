@@ -153,7 +153,7 @@ WITH ('connector' = 'jdbc', 'url' = '{url}', 'table' = 'totals');
 SET"""
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_view_in_a_database(spark: Any, tmp_path: Path) -> None:
     url = f"jdbc:derby:memory:{tmp_path.name};create=true"
     path = tmp_path / "shop.sql"
@@ -494,7 +494,7 @@ def test_rate(spark: Any) -> None:
 # --- the command -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_ctrl_c_and_again(spark: Any, tmp_path: Path) -> None:
     """As in a terminal, where an interrupt goes to every process of the job."""
     (tmp_path / "shop.sql").write_text(JOB.format(format="json"))

@@ -141,7 +141,7 @@ def test_latest_alone(spark: Any, tmp_path: Path) -> None:
         gpu_ops.latest(spark.range(1), "id")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_rows_that_move_between_partitions_of_a_join_below_another(spark: Any, tmp_path: Path) -> None:
     """A row's -D and +I come from the partitions of its old and its new item, in any order."""
     source, sink, choice = Source(spark, tmp_path / "orders", "id long, item string"), Sink(), random.Random(2)

@@ -39,6 +39,7 @@ def changes(choice: random.Random, live: list[dict[str, Any]], width: int) -> li
     return found
 
 
+@pytest.mark.slow
 def test_after_each_micro_batch_as_sparks_batch(spark: Any, tmp_path: Path) -> None:
     """Sessions that grow, become one and part; with a HAVING above them, and as DISTINCT; over a restart."""
     choice, live = random.Random(3), list[dict[str, Any]]()

@@ -243,7 +243,7 @@ def test_versions_that_do_not_change(spark: Any, tmp_path: Path) -> None:
     assert sink.table == [("a", 15, 2), ("a", 5, 1), ("b", 20, None)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["item", pytest.param(None, marks=pytest.mark.slow)])
 def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None) -> None:
     source, sink, state = orders(spark, tmp_path), Sink(), str(tmp_path / "state")
@@ -364,7 +364,7 @@ def test_an_input_of_any_name_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert static._folder_name("orders 1") == "orders%201"  # as folders have it that are there
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_in_a_job(spark: Any, tmp_path: Path) -> None:
     orders(spark, tmp_path)
     spark.createDataFrame([("a", 1), ("b", 2)], "item string, price int").write.json(str(tmp_path / "items"))

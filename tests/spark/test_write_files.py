@@ -158,8 +158,8 @@ def test_folders_and_files_are_open_as_the_umask_says(spark: Any, tmp_path: Path
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("moment", ["_log", *(pytest.param(one, marks=pytest.mark.slow) for one in ("_move", "tidy"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["_log", "_move", "tidy"])
 def test_a_commit_that_breaks_off_is_made_again(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
