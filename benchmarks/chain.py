@@ -54,7 +54,7 @@ def chained(operators: int) -> JoinEngine:
         measures = {f"n{number}": "count(*)", f"t{number}": f"sum({of})"}
         engine = gpu_ops.engine(**{f"o{number}": engine}, by=by, aggregates=measures, backend="cpu")
         by, of = f"n{number}", f"t{number}"
-    return JoinEngine(engine.join, "cpu")
+    return JoinEngine(engine.description, "cpu")
 
 
 def ours(operators: int, tables: tuple[pa.Table, pa.Table], batch: int, *, per_batch: bool) -> float:

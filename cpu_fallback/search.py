@@ -30,10 +30,10 @@ def equal_at(
         if at.size:
             equal[at] = equal_at(kernels, types, (first, rows[at]), (second, slots[at]))
         return equal
-    return kernels.equal_rows(_taken(first, rows), first.names, _taken(second, slots), second.names, types)
+    return kernels.equal_rows(_gathered(first, rows), first.names, _gathered(second, slots), second.names, types)
 
 
-def _taken(columns: Columns, rows: Array) -> Frame:
+def _gathered(columns: Columns, rows: Array) -> Frame:
     wanted = rows if columns.rows is None else columns.rows[rows]
     return columns.source.take(wanted, columns.names, present=True)
 
@@ -103,7 +103,7 @@ def grouped(
         same = equal_at(kernels, types, (own, order[rest]), (own, order[rest - 1])) if rest.size else first[:0]
         return order, bounds, group, rest[:0] if bool(same.all()) else rest[~same]
     # most rows have an equal one before them: each is gathered once
-    sorted_ = _taken(own, order)
+    sorted_ = _gathered(own, order)
     same = kernels.equal_rows(sorted_.slice(1, size - 1), own.names, sorted_.slice(0, size - 1), own.names, types)
     same = same | first[1:]
     return order, bounds, group, rest[:0] if bool(same.all()) else xp.flatnonzero(~same) + 1

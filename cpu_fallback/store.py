@@ -336,11 +336,11 @@ class GrowingColumn:
 
     def take(self, slots: pa.Array) -> pa.Array:
         """The values at these slots; a null slot gives a null. Text that is too much for its type comes as stored."""
-        return self.given(self.view().take(slots))
+        return self.in_type(self.view().take(slots))
 
-    def given(self, taken: pa.Array) -> pa.Array:
+    def in_type(self, values: pa.Array) -> pa.Array:
         """Values in the column's type, if that has room for them."""
-        return taken if taken.type == self.kind or beyond_offsets(taken) else taken.cast(self.kind)
+        return values if values.type == self.kind or beyond_offsets(values) else values.cast(self.kind)
 
     def part(self, first: int, count: int | None = None) -> GrowingColumn:
         """Another one, of rows side by side, to the end if no count is given; what was seen of this one stays."""
@@ -441,7 +441,7 @@ class CpuStore:
     def _copied(self, name: str, first: int, count: int) -> pa.Array:
         """Rows of a column that lie side by side."""
         column = self.columns[name]
-        return column.given(column.part(first - self._first if name in self._movable else first, count).view())
+        return column.in_type(column.part(first - self._first if name in self._movable else first, count).view())
 
     def _take_apart(self, slots: Array, columns: Sequence[str], on_disk: Mask, missing: Mask | None) -> Frame:
         """The rows at slots some of which are on disk."""
@@ -465,7 +465,7 @@ class CpuStore:
             values = far[name]
             if order is not None:
                 values = pa.concat_arrays([values, column.view().take(near)]).take(order)
-            taken[name] = column.given(values)
+            taken[name] = column.in_type(values)
         return Frame(slots.size, taken)
 
     def may_be_null(self, column: str) -> bool:

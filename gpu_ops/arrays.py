@@ -64,7 +64,7 @@ class Positions(_Integers):
     """Places of elements in an array, or of rows in a frame (int64)."""
 
 
-class Instants(_Integers):
+class LogicalTimes(_Integers):
     """Times within a micro-batch (int64), see `gpu_ops.operators.core.changes`."""
 
 

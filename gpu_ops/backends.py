@@ -53,16 +53,16 @@ def kernel_caches() -> dict[str, str]:
     compiling takes more than a minute; one of this process's own where that name is something else's.
     """
     home = Path(os.path.expanduser("~/.cupy/kernel_cache"))  # as cupy does it
-    if home.is_absolute() and _made(home):
+    if home.is_absolute() and _is_writable(home):
         return {}
     found = Path(tempfile.gettempdir()) / f"gpu-join-kernels-{os.getuid()}"
-    there = found.lstat() if _made(found) else None
+    there = found.lstat() if _is_writable(found) else None
     # what others could write to would be run on the card
     own = there is not None and there.st_uid == os.getuid() and there.st_mode == stat.S_IFDIR | 0o700
     return dict.fromkeys(_CACHES, str(found if own else temporary_folder()))
 
 
-def _made(folder: Path) -> bool:
+def _is_writable(folder: Path) -> bool:
     """Makes a folder if it is not there; True if files can be written to it."""
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)

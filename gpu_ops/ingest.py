@@ -1,4 +1,4 @@
-"""What comes in: checked before any state changes, decoded, and put in the micro-batch's total order."""
+"""What comes in: checked before any state changes, decoded, and put in sequence, the micro-batch's total order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from gpu_ops.arrays import Mask
 from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, SPELLINGS, codes_of, decode_row_kinds, known_row_kinds
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.frames import UnfitError, as_table, index_names, taken
+from gpu_ops.descriptions.frames import UnfitError, as_table, cast_exactly, index_names
 from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
@@ -36,12 +36,12 @@ _Fault = tuple[str, str, object, Mask]
 
 @dataclasses.dataclass(frozen=True)
 class Ingested:
-    """The changes of one input, in order.
+    """The changes of one input, in sequence.
 
     Attributes:
         rows: n rows of the input's schema, by ascending sequence; where they came in.
         kinds: n row-kind codes.
-        sequence: n positions in the micro-batch's total order, over all inputs.
+        sequence: n places in the micro-batch's total order, over all inputs.
         tagged: rows to hand out as they are.
         times: n event times in the unit of the join's ``time_type``, where it goes by them; `BEFORE_ALL` for none.
         ties: n numbers that order rows of one time, where the description names a column of them.
@@ -87,29 +87,29 @@ class Ingested:
         return kernels.frame(self.rows) if isinstance(self.rows, pa.Table) else self.rows.frame
 
 
-def repeatable(join: Description, batches: Sequence[ArrowStream | None]) -> list[Any]:
+def repeatable(description: Description, batches: Sequence[ArrowStream | None]) -> list[Any]:
     """Makes an Arrow table of each batch that may give its rows only once; DataFrames on a card stay there.
 
     Raises:
         BadInputError: what is none of these.
     """
     stays = [batch is None or isinstance(batch, pa.Table) or hasattr(batch, "to_pylibcudf") for batch in batches]
-    given = zip(join.inputs, batches, stays, strict=True)
+    given = zip(description.inputs, batches, stays, strict=True)
     return [batch if stay else _to_table(source, batch) for source, batch, stay in given]
 
 
 def ingest(
-    join: Description,
+    description: Description,
     batches: Sequence[ArrowStream | None],
-    orders: Sequence[npt.ArrayLike | None],
+    sequences: Sequence[npt.ArrayLike | None],
     dataframes: DataFrames | None = None,
 ) -> tuple[Ingested, ...]:
     """Check, decode and order the changes of all inputs.
 
     Args:
-        join: its description.
+        description: its description.
         batches: one per input.
-        orders: likewise.
+        sequences: one per input: integers, one a change, which order the changes of all inputs; None: by arrival.
         dataframes: how the backend takes rows that are in its memory already, if it can.
 
     Raises:
@@ -117,37 +117,37 @@ def ingest(
     """
     sides: list[Ingested] = []
     start = 0
-    for source, batch, order in zip(join.inputs, batches, orders, strict=True):
+    for source, batch, sequence in zip(description.inputs, batches, sequences, strict=True):
         rows = None
         if dataframes is not None and not (batch is None or isinstance(batch, pa.Table)):
             rows = dataframes.rows(batch, source.schema, source.row_kind)
-        decoded = None if rows is None else _decode_there(source, rows, order, start, join)
+        decoded = None if rows is None else _decode_there(source, rows, sequence, start, description)
         if decoded is None:
-            decoded = _decode(source, batch, order, start, join)
+            decoded = _decode(source, batch, sequence, start, description)
         start += decoded.rows_in
         sides.append(decoded)
-    _check_size(join, sides)
-    ordered = _in_total_order(join.inputs, sides)
-    return _as_taken(join, ordered)
+    _check_size(description, sides)
+    ordered = _in_total_order(description.inputs, sides)
+    return _as_taken(description, ordered)
 
 
-def _check_size(join: Description, changes: Sequence[Ingested]) -> None:
+def _check_size(description: Description, changes: Sequence[Ingested]) -> None:
     """Refuses more changes than a micro-batch may have."""
     total = sum(change.kinds.size for change in changes)
     if total > MAX_CHANGES:
-        raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
+        raise BadInputError(description.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
 
 
 def ingest_checked(
-    join: Description, changes: Sequence[Ingested]
+    description: Description, changes: Sequence[Ingested]
 ) -> tuple[tuple[Ingested, ...], npt.NDArray[np.int64]]:
     """Changes that have been taken in before, or that another operator made, as an operator takes them.
 
     They have the columns and types that its inputs declare, row kinds that are known, and text that is valid.
 
     Args:
-        join: the operator's description.
-        changes: of each of its inputs, in order; their sequence orders them among all inputs, whatever its numbers.
+        description: the operator's description.
+        changes: of each of its inputs, in sequence, which orders them among all inputs, whatever its numbers.
 
     Returns:
         The changes, and for each position in their total order the number that their sequence had before.
@@ -156,33 +156,37 @@ def ingest_checked(
         BadInputError: as `ingest`.
     """
     admitted = []
-    for source, change in zip(join.inputs, changes, strict=True):
-        wrong = _mask_of(source, _faults(source, change.rows, join, text=False))
+    for source, change in zip(description.inputs, changes, strict=True):
+        wrong = _mask_of(source, _faults(source, change.rows, description, text=False))
         bad = 0 if wrong is None else int(wrong.sum())
         admitted.append(change if wrong is None else dataclasses.replace(change.pick(~wrong), bad_rows=bad))
-    _check_size(join, admitted)
+    _check_size(description, admitted)
     before = np.sort(np.concatenate([change.sequence for change in admitted]))
-    return _as_taken(join, _ranked(admitted, None)), before
+    return _as_taken(description, _ranked(admitted, None)), before
 
 
-def _as_taken(join: Description, ordered: Sequence[Ingested]) -> tuple[Ingested, ...]:
+def _as_taken(description: Description, ordered: Sequence[Ingested]) -> tuple[Ingested, ...]:
     """Changes in their total order with the times and ties of their join; refuses retractions where there are none."""
-    for number, (source, changes) in enumerate(zip(join.inputs, ordered, strict=True)):
-        wrong = np.flatnonzero(changes.kinds != INSERT) if number in join.insertions_only else np.empty(0, np.int64)
+    for number, (source, changes) in enumerate(zip(description.inputs, ordered, strict=True)):
+        wrong = (
+            np.flatnonzero(changes.kinds != INSERT) if number in description.insertions_only else np.empty(0, np.int64)
+        )
         if wrong.size:
             found = SHORT_STRINGS[changes.kinds[wrong[0]]]
             raise BadInputError(source.name, source.row_kind, "this input takes insertions only", found)
-    return with_times(join, ordered)
+    return with_times(description, ordered)
 
 
-def with_times(join: Description, changes: Sequence[Ingested]) -> tuple[Ingested, ...]:
+def with_times(description: Description, changes: Sequence[Ingested]) -> tuple[Ingested, ...]:
     """The changes of all inputs with the times and ties that their join goes by."""
     found = []
-    for number, (source, change) in enumerate(zip(join.inputs, changes, strict=True)):
+    for number, (source, change) in enumerate(zip(description.inputs, changes, strict=True)):
         times = ties = None
-        if source.event_time is not None and join.time_type is not None:
-            times = _numbers(change.column(source.event_time), functools.partial(as_integers, kind=join.time_type))
-        column = join.ties_by(number)
+        if source.event_time is not None and description.time_type is not None:
+            times = _numbers(
+                change.column(source.event_time), functools.partial(as_integers, kind=description.time_type)
+            )
+        column = description.ties_by(number)
         if column is not None:
             ties = _numbers(change.column(column), lambda known: known.cast(pa.int64()).to_numpy())
         found.append(change if times is ties is None else dataclasses.replace(change, times=times, ties=ties))
@@ -201,8 +205,10 @@ def _numbers(
     return found
 
 
-def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, join: Description) -> Ingested:
-    """Columns and row kinds checked; the sequence still holds the order as given."""
+def _decode(
+    source: Input, batch: Any, given_sequence: npt.ArrayLike | None, start: int, description: Description
+) -> Ingested:
+    """Columns and row kinds checked; the sequence is the caller's yet."""
     if batch is None:
         batch = source.schema.empty_table()
         if source.row_kind is not None:
@@ -210,10 +216,10 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, 
     batch = _to_table(source, batch)
     _check_columns(source, batch)
     rows = batch.num_rows
-    sequence = np.arange(start, start + rows, dtype=np.int64) if order is None else _positions(source, order, rows)
+    sequence = _checked_sequence(source, given_sequence, start, rows)
     table = _as_declared(source, batch)
     kind_column = None if source.row_kind is None else _row_kinds(batch[source.row_kind])
-    wrong = _bad_rows(source, table, kind_column, join)
+    wrong = _bad_rows(source, table, kind_column, description)
     tagged, bad = None, 0
     if wrong is not None:
         bad, keep = int(wrong.sum()), pa.array(~wrong)
@@ -235,7 +241,7 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, 
 
 
 def _decode_there(
-    source: Input, rows: DeviceRows, order: npt.ArrayLike | None, start: int, join: Description
+    source: Input, rows: DeviceRows, given_sequence: npt.ArrayLike | None, start: int, description: Description
 ) -> Ingested | None:
     """Decodes rows in the backend's memory like `_decode`; their text is taken for valid.
 
@@ -243,18 +249,18 @@ def _decode_there(
         None where something is an error: `_decode` says which, and looks at all rows for a sample.
     """
     size = len(rows)
-    sequence = np.arange(start, start + size, dtype=np.int64) if order is None else _positions(source, order, size)
-    needed = [*(source.unique_key or ()), *_needed_times(source, join)]
-    if join.chosen_by is not None:
-        needed.append(join.chosen_by)
-        if pa.types.is_floating(source.schema.field(join.chosen_by).type):
+    sequence = _checked_sequence(source, given_sequence, start, size)
+    needed = [*(source.unique_key or ()), *_needed_times(source, description)]
+    if description.chosen_by is not None:
+        needed.append(description.chosen_by)
+        if pa.types.is_floating(source.schema.field(description.chosen_by).type):
             return None  # NaN is known on the host only
     wrong = np.zeros(size, np.bool_)
     for field in source.schema:
         missing = rows.nulls(field.name) if field.name in needed or not field.nullable else None
         if missing is not None and not field.nullable:
             return None
-        finer = _finer(source, field, join)
+        finer = _finer(source, field, description)
         far = None if finer is None else rows.beyond(field.name, farthest(field.type, finer))
         for mask in (missing, far):
             wrong |= False if mask is None else mask
@@ -310,7 +316,7 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
         column = batch[field.name]
         if column.type != field.type:
             try:
-                made = taken(column, field.type)
+                made = cast_exactly(column, field.type)
                 made.validate()  # of nested types of nulls Arrow's cast makes arrays that end beyond their elements
             except (UnfitError, pa.ArrowException) as error:
                 at = error.at if isinstance(error, UnfitError) else None
@@ -329,29 +335,31 @@ def _row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_large_string(column.type) or (pa.types.is_null(column.type) and len(column)):
         return column
     try:
-        return taken(column, pa.string())
+        return cast_exactly(column, pa.string())
     except UnfitError:
         return column
 
 
-def _positions(source: Input, order: npt.ArrayLike, rows: int) -> npt.NDArray[np.int64]:
-    """An order as given by the caller."""
+def _checked_sequence(source: Input, sequence: npt.ArrayLike | None, start: int, rows: int) -> npt.NDArray[np.int64]:
+    """The sequence that the caller gives an input's changes; by default that of their arrival, from ``start`` on."""
+    if sequence is None:
+        return np.arange(start, start + rows, dtype=np.int64)
     try:
-        positions = np.asarray(order)
+        numbers = np.asarray(sequence)
     except (ValueError, TypeError, pa.ArrowException):
-        positions = np.asarray(None)
-    kind, most = positions.dtype.kind, np.iinfo(np.int64).max
-    integers = kind == "i" or (kind == "u" and bool((positions <= most).all()))
-    if positions.ndim != 1 or (positions.size and not integers):
+        numbers = np.asarray(None)
+    kind, most = numbers.dtype.kind, np.iinfo(np.int64).max
+    integers = kind == "i" or (kind == "u" and bool((numbers <= most).all()))
+    if numbers.ndim != 1 or (numbers.size and not integers):
         raise BadInputError(source.name, None, "its order must be one integer per row")
-    if positions.size != rows:
-        raise BadInputError(source.name, None, f"its order has {positions.size} entries for {rows} rows")
-    return positions.astype(np.int64, copy=False)
+    if numbers.size != rows:
+        raise BadInputError(source.name, None, f"its order has {numbers.size} entries for {rows} rows")
+    return numbers.astype(np.int64, copy=False)
 
 
-def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, join: Description) -> Mask | None:
+def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, description: Description) -> Mask | None:
     """Mask of rows that cannot be joined, None for none; they are an error unless they may go."""
-    bad = _mask_of(source, _faults(source, table, join))
+    bad = _mask_of(source, _faults(source, table, description))
     if source.row_kind is not None and source.bad_rows != "fail":
         known = known_row_kinds(kinds, input_name=source.name, column_name=source.row_kind)
         unknown: Mask = ~known.to_numpy(zero_copy_only=False)
@@ -370,32 +378,34 @@ def _mask_of(source: Input, faults: Iterable[_Fault]) -> Mask | None:
     return bad
 
 
-def _faults(source: Input, table: pa.Table | DeviceRows, join: Description, *, text: bool = True) -> Iterator[_Fault]:
+def _faults(
+    source: Input, table: pa.Table | DeviceRows, description: Description, *, text: bool = True
+) -> Iterator[_Fault]:
     """Lists the reasons why rows cannot be joined: the column, the problem, a sample, and flags of the rows.
 
     Args:
         source: the input.
         table: its rows.
-        join: whose input it is.
+        description: whose input it is.
         text: whether its text may be invalid.
     """
     needed = [(name, "is part of the unique key and holds nulls") for name in source.unique_key or ()]
     needed += [
         (name, f"is the {'event time' if name == source.event_time else 'end of a window'} and holds nulls")
-        for name in _needed_times(source, join)
+        for name in _needed_times(source, description)
     ]
     for name, problem in needed:
         column = table.column(name)
         if column.null_count:
             yield name, problem, "null", column.is_null().to_numpy()
-    chosen = join.chosen_by
+    chosen = description.chosen_by
     if chosen is not None:
         without = pc.is_null(table.column(chosen), nan_is_null=True)
         if pc.any(without).as_py():
             key = {name: table.column(name).filter(without)[0].as_py() for name in source.unique_key or ()}
             yield chosen, "nothing to order by: null or NaN in the row of", key, without.to_numpy()
     for field in source.schema:
-        name, finer = field.name, _finer(source, field, join)
+        name, finer = field.name, _finer(source, field, description)
         invalid = wrong_text(table.column(name)) if text else None
         if invalid is not None:
             yield name, "holds text that is not valid UTF-8", invalid[1], invalid[0]
@@ -405,21 +415,21 @@ def _faults(source: Input, table: pa.Table | DeviceRows, join: Description, *, t
             yield name, f"is too far from 1970 to be compared in {finer}", shown, far
 
 
-def _needed_times(source: Input, join: Description) -> tuple[str, ...]:
+def _needed_times(source: Input, description: Description) -> tuple[str, ...]:
     """The columns with times that a row cannot be without."""
-    return () if join.times_may_be_null else join.times_of(source)
+    return () if description.times_may_be_null else description.times_of(source)
 
 
-def _finer(source: Input, field: pa.Field, join: Description) -> pa.DataType | None:
+def _finer(source: Input, field: pa.Field, description: Description) -> pa.DataType | None:
     """The type that a column's times have to reach in, to be compared; None where all do."""
-    finer = join.time_type if field.name in join.times_of(source) else None
+    finer = description.time_type if field.name in description.times_of(source) else None
     if finer is None and pa.types.is_timestamp(field.type) and field.type.unit in ("s", "ms"):
         return pa.timestamp("us", field.type.tz)
     return finer
 
 
 def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[Ingested]:
-    """Each input by its own order, and positions in the total order of all instead of the order given."""
+    """Each input by its own sequence column, and sequences over all inputs instead of those given."""
     by, kind = [source.sequence_by for source in inputs], check_sequence(inputs)
     if kind is not None:
         values = [side.column(name) for side, name in zip(sides, by, strict=True) if name is not None]
@@ -430,17 +440,17 @@ def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[
 
 
 def _by_own_sequence(side: Ingested, column: str) -> Ingested:
-    """The input's changes by its sequence column, in the positions its changes held before."""
-    positions = np.sort(side.sequence)
+    """The input's changes by its sequence column; the numbers of their sequence stay the same."""
+    numbers = np.sort(side.sequence)
     order = _order(side.column(column), side.sequence)
-    return dataclasses.replace(side.take(order), sequence=positions)
+    return dataclasses.replace(side.take(order), sequence=numbers)
 
 
-def _order(by: pa.ChunkedArray, given: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Positions by a column, nulls first, and by the order given where it is equal."""
+def _order(by: pa.ChunkedArray, sequence: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The positions that sort by a column, nulls first, and by sequence where it is equal."""
     # a column of its own puts nulls first: how to ask pyarrow for that differs between its versions
     columns = {"known": by.is_valid()} if by.null_count else {}
-    table = pa.table({**columns, "by": by, "given": given})
+    table = pa.table({**columns, "by": by, "sequence": sequence})
     order: npt.NDArray[np.int64] = pc.sort_indices(
         table, sort_keys=[(name, "ascending") for name in table.column_names]
     ).to_numpy()
@@ -450,27 +460,27 @@ def _order(by: pa.ChunkedArray, given: npt.NDArray[np.int64]) -> npt.NDArray[np.
 def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Ingested]:
     if by is None and _in_place(sides):
         return list(sides)
-    given = np.concatenate([s.sequence for s in sides])
-    positions = np.arange(given.size)
-    if by is not None or not _ascending(given):
+    before = np.concatenate([s.sequence for s in sides])
+    sequence = np.arange(before.size)
+    if by is not None or not _ascending(before):
         # a stable sort takes runs that ascend already for what they are, and merges them
-        order = np.argsort(given, kind="stable") if by is None else _order(by, given)
-        positions[order] = np.arange(given.size)
-    ranks = np.split(positions, np.cumsum([s.sequence.size for s in sides])[:-1])
+        order = np.argsort(before, kind="stable") if by is None else _order(by, before)
+        sequence[order] = np.arange(before.size)
+    sequences = np.split(sequence, np.cumsum([s.sequence.size for s in sides])[:-1])
     return [
-        dataclasses.replace(side, sequence=rank)
-        if _ascending(rank)
-        else dataclasses.replace(side.take(np.argsort(rank)), sequence=np.sort(rank, kind="stable"))
-        for side, rank in zip(sides, ranks, strict=True)
+        dataclasses.replace(side, sequence=its)
+        if _ascending(its)
+        else dataclasses.replace(side.take(np.argsort(its)), sequence=np.sort(its, kind="stable"))
+        for side, its in zip(sides, sequences, strict=True)
     ]
 
 
 def _in_place(sides: Sequence[Ingested]) -> bool:
-    """Tells whether the positions are 0, 1, 2, ... already: nobody said an order, and no row was bad."""
+    """Tells whether the sequence is 0, 1, 2, ... already: the caller gave none, and no row was bad."""
     start = 0
-    for own in (side.sequence for side in sides):
-        end = start + own.size
-        if own.size and not (own[0] == start and own[-1] == end - 1 and bool((own[1:] > own[:-1]).all())):
+    for its in (side.sequence for side in sides):
+        end = start + its.size
+        if its.size and not (its[0] == start and its[-1] == end - 1 and bool((its[1:] > its[:-1]).all())):
             return False
         start = end
     return True

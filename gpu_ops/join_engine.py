@@ -54,8 +54,8 @@ class MicroBatch:
     Attributes:
         changelog: rows of the join's ``output_schema``: an Arrow table, or a ``cudf.DataFrame`` if the engine's
             ``output`` is ``"cudf"``.
-        sequence: for each of them, the position in the micro-batch's total order of the change that
-            caused it; 0 throughout in ``per_batch``, but for an interval join; -1 for what the watermark ended.
+        sequence: for each of them, the sequence (place in the micro-batch's total order) of the change that caused
+            it; 0 throughout in ``per_batch``, but for an interval join; -1 for what the watermark ended.
         metrics: counts, bytes and milliseconds, by name.
     """
 
@@ -68,7 +68,7 @@ class JoinEngine:
     """A streaming join over one partition.
 
     Args:
-        join: its description: a `Join`, `MultiJoin`, `Aggregate` or `CoGroup`.
+        description: its description: a `Join`, `MultiJoin`, `Aggregate` or `CoGroup`.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         memory_limit: bytes that state may take: of host memory, or with the GPU of its memory, working memory
             included. Beyond that the coldest state moves to the host, or from there to local disk. A `Budget` has all
@@ -99,7 +99,7 @@ class JoinEngine:
 
     def __init__(
         self,
-        join: Description,
+        description: Description,
         backend: Backend = "auto",
         *,
         memory_limit: int | Budget | None = None,
@@ -109,9 +109,9 @@ class JoinEngine:
         output: OutputFormat = "arrow",
         fold: bool = False,
     ) -> None:
-        if not isinstance(join, Description):
-            raise DescriptionError(f"an engine takes the description of a join, not {type(join).__name__}")
-        self.join = join
+        if not isinstance(description, Description):
+            raise DescriptionError(f"an engine takes the description of a join, not {type(description).__name__}")
+        self.description = description
         if output not in get_args(OutputFormat):
             raise DescriptionError(f"output={output!r}; it is one of {', '.join(get_args(OutputFormat))}")
         limit = memory_limit.gpu if isinstance(memory_limit, Budget) else memory_limit
@@ -120,10 +120,10 @@ class JoinEngine:
         self._output = output
         if output == "cudf":
             self._give_frames()
-        self._fold = Fold(join.output_schema) if fold else None
+        self._fold = Fold(description.output_schema) if fold else None
         self.memory = Memory(self.kernels, memory_limit)
         if backlog:
-            join.check_backlog()
+            description.check_backlog()
         self._clock_ms: int | None = None
         self._clock_before: int | None = None
         self._clock_was_set_back = False
@@ -139,7 +139,7 @@ class JoinEngine:
     def _give_frames(self) -> None:
         """Have changelogs made as DataFrames, if they can be."""
         frames, cpu = self.kernels.dataframes, f"the GPU backend is needed, this is the CPU's ({self.backend_reason})"
-        problem = cpu if frames is None else frames.lacks(self.join.output_schema)
+        problem = cpu if frames is None else frames.lacks(self.description.output_schema)
         if problem is not None:
             self.kernels.close()
             raise BackendError(f"output='cudf': {problem}")
@@ -147,9 +147,9 @@ class JoinEngine:
 
     def _fresh_operator(self) -> Operator:
         if self._begins_with_backlog:
-            self._backlog = Backlog(self.join, self.kernels, self.memory)
+            self._backlog = Backlog(self.description, self.kernels, self.memory)
             return self._backlog
-        return operators.make(self.join, self.kernels, self.memory)
+        return operators.make(self.description, self.kernels, self.memory)
 
     # --- micro-batches -----------------------------------------------------------------------
 
@@ -170,16 +170,16 @@ class JoinEngine:
             StateError: a micro-batch is prepared, or the input has ended already.
         """
         with self._ending() as ending:
-            parts = [self.join.output_schema.empty_table(), *ending, *self._operator.finish()]
-            return self._given_out(together(self.join.output_schema, self.kernels, parts))
+            parts = [self.description.output_schema.empty_table(), *ending, *self._operator.finish()]
+            return self._in_output_format(together(self.description.output_schema, self.kernels, parts))
 
     def finish_parts(self) -> Iterator[Changelog]:
         """Ends the input like `finish`, in parts: with ``emit="at_end"`` the result need not fit in memory."""
         with self._ending() as ending:
             for part in ending:
-                yield self._given_out(part)
+                yield self._in_output_format(part)
             for part in self._operator.finish():
-                yield self._given_out(part)
+                yield self._in_output_format(part)
 
     def table(self) -> Changelog:
         """Folds the changelogs so far: the rows that are there now, in the engine's ``output`` format.
@@ -196,14 +196,16 @@ class JoinEngine:
 
     def __repr__(self) -> str:
         """Describes the operator and its backend."""
-        head, *lines = self.join.lines()
-        lines += [line("emit", self.join.emit), line("backend", f"{self.backend} ({self.backend_reason})")]
+        head, *lines = self.description.lines()
+        lines += [line("emit", self.description.emit), line("backend", f"{self.backend} ({self.backend_reason})")]
         lines += [line("lookups", lookups_text(self.kernels.lookups))] if self.backend == "gpu" else []
-        lines += [line("input", f"{x.name}: {changes_of(x)}; {len(x.schema.names)} columns") for x in self.join.inputs]
+        lines += [
+            line("input", f"{x.name}: {changes_of(x)}; {len(x.schema.names)} columns") for x in self.description.inputs
+        ]
         return "\n".join([head, *lines])
 
     def _repr_html_(self) -> str:
-        picture = operator_box(self.join.lines()[0], [source_box(x.name) for x in self.join.inputs])
+        picture = operator_box(self.description.lines()[0], [source_box(x.name) for x in self.description.inputs])
         rows = ""
         if self._fold is not None and self._fold.known:
             rows = Tables({"": self._fold.rows()})._repr_html_()
@@ -217,15 +219,17 @@ class JoinEngine:
             raise StateError("commit or discard the prepared micro-batch before the input ends")
         self._check_open()
         before, last = self._clock_ms, self._operator.last_watermark_ms
-        self._finished = self.join.emit == "at_end"
+        self._finished = self.description.emit == "at_end"
         try:
             if last is None:
-                yield [] if self._finished else [self.join.output_schema.empty_table()]
+                yield [] if self._finished else [self.description.output_schema.empty_table()]
             else:
-                nothing = [None] * len(self.join.inputs)
+                nothing = [None] * len(self.description.inputs)
                 # by processing time the clock is what goes to the end; a TTL has not passed because the input ends
-                now = self._clock if self.join.by_event_time else last
-                yield [self._begin(ingest(self.join, nothing, nothing), now, last, time.perf_counter()).changelog]
+                now = self._clock if self.description.by_event_time else last
+                yield [
+                    self._begin(ingest(self.description, nothing, nothing), now, last, time.perf_counter()).changelog
+                ]
             if self._prepared:
                 self.commit()
             elif self._fold is not None:
@@ -303,7 +307,7 @@ class JoinEngine:
         self._check_open()
         if self._prepared:
             raise StateError("the last micro-batch was neither committed nor discarded")
-        if watermark is not None and not self.join.by_time:
+        if watermark is not None and not self.description.by_time:
             raise DescriptionError("a watermark has a meaning in joins by time only")
         started = time.perf_counter()
         if self._fold is not None:  # before anything changes, so that nothing of a commit can fail or be interrupted
@@ -312,28 +316,28 @@ class JoinEngine:
             self._backlog.backlog = backlog
         elif backlog:
             raise DescriptionError("this engine does not begin with a backlog: make it with backlog=True")
-        if hasattr(orders, "__arrow_c_stream__") and any(source.name == "orders" for source in self.join.inputs):
+        if hasattr(orders, "__arrow_c_stream__") and any(source.name == "orders" for source in self.description.inputs):
             named, orders = {**named, "orders": orders}, None  # a table of an input that is called so
         if named:
             inputs = self._by_name(named, (*inputs, left, right))
         if orders is not None and not hasattr(orders, "__len__"):
             raise DescriptionError(f"orders= takes one order per input, not {type(orders).__name__}")
-        if len(inputs) == 1 and len(self.join.inputs) == 2:
+        if len(inputs) == 1 and len(self.description.inputs) == 2:
             inputs = (*inputs, None)
         given = self._one_each(inputs or None, (left, right), "the join has {count} inputs, {given} were given")
         wrong = "orders= has {given} entries for {count} inputs"
-        orders_given = self._one_each(orders, (left_order, right_order), wrong)
-        batches = repeatable(self.join, given)
+        sequences = self._one_each(orders, (left_order, right_order), wrong)
+        batches = repeatable(self.description, given)
         changes = self.memory.within(
             "taking in a micro-batch",
             self._operator,
-            lambda: ingest(self.join, batches, orders_given, self.kernels.dataframes),
+            lambda: ingest(self.description, batches, sequences, self.kernels.dataframes),
         )
         now = int(time.time() * 1000) if clock_ms is None else whole_number("clock_ms", clock_ms)
         self._check_clock(now)
-        batch = self._begin(changes, now, self._given(watermark), started)
+        batch = self._begin(changes, now, self._checked_watermark(watermark), started)
         try:
-            return dataclasses.replace(batch, changelog=self._given_out(batch.changelog))
+            return dataclasses.replace(batch, changelog=self._in_output_format(batch.changelog))
         except BaseException:
             self.discard()
             raise
@@ -362,12 +366,12 @@ class JoinEngine:
             self.discard()
             raise
 
-    def _given_out(self, changelog: Changelog) -> Changelog:
+    def _in_output_format(self, changelog: Changelog) -> Changelog:
         """A changelog as what the engine gives; the fold takes it in with the next commit."""
         if self.kernels.gives_frames:
             assert self.kernels.dataframes is not None
             frame = self.kernels.frame(changelog) if isinstance(changelog, pa.Table) else changelog
-            changelog = self.kernels.dataframes.made(frame, self.join.output_schema)
+            changelog = self.kernels.dataframes.as_dataframe(frame, self.description.output_schema)
         if self._fold is not None:
             self._fold.prepare(
                 changelog if isinstance(changelog, pa.Table) else changelog.to_arrow(preserve_index=False)
@@ -379,7 +383,7 @@ class JoinEngine:
             return table
         if self._output == "cudf":
             assert self.kernels.dataframes is not None
-            return self.kernels.dataframes.made(self.kernels.frame(table), table.schema)
+            return self.kernels.dataframes.as_dataframe(self.kernels.frame(table), table.schema)
         if self._output == "pandas":
             return table.to_pandas()
         import polars as pl  # noqa: PLC0415 - optional
@@ -394,7 +398,7 @@ class JoinEngine:
             sides: the left's and the right's, of a join of two inputs.
             wrong: what to say of another number of them.
         """
-        count = len(self.join.inputs)
+        count = len(self.description.inputs)
         named = {side: one for side, one in enumerate(sides) if one is not None}
         if named and count != 2:
             raise DescriptionError(f"left= and right= are for a join of two inputs; this one has {count}")
@@ -409,7 +413,7 @@ class JoinEngine:
 
     def _by_name(self, named: Mapping[str, InputBatch], others: Sequence[InputBatch]) -> tuple[InputBatch, ...]:
         """Orders batches that were given by the inputs' names like the inputs."""
-        names = [source.name for source in self.join.inputs]
+        names = [source.name for source in self.description.inputs]
         for name in named:
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
@@ -422,7 +426,7 @@ class JoinEngine:
         return tuple(named.get(name) for name in names)
 
     @staticmethod
-    def _given(watermark: Watermark) -> Watermark:
+    def _checked_watermark(watermark: Watermark) -> Watermark:
         """A watermark as the caller gave it, looked at."""
         if isinstance(watermark, tuple):
             if len(watermark) != 2:
@@ -432,7 +436,7 @@ class JoinEngine:
         return None if watermark is None else whole_number("watermark", watermark)
 
     def _watermark(self, given: Watermark) -> int | None:
-        if given is None or not self.join.by_event_time:
+        if given is None or not self.description.by_event_time:
             return self._operator.watermark_ms(self._clock)
         if isinstance(given, tuple):
             return None if given[0] is None or given[1] is None else min(given[0], given[1])
@@ -448,16 +452,16 @@ class JoinEngine:
         def work() -> tuple[Output, Changelog, float]:
             made = operator.prepare(changes, self._clock, watermark)
             began = time.perf_counter()
-            output = changelog(self.join, self.kernels, dataclasses.replace(made, beside=(*made.beside, *bad)))
+            output = changelog(self.description, self.kernels, dataclasses.replace(made, beside=(*made.beside, *bad)))
             return made, output, (time.perf_counter() - began) * 1e3
 
         what = f"a micro-batch of {rows} changes"
         made, output, emit_ms = self.memory.within(what, operator, work, undo=operator.discard)
         self.memory.check(self._operator.tables)
         metrics: dict[str, int | float] = {}
-        for name, change in zip(self.join.sides, changes, strict=True):
+        for name, change in zip(self.description.sides, changes, strict=True):
             metrics |= {f"{name}_rows_in": change.rows_in, f"{name}_bad_rows": change.bad_rows}
-        for name, table in zip(self.join.state_names, self._operator.tables, strict=True):
+        for name, table in zip(self.description.state_names, self._operator.tables, strict=True):
             metrics |= {
                 f"{name}_state_rows": table.live_after(),
                 f"{name}_state_bytes": table.nbytes,
@@ -570,7 +574,7 @@ class JoinEngine:
 
     def _check_snapshot(self, state: Mapping[str, FromSnapshot]) -> None:
         """Refuses a snapshot that lacks an input."""
-        for name in self.join.state_names:
+        for name in self.description.state_names:
             if not isinstance(state.get(name), FromSnapshot):
                 raise StateError(f"the snapshot lacks input '{name}'")
 
@@ -578,7 +582,7 @@ class JoinEngine:
         """Live rows and bytes of each input."""
         self._check_there()
         sizes = {}
-        for name, table in zip(self.join.state_names, self._operator.tables, strict=True):
+        for name, table in zip(self.description.state_names, self._operator.tables, strict=True):
             sizes[f"{name}_rows"], sizes[f"{name}_bytes"] = table.live, table.nbytes
         return sizes
 
@@ -657,7 +661,7 @@ def engine(
     for number, name in enumerate(inputs):
         if name in taken and name != ("left", "right", None)[min(number, 2)]:
             raise DescriptionError(f"an input cannot be called {name!r}, which has a meaning in process()")
-    below = {name: one.join for name, one in inputs.items() if isinstance(one, JoinEngine)}
+    below = {name: one.description for name, one in inputs.items() if isinstance(one, JoinEngine)}
     for name, under in below.items():
         if any(len(table) for table in inputs[name]._operator.tables):
             raise DescriptionError(f"the engine {name!r} holds rows: a dataflow begins with engines that hold none")

@@ -89,10 +89,10 @@ class DataFrames(Protocol):
     def together(self, parts: Sequence[pa.Table | Frame], schema: pa.Schema) -> Frame:
         """Rows one after the other, by position and in the schema's types."""
 
-    def taken(self, frame: Frame, schema: pa.Schema) -> DeviceRows:
+    def as_rows(self, frame: Frame, schema: pa.Schema) -> DeviceRows:
         """A frame's columns, by position and in the schema's types, as rows that an operator takes in."""
 
-    def made(self, frame: Frame, schema: pa.Schema) -> Any:
+    def as_dataframe(self, frame: Frame, schema: pa.Schema) -> Any:
         """A DataFrame of a frame's columns, by position and in the schema's types; its memory is nobody else's."""
 
 

@@ -4,8 +4,8 @@
 |---|---|---|
 | entry | upper half of a hash: 32, slot: 32 | uint64 |
 | pair | one slot or position: 31, another: 32 | int64 |
-| moment | slot: 31, instant: 28, code: 3 | int64 |
-| order in the output | instant: 28, rank: 2, position: 32 | int64 |
+| moment | slot: 31, logical time: 28, code: 3 | int64 |
+| order in the output | logical time: 28, rank: 2, position: 32 | int64 |
 
 For example the entries of slots 7 and 9, both with hash ``0xAB00000012345678``, are ``0xAB00000000000007`` and
 ``0xAB00000000000009``: sorted by hash, and within it by slot.
@@ -17,15 +17,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
+from gpu_ops.arrays import Array, Hashes, LogicalTimes, Positions, Slots
 
 SLOT_BITS: Final = 32
 MAX_SLOTS: Final = (1 << 31) - 2
 """Rows of an input in one partition. A pair of slots is a signed number; libcudf counts rows in 31 bits, too."""
 
-INSTANT_BITS: Final = 28
-MAX_CHANGES: Final = (1 << (INSTANT_BITS - 1)) - 2
-"""Changes of a micro-batch in one partition: each has two instants."""
+LOGICAL_TIME_BITS: Final = 28
+MAX_CHANGES: Final = (1 << (LOGICAL_TIME_BITS - 1)) - 2
+"""Changes of a micro-batch in one partition: each has two logical times."""
 
 CODE_BITS: Final = 3
 RANK_BITS: Final = 2
@@ -74,24 +74,24 @@ def unpaired(made: Array) -> tuple[Array, Array]:
     return made >> SLOT_BITS, made & ((1 << SLOT_BITS) - 1)
 
 
-def moments(slots: Slots, instants: Instants, codes: Array | int) -> Array:
-    """N slots, instants and codes, sorted in this order."""
-    return (((slots << INSTANT_BITS) | instants) << CODE_BITS) | codes
+def moments(slots: Slots, logical_times: LogicalTimes, codes: Array | int) -> Array:
+    """N slots, logical times and codes, sorted in this order."""
+    return (((slots << LOGICAL_TIME_BITS) | logical_times) << CODE_BITS) | codes
 
 
 def without_codes(made: Array) -> tuple[Array, Array]:
-    """Slots and instants of n moments, as `owned` has them; and their codes."""
+    """Slots and logical times of n moments, as `owned` has them; and their codes."""
     return made >> CODE_BITS, made & ((1 << CODE_BITS) - 1)
 
 
-def owned(owners: Array, instants: Instants) -> Array:
-    """N numbers of whatever is counted and n instants, sorted in this order."""
-    return (owners << INSTANT_BITS) | instants
+def owned(owners: Array, logical_times: LogicalTimes) -> Array:
+    """N numbers of whatever is counted and n logical times, sorted in this order."""
+    return (owners << LOGICAL_TIME_BITS) | logical_times
 
 
-def unowned(made: Array) -> tuple[Array, Instants]:
+def unowned(made: Array) -> tuple[Array, LogicalTimes]:
     """Both parts of what `owned` gives."""
-    return made >> INSTANT_BITS, made & ((1 << INSTANT_BITS) - 1)
+    return made >> LOGICAL_TIME_BITS, made & ((1 << LOGICAL_TIME_BITS) - 1)
 
 
 def sorted_positions(xp: Any, keys: Array) -> Positions:

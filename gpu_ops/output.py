@@ -50,7 +50,7 @@ class Output:
     Attributes:
         values: n rows of the changelog, without their row kinds: a frame, or an Arrow table of the schema's types.
         kinds: their row-kind codes.
-        sequence: for each of them, and then for each row beside them, the position of the change that caused it; -1
+        sequence: for each of them, and then for each row beside them, the sequence of the change that caused it; -1
             for what a watermark ended.
         metrics: counts, milliseconds and times, by name.
         later: of an interval join with a timestamp column, which the values then lack: n times.
@@ -65,21 +65,21 @@ class Output:
     beside: tuple[Beside, ...] = ()
 
 
-def value_schema(join: Description) -> pa.Schema:
+def value_schema(description: Description) -> pa.Schema:
     """The changelog's columns without the row kind."""
-    return pa.schema(list(join.output_schema)[1:])
+    return pa.schema(list(description.output_schema)[1:])
 
 
-def no_output(join: Description, metrics: dict[str, int | float]) -> Output:
+def no_output(description: Description, metrics: dict[str, int | float]) -> Output:
     """The output of a micro-batch without any rows."""
-    return Output(value_schema(join).empty_table(), np.empty(0, np.int8), np.empty(0, np.int64), metrics)
+    return Output(value_schema(description).empty_table(), np.empty(0, np.int8), np.empty(0, np.int64), metrics)
 
 
-def changelog(join: Description, kernels: Kernels, output: Output) -> Changelog:
+def changelog(description: Description, kernels: Kernels, output: Output) -> Changelog:
     """The changelog of a micro-batch, and the rows beside it."""
-    made = changelog_table(join, kernels, output.values, output.kinds, output.later)
-    beside = [_shown_beside(join, rows) for rows in output.beside if rows.rows.num_rows]
-    return together(join.output_schema, kernels, [made, *beside]) if beside else made
+    made = changelog_table(description, kernels, output.values, output.kinds, output.later)
+    beside = [_shown_beside(description, rows) for rows in output.beside if rows.rows.num_rows]
+    return together(description.output_schema, kernels, [made, *beside]) if beside else made
 
 
 class HasStore(Protocol):
@@ -91,7 +91,7 @@ class HasStore(Protocol):
 
 
 def gathered(
-    join: Description,
+    description: Description,
     kernels: Kernels,
     tables: Sequence[HasStore],
     slots: Sequence[Slots],
@@ -100,13 +100,13 @@ def gathered(
     """The values of n rows of the changelog, one gather per column; that of later times is left out.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
         tables: of each input.
         slots: per input n slots, -1 for a row of nulls.
         null_sides: per input, whether there are such; None for all.
     """
-    columns = [c for c in join.output if c.other is None or c.side == EITHER]
+    columns = [c for c in description.output if c.other is None or c.side == EITHER]
     needed: list[dict[str, None]] = [{} for _ in tables]
     for column in columns:
         needed[0 if column.other else column.side][column.column] = None
@@ -126,7 +126,7 @@ def gathered(
 
 
 def changelog_table(
-    join: Description,
+    description: Description,
     kernels: Kernels,
     values: Frame | pa.Table,
     kinds: npt.NDArray[np.int8],
@@ -135,21 +135,23 @@ def changelog_table(
     """The changelog; arguments as the fields of `Output`.
 
     Args:
-        join: its description.
+        description: its description.
         kernels: the backend.
         values: of n rows.
         kinds: their n row kinds.
         later: for an interval join with a timestamp column, the later time of each row's two parts.
     """
     if kernels.gives_frames and not isinstance(values, pa.Table):
-        return _framed(join, kernels, values, kinds, later)
-    data = values_table(join, kernels, values, later)
-    return pa.Table.from_arrays([encode_row_kinds(kinds), *data.columns], schema=join.output_schema)
+        return _framed(description, kernels, values, kinds, later)
+    data = values_table(description, kernels, values, later)
+    return pa.Table.from_arrays([encode_row_kinds(kinds), *data.columns], schema=description.output_schema)
 
 
-def values_table(join: Description, kernels: Kernels, values: Frame | pa.Table, later: Array | None = None) -> pa.Table:
+def values_table(
+    description: Description, kernels: Kernels, values: Frame | pa.Table, later: Array | None = None
+) -> pa.Table:
     """The values of n rows in Arrow; arguments as the fields of `Output`."""
-    schema = value_schema(join)
+    schema = value_schema(description)
     if isinstance(values, pa.Table):
         return values
     if later is None:
@@ -160,17 +162,17 @@ def values_table(join: Description, kernels: Kernels, values: Frame | pa.Table, 
 
 
 def _framed(
-    join: Description, kernels: Kernels, frame: Frame, kinds: npt.NDArray[np.int8], later: Array | None
+    description: Description, kernels: Kernels, frame: Frame, kinds: npt.NDArray[np.int8], later: Array | None
 ) -> Frame:
     """The changelog as a frame: a row kind's text is one of four rows."""
     texts = kernels.frame(pa.table({ROW_KIND_COLUMN: pa.array(SHORT_STRINGS, pa.string())}))
     kind_column = kernels.take(texts, kernels.asarray(kinds).astype(np.int64), [ROW_KIND_COLUMN], present=True)
     parts = [(ROW_KIND_COLUMN, kind_column, ROW_KIND_COLUMN)]
-    own = join.output if later is None else join.output[:-1]
+    own = description.output if later is None else description.output[:-1]
     parts += [(column.name, frame, column.name) for column in own]
     if later is not None:
         assert kernels.dataframes is not None
-        last = join.output[-1]
+        last = description.output[-1]
         parts.append((last.name, kernels.dataframes.numbers(last.name, later, last.type), last.name))
     return kernels.combine(parts)
 
@@ -199,12 +201,12 @@ def later_times(xp: Any, slots: Sequence[Slots], times: Sequence[Array]) -> Arra
     return xp.maximum(*found)
 
 
-def _shown_beside(join: Description, beside: Beside) -> pa.Table:
+def _shown_beside(description: Description, beside: Beside) -> pa.Table:
     """Rows that come out behind the changelog, in its columns; those of the other inputs are null."""
     side, rows, kind = beside
     columns = [pa.array([kind] * rows.num_rows, pa.string())]
-    for column in join.output:
-        name = join.own_column(side, column)
+    for column in description.output:
+        name = description.own_column(side, column)
         if name is None:
             columns.append(pa.nulls(rows.num_rows, column.type))
         elif rows[name].type == column.type:
@@ -213,7 +215,7 @@ def _shown_beside(join: Description, beside: Beside) -> pa.Table:
             columns.append(_times(rows[name], column.type))
         else:
             columns.append(rows[name].cast(column.type))
-    return pa.Table.from_arrays(columns, schema=join.output_schema)
+    return pa.Table.from_arrays(columns, schema=description.output_schema)
 
 
 def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

@@ -5,7 +5,7 @@ Nothing here runs. An ignored error that is none is an error itself (``warn_unus
 
 from __future__ import annotations
 
-from gpu_ops.arrays import Hashes, Instants, Positions, Slots
+from gpu_ops.arrays import Hashes, LogicalTimes, Positions, Slots
 from gpu_ops.kernels import Kernels, Store
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.state.index import HashIndex
@@ -17,7 +17,7 @@ def slots_and_positions(kernels: Kernels, store: Store, slots: Slots, positions:
     store.take(slots[positions], ["k"])
 
 
-def slots_and_instants(side: Lifetimes, slots: Slots) -> Slots:
+def slots_and_logical_times(side: Lifetimes, slots: Slots) -> Slots:
     side.died(slots, side.births)  # type: ignore[arg-type]
     side.killed = side.killed_at  # type: ignore[assignment]
     return side.births[slots >= 0]  # type: ignore[return-value]
@@ -28,6 +28,6 @@ def slots_and_hashes(index: HashIndex, hashes: Hashes, slots: Slots) -> Slots:
     return index.probe(hashes, staged=True)[0]  # type: ignore[return-value]
 
 
-def instants_and_positions(instants: Instants, positions: Positions) -> bool:
-    moments: Instants = positions  # type: ignore[assignment]
-    return moments.size == instants.size
+def logical_times_and_positions(logical_times: LogicalTimes, positions: Positions) -> bool:
+    moments: LogicalTimes = positions  # type: ignore[assignment]
+    return moments.size == logical_times.size

@@ -383,7 +383,7 @@ def apply(engine: JoinEngine, told: dict[str, Any]) -> tuple[pa.Table, np.ndarra
     result = engine.prepare(*inputs, **{k: v for k, v in told.items() if k != "inputs"})
     engine.commit()
     sound(result.changelog)
-    assert result.changelog.schema.equals(engine.join.output_schema)
+    assert result.changelog.schema.equals(engine.description.output_schema)
     counts = {k: v for k, v in result.metrics.items() if k.endswith(("_in", "_bad_rows", "_late", "_retractions"))}
     return result.changelog, result.sequence, counts
 

@@ -85,7 +85,7 @@ def test_join_types_as_pandas_polars_and_spark_spell_them() -> None:
             if how in ("left", "right"):
                 assert len(rows) == len(orders.merge(prices, on="id", how=how))
     multi = gpu_ops.engine(l=S, r=Q, third=R, on="s", how=["left_outer", "inner"])
-    assert [step.how for step in multi.join.steps] == ["left", "inner"]
+    assert [step.how for step in multi.description.steps] == ["left", "inner"]
     with pytest.raises(DescriptionError, match="how='sideways'"):
         gpu_ops.engine(o=orders, p=prices, on="id", how="sideways")
     with pytest.raises(DescriptionError, match="how=3"):
@@ -185,10 +185,10 @@ def test_an_input_that_is_not_there_is_told_only_a_near_name() -> None:
 
 def test_an_engine_by_processing_time_and_by_the_event_times_of_its_inputs() -> None:
     engine = gpu_ops.engine(l=S, r=Q, on="s", time="processing", lower=0, upper="1 minute")
-    assert engine.join.interval.time == "processing"
+    assert engine.description.interval.time == "processing"
     timed = {name: gpu_ops.Input.of(schema, event_time=time) for name, schema, time in (("l", S, "t"), ("r", Q, "u"))}
-    assert gpu_ops.engine(**timed, on="s", lower=0, upper=5).join.by_event_time
-    assert gpu_ops.engine(**timed, on="s", direction="nearest", tolerance=5).join.asof.tolerance_ms == 5
+    assert gpu_ops.engine(**timed, on="s", lower=0, upper=5).description.by_event_time
+    assert gpu_ops.engine(**timed, on="s", direction="nearest", tolerance=5).description.asof.tolerance_ms == 5
 
 
 def public_functions() -> dict[str, Any]:

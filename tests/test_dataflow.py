@@ -72,7 +72,7 @@ def test_windows_over_an_interval_join_come_at_the_end_of_its_input() -> None:
         upper="10 seconds",
         backend="cpu",
     )
-    below = joined.join
+    below = joined.description
     description = gpu_ops.Aggregate(below.as_input("joined"), ("at",), (), "per_batch")
     late = JoinEngine(Dataflow.over(description, {"joined": below}), "cpu", fold=True)
     late.process(pa.table({"k": [1, 2], "at": pa.array([0, 1000], day)}), None)
@@ -105,7 +105,7 @@ def test_operators_read_one_input_twice() -> None:
         right=gpu_ops.engine(o=ORDERS, q=PRICES.rename_columns(["item", "cost"]), on="item", backend="cpu"),
         on="order", suffixes=("", "_again"), backend="cpu",
     )  # fmt: skip
-    assert [source.name for source in twice.join.inputs] == ["o", "p", "q"]
+    assert [source.name for source in twice.description.inputs] == ["o", "p", "q"]
     twice.process(o=ORDERS, p=PRICES, q=PRICES.rename_columns(["item", "cost"]))
     assert twice.table().select(["order", "price", "cost"]).sort_by("order").to_pylist() == [
         {"order": order, "price": price, "cost": price} for order, price in ((1, 2), (2, 7), (3, 2))
@@ -123,9 +123,9 @@ def test_mistakes_are_refused_when_the_dataflow_is_made() -> None:
     at_end = gpu_ops.engine(orders=ORDERS, prices=PRICES, on="item", emit="at_end", backend="cpu")
     with pytest.raises(DescriptionError, match="'ended' has no output before its input ends"):
         gpu_ops.engine(ended=at_end, by="item", aggregates={"n": "count(*)"}, backend="cpu")
-    description = totals().join.operators[-1].description
+    description = totals().description.operators[-1].description
     with pytest.raises(DescriptionError, match="reads 'nothing'; before it are orders, prices"):
-        Dataflow(totals().join.inputs, (Vertex("output", description, ("nothing",)),))
+        Dataflow(totals().description.inputs, (Vertex("output", description, ("nothing",)),))
 
 
 def test_at_end_the_last_operator_gives_its_result() -> None:
@@ -169,7 +169,7 @@ def test_rows_without_a_time_are_the_operators_own_affair() -> None:
 
 
 def test_an_operator_s_name_has_no_dot() -> None:
-    description = totals().join.operators[0].description
+    description = totals().description.operators[0].description
     with pytest.raises(DescriptionError, match=r"cannot be called 'a\.b'"):
         Dataflow(description.inputs, (Vertex("a.b", description, ("orders", "prices")),))
 

@@ -340,7 +340,7 @@ def test_groups(engines: Backend) -> None:
 
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 def test_nothing_of_it_is_copied_to_the_host(emit: Any) -> None:
-    """But row kinds, a byte each, and in ``per_event`` the instants of what comes out, four."""
+    """But row kinds, a byte each, and in ``per_event`` the logical times of what comes out, four."""
     shape = Shape("full", "unique_key", "multiset", keys="string")
     join = shape.join(emit)
     made = trace(shape, recipe(shape, 3000, 7, live=500, malformed=False))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from test_taken import any_array, any_type, values_of
+from test_exact_casts import any_array, any_type, values_of
 
 import gpu_ops
 from gpu_ops import Input, JoinEngine
@@ -170,7 +170,7 @@ def test_an_end_of_input_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPa
 def test_a_snapshot_without_the_table_leaves_it_unknown() -> None:
     engine = engine_of("aggregate")
     engine.process(l=pa.table({"op": ["+I"], "k": [1], "x": [1]}))
-    bare = JoinEngine(engine.join)
+    bare = JoinEngine(engine.description)
     bare.restore(engine.snapshot())  # which has no use for it
     other = engine_of("aggregate")
     other.restore(bare.snapshot())

@@ -109,7 +109,9 @@ def test_joins_by_time_and_the_end_of_input() -> None:
     assert within.table()["v"].to_pylist() == [7]
     within.finish()
     assert sorted(within.table()["v"].to_pylist(), key=str) == [7, None]
-    assert isinstance(gpu_ops.engine(a=left, b=left, c=left, on="k", suffixes=("", "_b", "_c")).join, gpu_ops.MultiJoin)
+    assert isinstance(
+        gpu_ops.engine(a=left, b=left, c=left, on="k", suffixes=("", "_b", "_c")).description, gpu_ops.MultiJoin
+    )
     ends = gpu_ops.engine(left=left, right=right, on="k", emit="at_end")
     ends.process(left, right)
     assert ends.table().num_rows == 0
@@ -173,7 +175,7 @@ def test_what_is_no_join_is_refused_with_what_to_write() -> None:
     with pytest.raises(DescriptionError, match="by name, and by position"):
         engine.process(ORDERS, prices=PRICES)
     with pytest.raises(DescriptionError, match="made with fold=True"):
-        gpu_ops.JoinEngine(engine.join).table()
+        gpu_ops.JoinEngine(engine.description).table()
 
 
 def test_an_engine_says_what_it_is() -> None:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_ops import layouts
-from gpu_ops.layouts import CODE_BITS, INSTANT_BITS, MAX_CHANGES, MAX_SLOTS, RANK_BITS
+from gpu_ops.layouts import CODE_BITS, LOGICAL_TIME_BITS, MAX_CHANGES, MAX_SLOTS, RANK_BITS
 
 SLOTS = st.integers(0, MAX_SLOTS)
-INSTANTS = st.integers(0, 2 * MAX_CHANGES + 1)
+LOGICAL_TIMES = st.integers(0, 2 * MAX_CHANGES + 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), SLOTS), min_size=1))
@@ -28,7 +28,7 @@ def test_pairs(rows: list[tuple[int, int]]) -> None:
     assert list(zip(*(m.tolist() for m in made), strict=True)) == sorted(rows)
 
 
-@given(st.lists(st.tuples(SLOTS, INSTANTS, st.integers(0, 2**CODE_BITS - 1)), min_size=1))
+@given(st.lists(st.tuples(SLOTS, LOGICAL_TIMES, st.integers(0, 2**CODE_BITS - 1)), min_size=1))
 def test_moments(rows: list[tuple[int, int, int]]) -> None:
     owned, codes = layouts.without_codes(np.sort(layouts.moments(*np.array(rows, np.int64).T)))
     made = (*layouts.unowned(owned), codes)
@@ -38,9 +38,9 @@ def test_moments(rows: list[tuple[int, int, int]]) -> None:
 
 @given(st.lists(st.tuples(st.integers(-1, 2 * MAX_CHANGES + 1), st.integers(0, 2**RANK_BITS - 1)), min_size=1))
 def test_places_in_the_output(rows: list[tuple[int, int]]) -> None:
-    keys = np.array([(instant << RANK_BITS) | rank for instant, rank in rows], np.int64)
+    keys = np.array([(logical_time << RANK_BITS) | rank for logical_time, rank in rows], np.int64)
     assert layouts.sorted_positions(np, keys).tolist() == sorted(range(len(rows)), key=lambda n: (rows[n], n))
 
 
-def test_instants_end_before_what_is_after_them_all() -> None:
-    assert 2 * MAX_CHANGES + 1 < 1 << INSTANT_BITS
+def test_logical_times_end_before_what_is_after_them_all() -> None:
+    assert 2 * MAX_CHANGES + 1 < 1 << LOGICAL_TIME_BITS

@@ -177,11 +177,11 @@ class CudfFrames:
             columns = [list(plc.concatenate.concatenate([plc.Table(own) for own in columns]).columns())]
         return Frame(sum(f.length for f in filled), dict(zip(types, columns[0], strict=True)), types)
 
-    def taken(self, frame: Frame, schema: pa.Schema) -> CudfRows:
+    def as_rows(self, frame: Frame, schema: pa.Schema) -> CudfRows:
         """A frame's columns as rows that an operator takes in."""
         return CudfRows(self.together([frame], schema), schema, self._kernels, None)
 
-    def made(self, frame: Frame, schema: pa.Schema) -> Any:
+    def as_dataframe(self, frame: Frame, schema: pa.Schema) -> Any:
         """A DataFrame of a frame's columns."""
         import cudf  # noqa: PLC0415 - seconds, and of no use to who asks for Arrow
 

@@ -103,7 +103,7 @@ def _search(
 ) -> Array:
     if not probe_rows.size * len(runs):
         return cp.empty(0, np.int64)
-    shape, begins, counts = _found(runs, probe_rows, times)
+    shape, begins, counts = _entry_ranges(runs, probe_rows, times)
     ends = cp.cumsum(counts)
     total = int(ends[-1])
     if at_most is not None and total > at_most:
@@ -120,10 +120,10 @@ def count_candidates(runs: Sequence[SearchedRun], probe_rows: Array, times: tupl
     Without times, of runs that have some, of any time.
     """
     parts = [runs[at : at + MOST_RUNS] for at in range(0, len(runs), MOST_RUNS)] if probe_rows.size else []
-    return sum(int(_found(part, probe_rows, times)[2].sum()) for part in parts)
+    return sum(int(_entry_ranges(part, probe_rows, times)[2].sum()) for part in parts)
 
 
-def _found(
+def _entry_ranges(
     runs: Sequence[SearchedRun], probe_rows: Array, times: tuple[Array, Array] | None
 ) -> tuple[tuple[Any, ...], Array, Array]:
     """Finds where in each run the entries of each probe row begin, and how many there are.

@@ -88,7 +88,7 @@ def _refuse_objects(frame: Any) -> None:
             raise TypeError(f"column {name!r} holds Python objects (polars' Object), which are no values")
 
 
-def taken(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def cast_exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """A column as one of another type, where each of its values is one of that type.
 
     Args:
@@ -121,7 +121,7 @@ def _first_unfit(array: pa.Array, kind: pa.DataType) -> int:
     while last - first > 1:
         middle = (first + last) // 2
         try:
-            _taken(array.slice(first, middle - first), kind)
+            _cast_array(array.slice(first, middle - first), kind)
             first = middle
         except pa.ArrowException:
             last = middle
@@ -132,10 +132,10 @@ def _pieces(array: pa.Array, kind: pa.DataType) -> list[pa.Array]:
     """Converts an array like `_taken`; text to several pieces, where the offsets of its type do not reach."""
     t = pa.types
     texts = t.is_string(kind) and t.is_large_string(array.type), t.is_binary(kind) and t.is_large_binary(array.type)
-    return fitted(array, kind) if any(texts) else [_taken(array, kind)]
+    return fitted(array, kind) if any(texts) else [_cast_array(array, kind)]
 
 
-def _taken(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """An array as one of another type.
 
     Raises:
@@ -146,11 +146,11 @@ def _taken(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if there == kind:
         return array
     if t.is_dictionary(there):
-        return _taken(_decoded(array), kind)
+        return _cast_array(_decoded(array), kind)
     if t.is_run_end_encoded(there):
-        return _taken(pc.run_end_decode(array), kind)
+        return _cast_array(pc.run_end_decode(array), kind)
     if there in _VIEWS:
-        return _taken(array.cast(_VIEWS[there]), kind)
+        return _cast_array(array.cast(_VIEWS[there]), kind)
     if array.null_count == len(array):
         return pa.nulls(len(array), kind)
     if t.is_struct(kind) and t.is_struct(there):
@@ -183,7 +183,7 @@ def _struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
         raise UnfitError("structs of other fields")
     parts, valid, children = array.flatten(), array.is_valid(), []
     for field in kind:
-        child = _taken(parts[names.index(field.name)], field.type)
+        child = _cast_array(parts[names.index(field.name)], field.type)
         if not field.nullable and child.null_count and child.filter(valid).null_count:
             raise pa.ArrowInvalid(f"field {field.name!r} is declared NOT NULL and holds nulls")
         children.append(child)
@@ -204,7 +204,7 @@ def _map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
     offsets = array.offsets
     first, last = offsets[0].as_py(), offsets[-1].as_py()
     parts = [part.slice(first, last - first) for part in (array.keys, array.items)]
-    keys, items = (_taken(part, own) for part, own in zip(parts, (kind.key_type, kind.item_type), strict=True))
+    keys, items = (_cast_array(part, own) for part, own in zip(parts, (kind.key_type, kind.item_type), strict=True))
     moved = pa.array(offsets.to_numpy() - first, pa.int32())
     return pa.MapArray.from_arrays(moved, keys, items, type=kind, mask=array.is_null())
 
@@ -213,7 +213,7 @@ def _list(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Lists of any layout in another one, with items of another type."""
     if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
         array = array.cast(pa.large_list(array.type.value_field))
-    items, lengths = _taken(array.flatten(), kind.value_type), _lengths(array)
+    items, lengths = _cast_array(array.flatten(), kind.value_type), _lengths(array)
     if not pa.types.is_fixed_size_list(kind):
         large = pa.types.is_large_list(kind)
         offsets = _offsets(lengths, large=large)

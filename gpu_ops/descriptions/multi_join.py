@@ -407,7 +407,7 @@ def _step_keys(inputs: Sequence[Input], on: MultiOn, *, ignore_case: bool) -> li
             return column
         return next((name for name in names if ignore_case and name.lower() == column.lower()), None)
 
-    def found(numbers: range, text: str) -> tuple[int, str]:
+    def resolved(numbers: range, text: str) -> tuple[int, str]:
         """The input and column that ``"input.column"`` or ``"column"`` names."""
         head, dot, rest = text.partition(".")
         for number in numbers:
@@ -431,8 +431,8 @@ def _step_keys(inputs: Sequence[Input], on: MultiOn, *, ignore_case: bool) -> li
             return Equality(owner, spelled(owner, item) or item, spelled(number, item) or item, using=True)
         if not _is_pair(item):
             raise DescriptionError(f"on= takes columns and pairs of columns, not {item!r}")
-        left, column = found(range(number), item[0])
-        return Equality(left, column, found(range(number, number + 1), item[1])[1])
+        left, column = resolved(range(number), item[0])
+        return Equality(left, column, resolved(range(number, number + 1), item[1])[1])
 
     steps = []
     for number, entry in enumerate(entries, start=1):

@@ -56,7 +56,7 @@ def declared_columns(
     """
     found = []
     for column in declared:
-        field = _found(column, fields, later, "")
+        field = _stored_field(column, fields, later, "")
         of_table = _named(column.name, fields)
         if of_table is not None and of_table["name"] in partitioned_by:
             field = field.with_metadata({**field.metadata, PARTITION: b""})
@@ -64,7 +64,9 @@ def declared_columns(
     return pa.schema(found)
 
 
-def _found(declared: pa.Field, fields: Sequence[DeltaField], later: Sequence[DeltaField], within: str) -> pa.Field:
+def _stored_field(
+    declared: pa.Field, fields: Sequence[DeltaField], later: Sequence[DeltaField], within: str
+) -> pa.Field:
     field, newer = (_named(declared.name, some) for some in (fields, later))
     path = f"{within}{declared.name}"
     if field is not None:
@@ -105,7 +107,7 @@ def _part(declared: pa.DataType, kind: Any, later: Any, within: str) -> pa.DataT
         return _part(of, kind[key], latest.get(key), within)
 
     if t.is_struct(declared) and nested == "struct":
-        fields = [_found(field, kind["fields"], latest.get("fields", ()), within) for field in declared]
+        fields = [_stored_field(field, kind["fields"], latest.get("fields", ()), within) for field in declared]
         if all(t.is_null(field.type) for field in fields):
             raise WrongError("none of the declared fields has values in this version of the table", within[:-1])
         return pa.struct(fields)

@@ -73,7 +73,7 @@ class Outcome:
 class _Watch:
     """An observer of a job while it runs: counts what it does, stops it in time, and shows its result."""
 
-    found: Outcome
+    outcome: Outcome
     stop: threading.Event
     ends: bool
     shown: Screen | None
@@ -142,7 +142,7 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
         Whether it is there.
     """
     rows: DataFrame | None
-    found = watch.found
+    found = watch.outcome
     if has_ended(job):
         rows = result(spark, job)
     else:
@@ -158,7 +158,7 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
         return False
     written = Outcome()
     query = write(rows, job, None if watch.shown is None else watch.shown.take)
-    _follow(query, None, dataclasses.replace(watch, found=written))
+    _follow(query, None, dataclasses.replace(watch, outcome=written))
     found.rows_out, found.interrupted = written.rows_out, written.interrupted
     return not found.interrupted
 
@@ -171,7 +171,7 @@ def _follow(
         for progress in followed(query, watch.stop):
             batch = Batch.of(progress, last_join)
             if batch is not None:
-                watch.found.add(batch)
+                watch.outcome.add(batch)
                 if report is not None:
                     report(batch.line)
             if watch.ends and have_ended(progress):
@@ -180,7 +180,7 @@ def _follow(
         # where the result is shown, stopping tears a micro-batch in Python, and nothing is lost by that
         if watch.shown is None or not watch.stop.is_set():
             raise JobFailedError(message_in(str(error))) from error
-    watch.found.interrupted = watch.stop.is_set()
+    watch.outcome.interrupted = watch.stop.is_set()
 
 
 def explain(job: Job, console: Console) -> str:

@@ -81,9 +81,9 @@ class MessageRows(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """Rows of some messages; ``order`` is twice the position of the message, and one more for what comes second."""
+    """Rows of some messages; ``sequence`` is twice the number of the message, and one more for what comes second."""
 
-    order: Ints
+    sequence: Ints
     columns: list[pa.Array]
 
 
@@ -398,12 +398,12 @@ class MessageFormat:
         return found
 
     def _parsed(
-        self, order: Ints, kinds: Ints | None, columns: list[pa.Array], lost: Mapping[str, Lost], good: Mask
+        self, sequence: Ints, kinds: Ints | None, columns: list[pa.Array], lost: Mapping[str, Lost], good: Mask
     ) -> _Parsed:
         """Rows with their row kinds if there are any, and the names of columns that are not there if these are wanted.
 
         Args:
-            order: of n rows, see `_Parsed`.
+            sequence: of n rows, see `_Parsed`.
             kinds: n codes of `_KINDS`.
             columns: of n values.
             lost: by column, which of its n values are not there.
@@ -412,14 +412,14 @@ class MessageFormat:
         made = [] if kinds is None else [pa.array(_KINDS).take(pa.array(kinds))]
         made += columns
         if self.unavailable is not None:
-            missing = np.stack([np.zeros(order.size, bool), *lost.values()], axis=1)
+            missing = np.stack([np.zeros(sequence.size, bool), *lost.values()], axis=1)
             counts = missing.sum(axis=1)
             offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
             names = pa.array(["", *lost]).take(pa.array(np.nonzero(missing)[1]))
             made.append(pa.ListArray.from_arrays(offsets, names, mask=pa.array(counts == 0)))
         if not good.all():
-            order, made = order[good], [column.filter(pa.array(good)) for column in made]
-        return _Parsed(order, made)
+            sequence, made = sequence[good], [column.filter(pa.array(good)) for column in made]
+        return _Parsed(sequence, made)
 
     def _lacking(self, columns: Sequence[pa.Array], lost: Mapping[str, Lost]) -> dict[int, str]:
         """Rows that have null where there may be none, and what is wrong with them."""
@@ -435,14 +435,14 @@ class MessageFormat:
     def _in_order(self, parsed: Sequence[_Parsed], bad: list[Bad]) -> MessageRows:
         if not parsed:
             return MessageRows(pa.RecordBatch.from_pylist([], schema=self.output), np.zeros(0, np.int64), bad)
-        order = np.concatenate([part.order for part in parsed])
+        sequence = np.concatenate([part.sequence for part in parsed])
         pieces = zip(*(part.columns for part in parsed), strict=True)
         columns = [piece[0] if len(piece) == 1 else pa.concat_arrays(piece) for piece in pieces]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.output)
-        if order.size and bool((np.diff(order) < 0).any()):
-            sequence = np.argsort(order, kind="stable")
-            order, rows = order[sequence], rows.take(pa.array(sequence))
-        return MessageRows(rows, order // 2, bad)
+        if sequence.size and bool((np.diff(sequence) < 0).any()):
+            order = np.argsort(sequence, kind="stable")
+            sequence, rows = sequence[order], rows.take(pa.array(order))
+        return MessageRows(rows, sequence // 2, bad)
 
 
 def _add(group: Group, parse: _Parse, parsed: list[_Parsed], bad: list[Bad], numbers: Set[str]) -> str | None:

@@ -181,7 +181,7 @@ def _read(vertex: Vertex, kernels: Kernels, output: Output) -> Ingested:
     if frames is None or output.later is not None or hasattr(values, "schema"):
         rows: Any = values_table(vertex.description, kernels, values, output.later)
     else:
-        rows = frames.taken(values, schema)
+        rows = frames.as_rows(values, schema)
     return Ingested(rows, output.kinds, output.sequence[:size], size, 0, None)
 
 

@@ -21,7 +21,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, TooMany
 from gpu_ops.operators.core import emission
-from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
+from gpu_ops.operators.core.changes import Lifetimes, apply_changes, on_device
 from gpu_ops.operators.core.emission import OutputRows, Pairs
 from gpu_ops.operators.core.key_counts import KeyCounts
 from gpu_ops.operators.core.visibility import When, visible_per_batch, visible_per_event
@@ -34,7 +34,7 @@ from gpu_ops.state.table import KeySet
 _MANY: Final = 4096
 """Rows of an output that nobody asks for room for."""
 _NUMBERS: Final = {"per_batch": 40, "per_event": 140}
-"""Bytes of numbers beside a row of an output in the making: slots, instants, what they are ordered by."""
+"""Bytes of numbers beside a row of an output in the making: slots, logical times, what they are ordered by."""
 _PAIRS_A_CHANGE: Final = 16
 _FEW_PAIRS: Final = 1 << 15
 """A micro-batch with more candidates than these two give is less work by key."""
@@ -66,7 +66,7 @@ class KeyedOperator(Operator):
         Args:
             found: what `find` gave.
             sides: the lifetimes of each input's rows.
-            event_kinds: the row kind of each instant; None for a net change.
+            event_kinds: the row kind of each logical time; None for a net change.
         """
 
     def values(self, rows: OutputRows) -> Frame:
@@ -119,7 +119,7 @@ class KeyedOperator(Operator):
         event_kinds = None if net else kernels.xp.zeros(2 * total + 2, np.int8)
         sides = [
             apply_changes(table, change.frame(kernels), what, event_kinds, net=net)
-            for table, change, what in zip(self.tables, changes, given(self.tables, changes, net=net), strict=True)
+            for table, change, what in zip(self.tables, changes, on_device(self.tables, changes, net=net), strict=True)
         ]
         updated = time.perf_counter()
         found = self.find(sides, net=net)
@@ -141,7 +141,7 @@ class KeyedOperator(Operator):
             "probe_ms": (probed - updated) * 1e3,
             "emit_ms": (time.perf_counter() - probed) * 1e3,
         }
-        sequence = np.zeros(kinds.size, np.int64) if net else kernels.asnumpy(rows.instants) >> 1
+        sequence = np.zeros(kinds.size, np.int64) if net else rows.sequence(kernels)
         return Output(frame, kinds, sequence, metrics)
 
     def _folded(self, rows: OutputRows, frame: Frame, doubtful: Positions) -> tuple[OutputRows, Frame]:

@@ -19,7 +19,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, Store, TooMany
-from gpu_ops.operators.core.changes import apply_changes, given
+from gpu_ops.operators.core.changes import apply_changes, on_device
 from gpu_ops.operators.core.emission import with_nulls
 from gpu_ops.operators.core.match import fulfilling, in_pieces, match
 from gpu_ops.operators.core.order import Groups
@@ -66,7 +66,7 @@ def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
     if source.insert_only:
         return Present(kernels, source, FrameStore(kernels, frame), changes.kinds.size)
     table = KeyedTable(kernels, source, [KeySet((), (), ())], findable=True)
-    (what,) = given([table], [changes], net=True)
+    (what,) = on_device([table], [changes], net=True)
     apply_changes(table, frame, what, None, net=True)
     return Present(kernels, source, table.store, len(table))
 

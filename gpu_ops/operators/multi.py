@@ -1,11 +1,11 @@
 """The multi-way join: inner and left steps over many inputs, after Flink's ``StreamingMultiJoinOperator``.
 
-Law: each change is completed to tuples with the rows alive at its instant, input by input, and where a
+Law: each change is completed to tuples with the rows alive at its logical time, input by input, and where a
 change of a left step's input makes or ends the last match of what is to its left, an unmatched row comes or goes and is
 completed likewise. There is no intermediate state: only the inputs' rows, and counts.
 
-``per_batch`` is the same with other instants: what dies goes first, input by input, then what is born comes, the last
-input's first. So a row of the result is hardly ever made and unmade, and what is left of that is folded.
+``per_batch`` is the same with other logical times: what dies goes first, input by input, then what is born comes, the
+last input's first. So a row of the result is hardly ever made and unmade, and what is left of that is folded.
 
 Row kinds (``per_event``), as Flink 2.3.0 has them: a joined row carries the kind of the change that caused it,
 after a left step, too; unmatched rows are ``-D`` before and ``+I`` after it.
@@ -18,9 +18,9 @@ A step that looks at one input only keeps a count beside each row of it, moved b
 change costs its own matches. A step that looks at several has no single row to keep a count at; it counts afresh, for
 the rows its changes meet, as Flink's ``StreamingMultiJoinOperator`` does for every change.
 
-**Tuples** on their way to the output: a change, completed input by input. Each holds a change's instant and one slot of
-each input found so far. It meets the rows that are alive at that instant, so any number of changes are completed
-together, each as if it had come alone.
+**Tuples** on their way to the output: a change, completed input by input. Each holds a change's logical time and one
+slot of each input found so far. It meets the rows that are alive at that logical time, so any number of changes are
+completed together, each as if it had come alone.
 
 What is looked up by what, in what order: a row of the result is a *tuple*: one row of each input, or none where a left
 step found none. A change of input i is completed to tuples in two parts:
@@ -40,7 +40,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Instants, Positions, Slots
+from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.keys import InputColumn, equal_classes
 from gpu_ops.descriptions.multi_join import MultiJoin
@@ -64,7 +64,7 @@ def step_count(step: int) -> str:
     return f"{COUNT_COLUMN}_{step}"
 
 
-def _turns(xp: Any, begin: Instants, end: Instants) -> tuple[Positions, Instants, Array]:
+def _turns(xp: Any, begin: LogicalTimes, end: LogicalTimes) -> tuple[Positions, LogicalTimes, Array]:
     """Lists when pairs come and go within the micro-batch: the pair, the logical time, and 1 or -1."""
     lives = begin < end
     comes, goes = xp.flatnonzero(lives & (begin != ALWAYS)), xp.flatnonzero(lives & (end != NEVER))
@@ -103,15 +103,15 @@ def counted_changes(
     pairs = {input_index: touched[rows], owner: slots}
     births = side.born(xp, pairs[input_index]), owner_side.born(xp, slots)
     deaths = side.died(xp, pairs[input_index]), owner_side.died(xp, slots)
-    both, instants, signs = _turns(xp, xp.maximum(*births), xp.minimum(*deaths))
-    own = xp.where(signs > 0, births[1][both], deaths[1][both]) == instants
+    both, logical_times, signs = _turns(xp, xp.maximum(*births), xp.minimum(*deaths))
+    own = xp.where(signs > 0, births[1][both], deaths[1][both]) == logical_times
     owners = slots[both]
     table.fetch(owners)
     found = crossings(
-        kernels, (owners, instants, signs), table.beside[step_count(input_index)].values[owners], own, net=net
+        kernels, (owners, logical_times, signs), table.beside[step_count(input_index)].values[owners], own, net=net
     )
     table.add(step_count(input_index), owners, signs)
-    changes = fresh(kernels, {p: s[both] for p, s in pairs.items()}, instants, signs)
+    changes = fresh(kernels, {p: s[both] for p, s in pairs.items()}, logical_times, signs)
     changes.unmatched[found.first] = found.appears
     return changes.pick(xp.flatnonzero(~own)), found.hidden
 
@@ -139,18 +139,18 @@ def mark_afresh(finder: Finder, input_index: int, lookup: InputLookup, tuples: T
     side = finder.sides[input_index]
     births, deaths = side.born(xp, slots), side.died(xp, slots)
     before = xp.bincount(which[births == ALWAYS], minlength=int(one.size))
-    both, instants, signs = _turns(xp, births, deaths)
+    both, logical_times, signs = _turns(xp, births, deaths)
     owners = which[both]
     # Nothing hides an unmatched row here, so what comes and goes between two inputs' changes comes out, and is folded
     # later.
-    found = crossings(kernels, (owners, instants, signs), before[owners], None, net=False)
+    found = crossings(kernels, (owners, logical_times, signs), before[owners], None, net=False)
     if not found.first.size:
         return
-    # one change stands for all of its instant
+    # one change stands for all of its logical time
     chosen_event = both[found.first]
-    wanted = xp.sort(layouts.owned(owners[found.first], instants[found.first]))
-    order = kernels.argsort(layouts.owned(owners[found.first], instants[found.first]))
-    keys = layouts.owned(number, tuples.instants)
+    wanted = xp.sort(layouts.owned(owners[found.first], logical_times[found.first]))
+    order = kernels.argsort(layouts.owned(owners[found.first], logical_times[found.first]))
+    keys = layouts.owned(number, tuples.logical_times)
     at = xp.minimum(xp.searchsorted(wanted, keys), wanted.size - 1)
     chosen = (wanted[at] == keys) & (slots[chosen_event[order[at]]] == tuples.slots[input_index])
     tuples.unmatched[:] = xp.where(chosen, found.appears[order[at]], 0)
@@ -196,11 +196,11 @@ class MultiWayJoin(KeyedOperator):
         if event_kinds is None:
             order = layouts.sorted_positions(xp, (found.signs > 0).astype(np.int64))
         else:
-            kinds = xp.where(found.ranks == JOINED, event_kinds[found.instants], kinds)
-            order = layouts.sorted_positions(xp, (found.instants << layouts.RANK_BITS) | found.ranks)
+            kinds = xp.where(found.ranks == JOINED, event_kinds[found.logical_times], kinds)
+            order = layouts.sorted_positions(xp, (found.logical_times << layouts.RANK_BITS) | found.ranks)
         self._unmatched = bool((found.ranks != JOINED).any())
         slots = tuple(found.slots[number] for number in range(len(sides)))
-        return OutputRows(kinds, slots, found.instants).pick(order)
+        return OutputRows(kinds, slots, found.logical_times).pick(order)
 
     def count_expired(self) -> None:
         """Rows that have expired match nothing any more; no row comes of it (Flink counts only what is there)."""
@@ -471,14 +471,14 @@ class Tuples:
 
     Attributes:
         slots: per input found so far n slots, -1 where a left step found none.
-        instants: when the change happens.
+        logical_times: when the change happens.
         signs: 1 for what comes, -1 for what goes.
-        ranks: order within an instant, see `gpu_ops.operators.core.emission`.
+        ranks: order within a logical time, see `gpu_ops.operators.core.emission`.
         unmatched: what the change does to the unmatched row beside it: 1 it comes, -1 it goes, 0 neither.
     """
 
     slots: dict[int, Slots]
-    instants: Instants
+    logical_times: LogicalTimes
     signs: Array
     ranks: Array
     unmatched: Array
@@ -486,11 +486,11 @@ class Tuples:
     @property
     def size(self) -> int:
         """The number of tuples."""
-        return int(self.instants.size)
+        return int(self.logical_times.size)
 
     def pick(self, positions: Positions) -> Tuples:
         """Gathers the tuples at some positions; a position may repeat."""
-        rest = (a[positions] for a in (self.instants, self.signs, self.ranks, self.unmatched))
+        rest = (a[positions] for a in (self.logical_times, self.signs, self.ranks, self.unmatched))
         return Tuples({p: s[positions] for p, s in self.slots.items()}, *rest)
 
 
@@ -498,7 +498,7 @@ def join_tuples(kernels: Kernels, parts: Sequence[Tuples]) -> Tuples:
     """Several groups of tuples with the same inputs, one after the other."""
     cat = kernels.xp.concatenate
     slots = {input_index: cat([p.slots[input_index] for p in parts]) for input_index in parts[0].slots}
-    fields = ("instants", "signs", "ranks", "unmatched")
+    fields = ("logical_times", "signs", "ranks", "unmatched")
     return Tuples(slots, *(cat([getattr(p, f) for p in parts]) for f in fields))
 
 
@@ -528,7 +528,7 @@ class Finder:
         lookup: InputLookup,
         *,
         step: int | None = None,
-        instants: Instants | None = None,
+        logical_times: LogicalTimes | None = None,
         committed: bool = False,
     ) -> tuple[Positions, Slots]:
         """Rows of one input whose key equals columns of the tuples'.
@@ -537,7 +537,7 @@ class Finder:
             slots: the tuples' rows.
             lookup: what is equal to what.
             step: the input whose step has a residual condition that must be true, too; None for no condition.
-            instants: rows alive then; without it, rows alive at any time of the micro-batch.
+            logical_times: rows alive then; without it, rows alive at any time of the micro-batch.
             committed: only rows that the micro-batch leaves alone.
 
         Returns:
@@ -566,7 +566,7 @@ class Finder:
                 types,
                 (Columns(sources, names), Columns(table.store, [c for c, _ in lookup.pairs])),
                 alive=lambda found, others: self._alive(
-                    table, side, others, None if instants is None else instants[found], committed=committed
+                    table, side, others, None if logical_times is None else logical_times[found], committed=committed
                 ),
                 residual=lambda found, others: self._fulfilling(
                     step,
@@ -579,7 +579,7 @@ class Finder:
         return in_one(xp, map(matched, pieces), self.refuse)
 
     def _alive(
-        self, table: KeyedTable, side: Lifetimes, slots: Slots, instants: Instants | None, *, committed: bool
+        self, table: KeyedTable, side: Lifetimes, slots: Slots, logical_times: LogicalTimes | None, *, committed: bool
     ) -> Array | None:
         """Mask of rows that are there; None for all."""
         xp = self.kernels.xp
@@ -589,16 +589,16 @@ class Finder:
             return None
         status = table.status.values[slots]
         gone = status == DEAD
-        if instants is not None:
+        if logical_times is not None:
             new = xp.flatnonzero(slots >= side.first_new)
             if new.size:
-                row, when = slots[new] - side.first_new, instants[new]
+                row, when = slots[new] - side.first_new, logical_times[new]
                 gone[new] = side.births[row] >= when
                 if side.deaths is not None:
                     gone[new] |= side.deaths[row] <= when
             if side.killed.size:
                 dying = xp.flatnonzero(status == DYING)
-                gone[dying] = side.killed_at[xp.searchsorted(side.killed, slots[dying])] <= instants[dying]
+                gone[dying] = side.killed_at[xp.searchsorted(side.killed, slots[dying])] <= logical_times[dying]
         return ~gone
 
     def _fulfilling(self, step: int | None, slots: Callable[[int], Slots], length: int) -> Positions | None:
@@ -615,7 +615,7 @@ class Finder:
 
     def bind(self, tuples: Tuples, lookup: InputLookup) -> Tuples:
         """The tuples with the rows of one more input; without any, a tuple is dropped."""
-        found, slots = self.matches(tuples.slots, lookup, instants=tuples.instants)
+        found, slots = self.matches(tuples.slots, lookup, logical_times=tuples.logical_times)
         made = tuples.pick(found)
         made.slots[lookup.input_index] = slots
         return made
@@ -635,7 +635,7 @@ class Finder:
                 they have no match just now.
         """
         xp, input_index = self.kernels.xp, lookup.input_index
-        found, slots = self.matches(tuples.slots, lookup, step=input_index, instants=tuples.instants)
+        found, slots = self.matches(tuples.slots, lookup, step=input_index, logical_times=tuples.logical_times)
         if self.description.steps[input_index - 1].how == "left":
             alone = xp.ones(tuples.size, bool)
             alone[found] = False
@@ -659,14 +659,14 @@ class Finder:
 
     def events(self, input_index: int) -> Tuples:
         """The changes of one input: each row that comes, each that goes."""
-        slots, instants, signs = self.sides[input_index].events(self.kernels)
-        return fresh(self.kernels, {input_index: slots}, instants, signs)
+        slots, logical_times, signs = self.sides[input_index].events(self.kernels)
+        return fresh(self.kernels, {input_index: slots}, logical_times, signs)
 
 
-def fresh(kernels: Kernels, slots: dict[int, Slots], instants: Instants, signs: Array) -> Tuples:
+def fresh(kernels: Kernels, slots: dict[int, Slots], logical_times: LogicalTimes, signs: Array) -> Tuples:
     """Tuples of changes, joined rows all of them."""
-    xp, size = kernels.xp, int(instants.size)
-    return Tuples(slots, instants, signs, xp.ones(size, np.int8), xp.zeros(size, np.int8))
+    xp, size = kernels.xp, int(logical_times.size)
+    return Tuples(slots, logical_times, signs, xp.ones(size, np.int8), xp.zeros(size, np.int8))
 
 
 def is_in(xp: Any, values: Array, among: Array) -> Array:

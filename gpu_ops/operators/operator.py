@@ -32,7 +32,7 @@ Targets = npt.NDArray[np.int64]
 Parts = Sequence[Mapping[str, pa.Table]]
 Cut = list[dict[str, pa.Table]]
 AT_WATERMARK = -1
-"""The instant of what a watermark ends."""
+"""The logical time of what a watermark ends."""
 
 
 class Room(Protocol):
@@ -279,7 +279,7 @@ class TimedOperator(Operator, Generic[C]):
             later: as of `gpu_ops.output.Output`.
         """
         joined, description, kernels = time.perf_counter(), self.description, self.kernels
-        kinds, sequences = kernels.asnumpy(rows.kinds), [kernels.asnumpy(rows.instants) >> 1]
+        kinds, sequences = kernels.asnumpy(rows.kinds), [rows.sequence(kernels)]
         tables: Sequence[Any] = self.tables
         values, beside = gathered(description, kernels, tables, rows.slots), []
         for side, change in tagged:

@@ -80,7 +80,7 @@ class RegularJoin(TwoWayJoin):
                 at = xp.flatnonzero(mask)
                 kinds = xp.full(at.size, kind, np.int8)
                 parts.append(
-                    (OutputRows(kinds, with_nulls(xp, side, unmatched.slots[at]), unmatched.instants[at]), rank)
+                    (OutputRows(kinds, with_nulls(xp, side, unmatched.slots[at]), unmatched.logical_times[at]), rank)
                 )
         return in_order(self.kernels, parts)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.arrays import Array, Instants, Slots
+from gpu_ops.arrays import Array, LogicalTimes, Slots
 from gpu_ops.conditions import backquoted, of_tree, parse
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.join import Join
@@ -58,10 +58,12 @@ class SemiAntiJoin(TwoWayJoin):
             hides, shows = found
             return net_rows(xp, [with_nulls(xp, 0, hides)], [with_nulls(xp, 0, shows)])
         assert event_kinds is not None
-        kinds = event_kinds[found.instants]
+        kinds = event_kinds[found.logical_times]
         if self.description.how == "anti":
-            kinds = xp.where(found.own, kinds, xp.where(found.appears, np.int8(INSERT), np.int8(DELETE)))
-        return in_order(self.kernels, [(OutputRows(kinds, with_nulls(xp, 0, found.slots), found.instants), JOINED)])
+            kinds = xp.where(found.by_own_change, kinds, xp.where(found.appears, np.int8(INSERT), np.int8(DELETE)))
+        return in_order(
+            self.kernels, [(OutputRows(kinds, with_nulls(xp, 0, found.slots), found.logical_times), JOINED)]
+        )
 
 
 def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
@@ -76,12 +78,12 @@ def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
     return (_steps(xp, right.null_keys, when[at], step[at]), _steps(xp, right.live_before, when, step))
 
 
-def _steps(xp: Any, before: int, instants: Instants, steps: Array) -> Barrier:
-    """The step function, one step per instant."""
+def _steps(xp: Any, before: int, logical_times: LogicalTimes, steps: Array) -> Barrier:
+    """The step function, one step per logical time."""
     after = before + xp.cumsum(steps, dtype=np.int64)
-    last = xp.ones(instants.size, bool)
-    last[:-1] = instants[1:] != instants[:-1]
-    return Barrier(before, instants[last], after[last])
+    last = xp.ones(logical_times.size, bool)
+    last[:-1] = logical_times[1:] != logical_times[:-1]
+    return Barrier(before, logical_times[last], after[last])
 
 
 def null_aware_as_condition(description: Join) -> Join:

@@ -80,32 +80,32 @@ class QueryText:
     """A query as the user wrote it and as Catalyst reads it.
 
     Attributes:
-        given: the user's.
+        written: the user's.
         sql: Catalyst's.
         marks: its joins by time, by the numbers in their marks.
-        pieces: of what ``sql`` is made: text, where it begins in ``given``, and whether it is copied from there.
+        pieces: of what ``sql`` is made: text, where it begins in ``written``, and whether it is copied from there.
     """
 
-    given: str
+    written: str
     sql: str
     marks: tuple[Mark, ...] = ()
     pieces: tuple[tuple[str, int, bool], ...] = ()
 
     def error(self, error: SqlError) -> SqlError:
-        """An error in ``sql`` as one in ``given``."""
+        """An error in ``sql`` as one in ``written``."""
         if not self.marks or error.sql != self.sql:
             return error
         message = _SHOWN_MARK.sub("", error.message)
-        return SqlError(message, self.given, *self.place(error.line, error.column))
+        return SqlError(message, self.written, *self.place(error.line, error.column))
 
     def place(self, line: int, column: int) -> tuple[int, int]:
-        """Line and column in ``given`` of what stands at a line and column of ``sql``."""
+        """Line and column in ``written`` of what stands at a line and column of ``sql``."""
         at = sum(len(row) + 1 for row in self.sql.split("\n")[: line - 1]) + column - 1
         for text, start, copied in self.pieces:
             if at < len(text):
-                return place_of(self.given, start + at * copied)
+                return place_of(self.written, start + at * copied)
             at -= len(text)
-        return place_of(self.given, len(self.given)) if self.pieces else (line, column)
+        return place_of(self.written, len(self.written)) if self.pieces else (line, column)
 
 
 def error_at(message: str, sql: str, start: int) -> SqlError:
@@ -290,7 +290,7 @@ def set_apart(catalyst: Catalyst, plan: Any, text: QueryText) -> tuple[Any, Mapp
         The plan, and what each such join is, by the ids of its leaves' first columns.
     """
     apart = _Apart(catalyst, text)
-    return (apart.plan(plan) if text.marks else plan), apart.found
+    return (apart.plan(plan) if text.marks else plan), apart.joins
 
 
 def check_all_found(text: QueryText, joins: Iterable[ByTime]) -> None:
@@ -304,7 +304,7 @@ def check_all_found(text: QueryText, joins: Iterable[ByTime]) -> None:
         if number not in numbers:
             raise error_at(
                 f"{mark.name} stands in FROM, and its conditions are joined by AND: ON l.k = r.k AND l.j = r.j",
-                text.given,
+                text.written,
                 mark.start,
             )
 
@@ -312,7 +312,7 @@ def check_all_found(text: QueryText, joins: Iterable[ByTime]) -> None:
 class _Apart:
     def __init__(self, catalyst: Catalyst, text: QueryText) -> None:
         self.catalyst, self.text = catalyst, text
-        self.found: dict[frozenset[str], ByTime] = {}
+        self.joins: dict[frozenset[str], ByTime] = {}
 
     def plan(self, node: Any) -> Any:
         below = items(node.children())
@@ -337,7 +337,7 @@ class _Apart:
                 right.append(part)
             else:
                 on.append(part)
-        self.found[_leaves(node)] = ByTime(number, kind, as_of, tuple(on))
+        self.joins[_leaves(node)] = ByTime(number, kind, as_of, tuple(on))
         return self.catalyst.apart(node, left, right)
 
 

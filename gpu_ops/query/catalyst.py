@@ -310,7 +310,7 @@ class Catalyst:
         if negated:
             parts = [self._expression("Or", part, self._expression("IsNull", part)) for part in parts]
         plan = self._node("Filter", self._all(parts), plan.child())
-        return self._made(f"{_CATALYST}.expressions.Exists", plan, outer.getOuterReferences(plan))
+        return self._subquery(f"{_CATALYST}.expressions.Exists", plan, outer.getOuterReferences(plan))
 
     def _outer(self, value: Any) -> Any:
         """An expression as a sub-query below it writes it."""
@@ -418,6 +418,15 @@ class Catalyst:
         """Bytes that compare as a string does in its collation (Spark 4)."""
         return self._expression("CollationKey", value)
 
+    def constant(self, value: Any) -> Any:
+        """The value of an expression of constants; None for null, for any other, and for one that Spark fails with."""
+        plan = _project(self.session, [_alias(self.session, value, "value")], self._node("OneRowRelation"))
+        try:
+            with self._active():
+                return self._applied(plan, ("ReplaceExpressions",)).projectList().apply(0).child().eval(None)
+        except (Py4JError, PySparkException):
+            return None
+
     def null_of_nulls(self, value: Any) -> bool:
         """True if an expression is null where all of its columns are; False where only a query could tell."""
         attributes = value.references().toSeq()
@@ -438,7 +447,7 @@ class Catalyst:
     def _module(self, name: str) -> Any:
         return getattr(self._class(f"{name}$"), "MODULE$")
 
-    def _made(self, name: str, plan: Any, attributes: Any) -> Any:
+    def _subquery(self, name: str, plan: Any, attributes: Any) -> Any:
         """A sub-query of Catalyst's, whose class has other fields in each version; what is not given is empty."""
         constructor = self._constructor(name)
         arguments, number = [], self._class(f"{_CATALYST}.expressions.NamedExpression").newExprId()

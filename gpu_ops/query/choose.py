@@ -294,7 +294,7 @@ class Chooser(Scope):
         if isinstance(relation, Scan):
             return None
         if isinstance(relation, UnionOf):
-            timed = any(of in self.event_times(part) for part in relation.parts for of in relation.made[column])
+            timed = any(of in self.event_times(part) for part in relation.parts for of in relation.of_parts[column])
             why = "each part of a UNION ALL has its own watermark"
             return f"{column} is no event time any more: {why}" if timed else None
         if isinstance(relation, OfGroups):

@@ -139,6 +139,7 @@ NODES: Final[dict[str, str]] = {
 """By the name of a node of Catalyst's plan."""
 
 RELATION: Final = "this is not among the inputs: each is given to sql() by the name that the query calls it"
+NO_INPUT: Final = "{} is not among the inputs, which are {}: each is given to sql() by the name that the query calls it"
 JOINS_NOTHING: Final = (
     "the query joins and groups nothing: filter and project one stream in Spark, df.where(...).select(...)"
 )
@@ -152,6 +153,9 @@ CHANGING: Final = (
 SUBQUERIES: Final = {"ScalarSubquery", "ListQuery", "Exists", "InSubquery", "LateralSubquery"}
 NOW: Final = {"CurrentTimestamp", "CurrentDate", "CurrentTime", "Now", "LocalTimestamp", "CurrentBatchTimestamp"}
 """Constant within a micro-batch, and another one in the next."""
+RANDOM: Final = {"AesEncrypt", "KllSketchMergeBigint", "KllSketchMergeDouble", "KllSketchMergeFloat"}
+"""What draws random numbers below, though Catalyst has it for deterministic: an initialisation vector, what to drop."""
+VECTOR: Final = "; with a constant initialisation vector, or in mode 'ECB', it has the same one each time"
 TODAY: Final = r"\s*(?:now|today|tomorrow|yesterday)\b"
 """What Spark takes in texts for the time at which a plan is made (``SpecialDatetimeValues``)."""
 

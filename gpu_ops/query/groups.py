@@ -81,14 +81,14 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
                 session = session_of(scope, inside, attribute, below, node)
             ends = _ends(scope, inside, attribute) if session is None else session.window
             by |= {} if session is not None else dict.fromkeys(ends)
-            shown[number] = column = scope.made(attribute, str(attribute.name()))
+            shown[number] = column = scope.computed(attribute, str(attribute.name()))
             computed[column] = scope.expr(_window(scope, attribute, ends))
             continue
         by[inside.compared(attribute, f"group_{len(by) + 1}")] = None
         if collated(attribute):
             call, value = _text_of_group(scope, inside, attribute, f"text_{len(calls) + 1}")
             calls.append(call)
-            shown[number] = column = scope.made(attribute, str(attribute.name()))
+            shown[number] = column = scope.computed(attribute, str(attribute.name()))
             computed[column] = scope.expr(value)
     scope.columns = {**scope.columns, **shown}  # what is below goes on meaning its own
     groups = AggregateOf(inside.of(below), tuple(by), node, tuple(calls))
@@ -202,7 +202,7 @@ class _Aggregate:
             expr, number = self.scope.expr(value), id_of(shown)
             column = expr.column
             if column is None:
-                column = self.scope.made(value, str(shown.name()))
+                column = self.scope.computed(value, str(shown.name()))
                 computed[column] = expr
             ids[number] = column
         # a column of windows has one id below and above, and what is below goes on meaning its own

@@ -47,7 +47,7 @@ class Calc:
         has: its columns, and what it calls them.
         scan: the input whose rows they are, or None.
         conditions: all are true of the rows that stay.
-        made: columns to compute.
+        computed: columns to compute.
         left: the columns that are left, by their names above; empty as long as that is open.
         row_kind: what the row-kind column is called above, or None where there is none.
         key: columns that identify a row of an operator's changelog, as the node below calls them, or None.
@@ -58,7 +58,7 @@ class Calc:
     has: Mapping[QueryColumn, str]
     scan: Scan | None = None
     conditions: tuple[Expr, ...] = ()
-    made: Mapping[QueryColumn, Expr] = dataclasses.field(default_factory=dict)
+    computed: Mapping[QueryColumn, Expr] = dataclasses.field(default_factory=dict)
     left: tuple[tuple[str, QueryColumn], ...] = ()
     row_kind: str | None = None
     key: tuple[str, ...] | None = None
@@ -77,7 +77,7 @@ class Calc:
     @property
     def columns(self) -> frozenset[QueryColumn]:
         """All that may be left."""
-        return frozenset(self.has) | frozenset(self.made)
+        return frozenset(self.has) | frozenset(self.computed)
 
     @property
     def schema(self) -> pa.Schema:
@@ -94,7 +94,7 @@ class Calc:
         """The columns that are left, with their text."""
         return [
             Named(name, expr.text(self._call), expr, None)
-            if (expr := self.made.get(column)) is not None
+            if (expr := self.computed.get(column)) is not None
             else Named(name, self._call(column), None, self.has[column])
             for name, column in self.left
         ]
@@ -102,7 +102,7 @@ class Calc:
     @property
     def known(self) -> dict[int, str]:
         """By the id of an attribute in an expression, the column of the node below that it is."""
-        computed = (self.made[column] for _, column in self.left if column in self.made)
+        computed = (self.computed[column] for _, column in self.left if column in self.computed)
         return {number: self.has[c] for expr in (*self.conditions, *computed) for number, c in expr.ids.items()}
 
     def _call(self, column: QueryColumn) -> str:

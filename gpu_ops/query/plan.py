@@ -81,7 +81,7 @@ def _plan(
     multi_way: MultiWay,
 ) -> Plan:
     """Plans a query; places of errors are those in the text as Catalyst reads it."""
-    with errors_at(Origin(text.given)):
+    with errors_at(Origin(text.written)):
         catalyst = Catalyst(session)
         for name, table in tables.items():
             if "`" in name or name.lower() in text.sql.lower():
@@ -96,7 +96,7 @@ def _plan(
         joins = [x for relation, _ in queries for x in relation.walk() if isinstance(x, relations.JoinOf)]
         check_all_found(text, (join.by_time for join in joins if join.by_time is not None))
         roots = [_root(text, catalyst, query, emit, multi_way) for query in queries]
-        first, *others = (Plan(text.given, root) for root in roots)
+        first, *others = (Plan(text.written, root) for root in roots)
         if emit == "at_end":
             if others or isinstance(relations.origin(queries[0][0]), relations.UnionOf):
                 raise NotBuiltError(
@@ -193,16 +193,16 @@ class PlanBuilder:
                 calc, has={c: calc.has[own] for c, own in same.columns.items() if own in calc.has}
             )
         if relation not in self._needed:
-            return self.made(relation, needed)
+            return self.translated(relation, needed)
         if self._built is None:
             self._needed[relation] |= needed
-            return self.made(relation, needed)
+            return self.translated(relation, needed)
         if relation not in self._built:
             wanted = self._needed[relation]
-            self._built[relation] = self.closed(self.made(relation, wanted), wanted)
+            self._built[relation] = self.closed(self.translated(relation, wanted), wanted)
         return self._built[relation]
 
-    def made(self, relation: relations.Relation, needed: frozenset[QueryColumn]) -> Calc:
+    def translated(self, relation: relations.Relation, needed: frozenset[QueryColumn]) -> Calc:
         """A relation that is not there yet."""
         if isinstance(relation, relations.Scan):
             return Calc(relation, {c: c.label for c in relation.ids.values()}, relation)
@@ -231,7 +231,7 @@ class PlanBuilder:
         """Rows for which conditions are true."""
         inside = columns_of(relation.conditions)
         calc = self.build(relation.below, needed | inside)
-        if inside & frozenset(calc.made):
+        if inside & frozenset(calc.computed):
             calc = self.closed(calc, needed | inside)
         calc = dataclasses.replace(calc, conditions=(*calc.conditions, *relation.conditions))
         if isinstance(relation.below, relations.JoinOf):
@@ -242,9 +242,9 @@ class PlanBuilder:
         """Adds computed columns to a node."""
         made = {c: e for c, e in made.items() if c not in calc.columns}
         inside = _inside(made)
-        if inside & frozenset(calc.made):
+        if inside & frozenset(calc.computed):
             calc = self.closed(calc, needed | inside)
-        return dataclasses.replace(calc, made={**calc.made, **made})
+        return dataclasses.replace(calc, computed={**calc.computed, **made})
 
     def closed(self, calc: Calc, wanted: frozenset[QueryColumn]) -> Calc:
         """With everything done, and these columns left, or with those that the input's description needs."""
@@ -252,14 +252,14 @@ class PlanBuilder:
         if calc.scan is not None:
             keep |= set(calc.scan.kept)
         if not keep:
-            keep.add(next((c for c in (*calc.has, *calc.made) if c in self.name), next(iter(calc.has))))
+            keep.add(next((c for c in (*calc.has, *calc.computed) if c in self.name), next(iter(calc.has))))
         names_below = calc.input.schema.names
-        order = [c for c in (*calc.has, *calc.made) if c in keep]
+        order = [c for c in (*calc.has, *calc.computed) if c in keep]
         order.sort(key=lambda c: names_below.index(calc.has[c]) if c in calc.has else len(names_below))
         names = {c: self.name(c) for c in order}
         done = self.done(calc, tuple((names[c], c) for c in order))
         same = names_below == list(names.values()) and done.row_kind == calc.input.row_kind
-        if same and not calc.conditions and not calc.made:
+        if same and not calc.conditions and not calc.computed:
             return dataclasses.replace(calc, has=names)
         key = calc.key and tuple(names[c] for name in calc.key for c in order if calc.has.get(c) == name)
         return Calc(done, names, calc.scan, key=key)
@@ -273,11 +273,11 @@ class PlanBuilder:
 
     def union(self, relation: relations.UnionOf, needed: frozenset[QueryColumn]) -> Calc:
         """The rows of several relations, as columns of one name."""
-        columns = [column for column in relation.made if column in needed] or [next(iter(relation.made))]
+        columns = [column for column in relation.of_parts if column in needed] or [next(iter(relation.of_parts))]
         parts = []
         for number, part in enumerate(relation.parts):
             self.check_part(part, relation)
-            of_part = [relation.made[column][number] for column in columns]
+            of_part = [relation.of_parts[column][number] for column in columns]
             calc = self.build(part, frozenset(of_part))
             parts.append(self.done(calc, tuple(zip(map(self.name, columns), of_part, strict=True))))
         inputs = tuple(dataclasses.replace(part, row_kind=part.row_kind and ROW_KIND_COLUMN) for part in parts)
@@ -428,7 +428,7 @@ class PlanBuilder:
     def origin(self, java: Any, inputs: Mapping[str, relations.Relation] | None = None) -> Origin:
         """The place of one of Catalyst's nodes in the text; ``inputs``: the operator's inputs by their names."""
         place = self.text.place(*position_of(java))
-        return Origin(self.text.given, *place, functools.partial(self.name.in_words, inputs=inputs))
+        return Origin(self.text.written, *place, functools.partial(self.name.in_words, inputs=inputs))
 
     def emit_of(self, relation: relations.Relation) -> Emit:
         """When an operator has output: the last one waits for the end alone, what is below keeps its result for it."""
@@ -474,8 +474,8 @@ class PlanBuilder:
         if scan is None:
             return Input(name, schema, row_kind=row_kind)
         table = scan.table
-        unique = tuple(self.name(scan.own(key)) for key in table.unique_key) if table.unique_key else None
-        order = self.name(scan.own(table.sequence_by)) if table.sequence_by else None
+        unique = tuple(self.name(scan.column(key)) for key in table.unique_key) if table.unique_key else None
+        order = self.name(scan.column(table.sequence_by)) if table.sequence_by else None
         return Input(name, schema, unique, row_kind, order, table.ttl_ms, updates=table.updates)
 
     def after(

@@ -33,7 +33,10 @@ Outputs = list[tuple[str, QueryColumn]]
 """A query's columns by their names, in its order."""
 
 
-_TODAY: Final = re.compile(f'"value":"{errors.TODAY}', re.IGNORECASE)
+_CHANGING: Final = re.compile(
+    rf'\.(?:{"|".join(sorted(errors.NOW | errors.RANDOM))})"|"value":"{errors.TODAY}', re.IGNORECASE
+)
+"""What the JSON of a plan has where there may be another value each time, though Catalyst has it for deterministic."""
 _TYPED_TODAY: Final = re.compile(rf"\b(?:DATE|TIMESTAMP(?:_NTZ|_LTZ)?)\s*(['\"]){errors.TODAY}.*?\1", re.IGNORECASE)
 
 
@@ -41,12 +44,21 @@ _GENERATED: Final = re.compile(r"_w\d+|_we\d+|_gen_alias_\d+|_groupingexpression
 """The names that Spark's analyser and optimizer give to what they compute on the way."""
 
 
-def _is_today(cast: Any) -> bool:
+def _is_today(cast: Any, catalyst: Catalyst) -> bool:
     """True for a cast of a constant text that Spark takes for the time of today, as ``DATE 'now'``."""
     text = cast.child()
     if str(cast.dataType().simpleString()) not in ("date", "timestamp", "timestamp_ntz") or not text.foldable():
         return False
-    return re.match(errors.TODAY, str(text.eval(None)), re.IGNORECASE) is not None
+    return re.match(errors.TODAY, str(catalyst.constant(text)), re.IGNORECASE) is not None
+
+
+def _is_random(call: Any, catalyst: Catalyst) -> bool:
+    """True for a call that draws random numbers, of ``aes_encrypt`` its vector (Spark's ``ExpressionImplUtils``)."""
+    if str(call.nodeName()) != "AesEncrypt":
+        return True
+    _, _, mode, _, vector, *_ = items(call.children())
+    # an empty vector is drawn, and a column may be empty
+    return str(catalyst.constant(mode)).upper() != "ECB" and not catalyst.constant(vector)
 
 
 class PlanReader(Scope):
@@ -104,12 +116,16 @@ class PlanReader(Scope):
 
     def plan(self, analysed: Any) -> Relation:
         """An analysed plan, of the query or of a sub-query."""
-        self._aliases |= _aliases(json.loads(analysed.toJSON()))
+        text = analysed.toJSON()
+        self._aliases |= _aliases(json.loads(text))
         joined = self.catalyst.joined(analysed)
         before = self._tree(joined)
-        if self._changes or _TODAY.search(analysed.toJSON()) or not joined.deterministic():
-            self._check(tree(json.loads(analysed.toJSON()), lambda: analysed))  # where each call is as it was written
-            self._check(before)
+        written = [tree(json.loads(x.toJSON()), lambda x=x: x) for x in (analysed, *items(analysed.subqueriesAll()))]  # type: ignore[misc]
+        for part in written:
+            self._check_inputs(part)
+        if _CHANGING.search(text) or not joined.deterministic():
+            for part in (*written, before):  # first where each call is as it was written
+                self._check(part)
         for node in before.walk():
             if node.kind == "Join":
                 self._join_types[_leaves(node)] = self._how(node)
@@ -127,12 +143,13 @@ class PlanReader(Scope):
     def condition(self) -> tuple[list[Scan], list[Expr]]:
         """The inputs and the condition of a query that joins them and does nothing else."""
         analysed = self.analysed(self.catalyst.parsed(self.sql))
-        if any(f'.{kind}"' in analysed.toJSON() for kind in errors.SUBQUERIES):
+        text = analysed.toJSON()
+        if any(f'.{kind}"' in text for kind in errors.SUBQUERIES):
             raise SqlError("sub-queries are no part of a condition over both inputs", self.sql, 2, 1)
         joined = self.catalyst.joined(analysed)
         plan = self._tree(joined)
-        if self._changes or not joined.deterministic():
-            self._check(plan)
+        if _CHANGING.search(text) or not joined.deterministic():
+            self._check(tree(json.loads(text), lambda: analysed))
         self._take_leaves(joined)
         relation = self._relation(plan)
         while not isinstance(relation, JoinOf):
@@ -144,6 +161,17 @@ class PlanReader(Scope):
 
     # --- what is refused ------------------------------------------------------------------------
 
+    def _check_inputs(self, plan: Tree) -> None:
+        """Refuses the session's own tables and views, which Spark knows by their names, too."""
+        for node in plan.walk():
+            if node.kind != "SubqueryAlias" or not (node.args[0].kind == "View" or not node.args[0].args):
+                continue
+            for leaf in node.walk():
+                if not leaf.args and not _is_input(leaf):
+                    words = words_of(node.java)
+                    names = closest(words.strip("`"), (table.name for table in self.tables.values()))
+                    self.fail(errors.NO_INPUT.format(words, names), node.java)
+
     def _check(self, plan: Tree) -> None:
         """Refuses what has another value when a row is taken back."""
         for node in plan.walk():
@@ -154,14 +182,16 @@ class PlanReader(Scope):
         for below in items(java.children()):
             self._check_expression(below)
         name = str(java.nodeName())
-        if name in errors.NOW or (name == "Cast" and _is_today(java)) or not java.deterministic():
+        if name in errors.NOW or (name == "Cast" and _is_today(java, self.catalyst)) or not java.deterministic():
             self.fail(errors.CHANGING.format(words_of(java)), java)
+        if name in errors.RANDOM and _is_random(java, self.catalyst):
+            hint = errors.VECTOR if name == "AesEncrypt" else ""
+            self.fail(errors.CHANGING.format(words_of(java)) + hint, java)
 
     # --- nodes ----------------------------------------------------------------------------------
 
     def _tree(self, plan: Any) -> Tree:
         text = plan.toJSON()
-        self._changes = any(f'.{kind}"' in text for kind in errors.NOW)
         for number, qualifier in re.findall(r'"exprId":\{[^}]*?"id":(\d+)[^}]*\},"qualifier":"?\[([^"\]]+)\]', text):
             self._owners[int(number)] = qualifier.split(", ")[-1]
         return tree(json.loads(text), lambda: plan)
@@ -235,7 +265,7 @@ class PlanReader(Scope):
         ids: dict[int, QueryColumn] = {}
         for place, attribute in enumerate(items(node.java.output())):
             number = id_of(attribute)
-            column = self.made(attribute, str(attribute.name()), self._owners.get(number, ""))
+            column = self.computed(attribute, str(attribute.name()), self._owners.get(number, ""))
             columns[column] = tuple(relation.shown[id_of(output[place])] for relation, output in parts)
             ids[number] = column
         self.columns = {**self.columns, **ids}  # what is below goes on meaning its own
@@ -250,7 +280,7 @@ class PlanReader(Scope):
             column = value.column
             if column is None:
                 name, owner = str(expr.tree.fields["name"]), self._owners.get(number, "")
-                named = self.nameless if _GENERATED.fullmatch(name) else self.made
+                named = self.nameless if _GENERATED.fullmatch(name) else self.computed
                 column = named(value.java, name, owner=owner)
                 computed[column] = value
             self.columns[number] = ids[number] = column
@@ -355,6 +385,12 @@ def _aliases(items: Sequence[Any]) -> dict[int, str]:
         if isinstance(item, dict):
             aliases |= _aliases([value for value in item.values() if isinstance(value, list)])
     return aliases
+
+
+def _is_input(leaf: Tree) -> bool:
+    """True for a leaf of a plan that stands for an input."""
+    output = leaf.java.output()
+    return bool(output.length()) and bool(output.apply(0).metadata().contains(INPUT))
 
 
 def _leaves(node: Tree) -> frozenset[str]:

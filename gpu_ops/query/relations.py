@@ -154,9 +154,9 @@ class Scan(Relation):
         """The columns that an operator needs whether the query does or not."""
         table = self.table
         names = [*(table.unique_key or ()), *([table.sequence_by] if table.sequence_by else ())]
-        return [self.own(name) for name in names]
+        return [self.column(name) for name in names]
 
-    def own(self, label: str) -> QueryColumn:
+    def column(self, label: str) -> QueryColumn:
         """The column of a name."""
         return next(c for c in self.columns if c.label == label)
 
@@ -327,13 +327,13 @@ class UnionOf(Relation):
 
     Attributes:
         parts: these.
-        made: its columns, and those of each part that they are.
+        of_parts: its columns, and the column of each part that one is.
         ids: what is shown of it.
         java: Catalyst's node.
     """
 
     parts: tuple[Relation, ...]
-    made: dict[QueryColumn, tuple[QueryColumn, ...]]
+    of_parts: dict[QueryColumn, tuple[QueryColumn, ...]]
     ids: dict[int, QueryColumn]
     java: Any
 
@@ -345,7 +345,7 @@ class UnionOf(Relation):
     @functools.cached_property
     def columns(self) -> frozenset[QueryColumn]:
         """The columns of the union, which are none of its parts'."""
-        return frozenset(self.made)
+        return frozenset(self.of_parts)
 
     @property
     def shown(self) -> dict[int, QueryColumn]:
@@ -356,12 +356,12 @@ class UnionOf(Relation):
     def never_null(self) -> frozenset[QueryColumn]:
         """The columns that are never null in any part."""
         never = [part.never_null for part in self.parts]
-        return frozenset(c for c, of in self.made.items() if all(x in n for x, n in zip(of, never, strict=True)))
+        return frozenset(c for c, of in self.of_parts.items() if all(x in n for x, n in zip(of, never, strict=True)))
 
     @property
     def named(self) -> list[QueryColumn]:
         """Each column, and what it is in the parts."""
-        return [column for made, of in self.made.items() for column in (made, *of)]
+        return [column for own, of in self.of_parts.items() for column in (own, *of)]
 
 
 # --- of groups ------------------------------------------------------------------------------------

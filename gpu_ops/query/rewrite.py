@@ -85,7 +85,7 @@ def _normalized(relation: relations.Relation, java: Any) -> relations.Relation:
     if isinstance(relation, relations.RowByRow):
         return relation.over(_normalized(relation.below, java))
     assert isinstance(relation, relations.Scan)
-    return relations.LatestOf(relation, tuple(relation.own(key) for key in relation.table.unique_key or ()), java)
+    return relations.LatestOf(relation, tuple(relation.column(key) for key in relation.table.unique_key or ()), java)
 
 
 # --- windows in two phases ------------------------------------------------------------------------
@@ -223,9 +223,9 @@ def repeated(root: relations.Relation) -> dict[relations.Relation, Same]:
         if isinstance(relation, relations.JoinOf | relations.OfGroups) and not isinstance(
             relation, relations.LocalAggregateOf
         ):
-            number, columns = numbers.found[relation]
+            number, columns = numbers.of_relations[relation]
             other = first.setdefault(number, relation)
-            named = {of: column for column, of in numbers.found[other][1].items()}
+            named = {of: column for column, of in numbers.of_relations[other][1].items()}
             if other is not relation and named.keys() >= set(columns.values()):  # either may compute more below
                 repeats[relation] = Same(other, {column: named[of] for column, of in columns.items()})
                 continue
@@ -237,13 +237,13 @@ class _ValueNumbers:
     """Numbers for relations and for columns.
 
     Attributes:
-        found: by relation its own, and those of its columns.
+        of_relations: by relation its own, and those of its columns.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
         self._columns: dict[QueryColumn, int] = {}
-        self.found: dict[relations.Relation, tuple[int, dict[QueryColumn, int]]] = {}
+        self.of_relations: dict[relations.Relation, tuple[int, dict[QueryColumn, int]]] = {}
 
     def _of(self, *made: Hashable) -> int:
         return self._known.setdefault(made, len(self._known))
@@ -254,7 +254,7 @@ class _ValueNumbers:
     def rows(self, relation: relations.Relation) -> int:
         """A relation's; its columns have theirs afterwards."""
         number = self._rows(relation)
-        self.found[relation] = number, {c: self._column(c) for c in relation.columns}
+        self.of_relations[relation] = number, {c: self._column(c) for c in relation.columns}
         return number
 
     def _rows(self, relation: relations.Relation) -> int:
@@ -288,7 +288,7 @@ class _ValueNumbers:
             return self._join(relation)
         if isinstance(relation, relations.UnionOf):
             number = self._of("union", *map(self.rows, relation.parts))
-            self._columns |= {c: self._of("in union", *map(self._column, of)) for c, of in relation.made.items()}
+            self._columns |= {c: self._of("in union", *map(self._column, of)) for c, of in relation.of_parts.items()}
             return number
         for side in relation.inputs:
             self.rows(side)

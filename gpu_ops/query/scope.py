@@ -34,7 +34,7 @@ class Scope:
         """An expression of Catalyst's."""
         return Expr(tree(json.loads(java.toJSON()), lambda: java), self.columns)
 
-    def made(self, java: Any, label: str, owner: str = "") -> QueryColumn:
+    def computed(self, java: Any, label: str, owner: str = "") -> QueryColumn:
         """A column that an expression of Catalyst's makes, and that the query gives a name."""
         return QueryColumn(label, owner, functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
 
@@ -66,12 +66,12 @@ class Below:
     """Columns that an operator on groups needs of the relation below it; expressions become columns there.
 
     Attributes:
-        made: those columns.
+        computed: those columns.
     """
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self.made: dict[QueryColumn, Expr] = {}
+        self.computed: dict[QueryColumn, Expr] = {}
 
     def column(self, java: Any, label: str, said: Callable[[], str] | None = None) -> QueryColumn:
         """The column of an expression, the same one for the same expression.
@@ -84,10 +84,10 @@ class Below:
         expr = self._scope.expr(java)
         if expr.column is not None:
             return expr.column
-        found = next((column for column, known in self.made.items() if known.java.semanticEquals(java)), None)
+        found = next((column for column, known in self.computed.items() if known.java.semanticEquals(java)), None)
         if found is None:
             found = self._scope.nameless(java, label, said)
-            self.made[found] = expr
+            self.computed[found] = expr
         return found
 
     def compared(self, java: Any, label: str) -> QueryColumn:
@@ -96,7 +96,7 @@ class Below:
 
     def of(self, relation: Relation) -> Relation:
         """A relation with these columns."""
-        return Compute(relation, self.made, relation.shown) if self.made else relation
+        return Compute(relation, self.computed, relation.shown) if self.computed else relation
 
 
 def collated(java: Any) -> bool:

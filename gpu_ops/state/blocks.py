@@ -39,7 +39,7 @@ LEAST_BYTES: Final = 1 << 16
 """Of a message in a file: to make one takes as long as Spark takes for that many."""
 
 _BEFORE: Final = 2
-"""Columns of the wire before the lanes: side and order."""
+"""Columns of the wire before the union columns: side and sequence."""
 
 
 _MOST_INPUTS: Final = np.iinfo(np.int8).max
@@ -130,7 +130,7 @@ class BlockFiles:
         start = self._sizes.get(partition, 0)
         try:
             if not self._sizes:
-                made(self._folder)
+                make_folder(self._folder)
             with open(path, "ab", buffering=0, opener=private) as file:  # as many as there are partitions
                 _write(file, message)
         except OSError as error:
@@ -147,7 +147,7 @@ def _write(file: Any, message: pa.Buffer) -> None:
         left = left[file.write(left) :]
 
 
-def made(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Makes the folder of a micro-batch, and removes those of earlier ones: those of a run come one after another."""
     for one in (*reversed(folder.parents[:2]), folder):
         one.mkdir(mode=0o700, exist_ok=True)
@@ -166,7 +166,7 @@ def leave(folder: Path, rows: pa.Table, most_rows: int) -> str | None:
     """
     path = folder / uuid.uuid4().hex
     try:
-        made(folder)
+        make_folder(folder)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
             writer.write_table(rows, max_chunksize=most_rows)
     except (OSError, pa.ArrowException) as error:
@@ -177,7 +177,7 @@ def leave(folder: Path, rows: pa.Table, most_rows: int) -> str | None:
     return str(path)
 
 
-def taken(path: str) -> pa.RecordBatchReader:
+def take(path: str) -> pa.RecordBatchReader:
     """Reads the rows that `leave` has left in a file, and deletes the file."""
     content = mapped(path)
     Path(path).unlink()
@@ -229,14 +229,14 @@ class FilePart(NamedTuple):
 
     Attributes:
         number: of the input.
-        lanes: for each column of the message the number of the lane that it goes into.
-        order: the place of its first row among those of the micro-batch.
+        union_columns: for each column of the message the number of the union column that it goes into.
+        sequence: the sequence of its first row's change in the micro-batch.
         block: where the message is.
     """
 
     number: int
-    lanes: tuple[int, ...]
-    order: int
+    union_columns: tuple[int, ...]
+    sequence: int
     block: Block
 
     @classmethod
@@ -247,9 +247,9 @@ class FilePart(NamedTuple):
             DescriptionError: it is none.
         """
         try:
-            number, lanes, order, block = data
-            part = cls(number, tuple(lanes), order, Block(*block))
-            numbers = (part.number, *part.lanes, part.order, *part.block[1:])
+            number, union_columns, sequence, block = data
+            part = cls(number, tuple(union_columns), sequence, Block(*block))
+            numbers = (part.number, *part.union_columns, part.sequence, *part.block[1:])
             fine = isinstance(part.block.file, str) and all(type(x) is int and 0 <= x < 1 << 63 for x in numbers)
             fine = fine and part.number <= _MOST_INPUTS
         except (TypeError, ValueError):
@@ -260,8 +260,8 @@ class FilePart(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The place after its last row."""
-        return self.order + self.block.rows
+        """The sequence after that of its last row."""
+        return self.sequence + self.block.rows
 
     def rows(self, message: pa.Buffer, wire: pa.Schema) -> pa.RecordBatch:
         """Its rows on the wire.
@@ -269,30 +269,32 @@ class FilePart(NamedTuple):
         Raises:
             ArrowException: the message is no such rows.
         """
-        if self.lanes and max(self.lanes) >= len(wire) - _BEFORE:
-            raise pa.ArrowInvalid(f"there is no lane {max(self.lanes)}")
-        schema = pa.schema([wire.field(lane + _BEFORE) for lane in self.lanes])
+        if self.union_columns and max(self.union_columns) >= len(wire) - _BEFORE:
+            raise pa.ArrowInvalid(f"there is no union column {max(self.union_columns)}")
+        schema = pa.schema([wire.field(place + _BEFORE) for place in self.union_columns])
         found = pa.ipc.read_record_batch(message, schema)
         if found.num_rows != self.block.rows:
             raise pa.ArrowInvalid(f"there are {found.num_rows} rows, not {self.block.rows}")
-        return on_wire(found, self.number, self.lanes, self.order, wire)
+        return on_wire(found, self.number, self.union_columns, self.sequence, wire)
 
 
-def on_wire(rows: pa.RecordBatch, number: int, lanes: Sequence[int], order: int, wire: pa.Schema) -> pa.RecordBatch:
-    """Rows of an input as they travel: side, order and lanes.
+def on_wire(
+    rows: pa.RecordBatch, number: int, union_columns: Sequence[int], sequence: int, wire: pa.Schema
+) -> pa.RecordBatch:
+    """Rows of an input as they travel: side, sequence and union columns.
 
     Args:
         rows: their columns.
         number: of the input.
-        lanes: for each column the number of its lane.
-        order: the place of the first row.
+        union_columns: for each column the number of its union column.
+        sequence: the sequence of the first row's change.
         wire: the schema.
     """
     size = rows.num_rows
-    own = dict(zip(lanes, rows.columns, strict=True))
-    columns = [pa.array(np.full(size, number, np.int8)), pa.array(np.arange(order, order + size))]
-    for lane, field in enumerate(list(wire)[_BEFORE:]):
-        columns.append(own[lane] if lane in own else pa.nulls(size, field.type))
+    carried = dict(zip(union_columns, rows.columns, strict=True))
+    columns = [pa.array(np.full(size, number, np.int8)), pa.array(np.arange(sequence, sequence + size))]
+    for place, field in enumerate(list(wire)[_BEFORE:]):
+        columns.append(carried[place] if place in carried else pa.nulls(size, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=wire)
 
 
@@ -300,21 +302,21 @@ def without(table: pa.Table, parts: Iterable[FilePart]) -> pa.Table:
     """The rows of a micro-batch that do not lie in files.
 
     Args:
-        table: all of its rows, by their places.
+        table: all of its rows, by their sequence.
         parts: those in files, by theirs.
     """
     pieces, at = [], 0
     for part in parts:
-        pieces.append(table.slice(at, part.order - at))
+        pieces.append(table.slice(at, part.sequence - at))
         at = part.end
     return pa.concat_tables([*pieces, table.slice(at)])
 
 
 def together(table: pa.Table, parts: Iterable[tuple[FilePart, pa.RecordBatch]]) -> pa.Table:
-    """The inverse of `without`: all rows of a micro-batch, by their places."""
+    """The inverse of `without`: all rows of a micro-batch, by their sequence."""
     pieces, at, arrived = [], 0, 0
     for part, rows in parts:
-        between = part.order - arrived
+        between = part.sequence - arrived
         pieces += [table.slice(at, between), pa.Table.from_batches([rows])]
         at, arrived = at + between, part.end
     return pa.concat_tables([*pieces, table.slice(at)])

@@ -123,9 +123,9 @@ class Record:
     """The input of one micro-batch of one partition.
 
     Attributes:
-        table: the wire batches: side, order, lanes.
+        table: the wire batches: side, sequence, union columns.
         clock_ms: the time the micro-batch was applied at.
-        wire: how the lanes map to the inputs' columns, JSON.
+        wire: how the union columns map to the inputs' columns, JSON.
         times: what an interval join by event time knows after it.
         backlog: whether it was backlog, and all before it.
         parts: which rows lie in files, which the log may keep.

@@ -32,7 +32,7 @@ class Run:
     shift: int
     home: Kernels
     """The backend in whose memory it lies, or which reads it from disk."""
-    made: Array | None = None
+    cached_directory: Array | None = None
     """The directory, once a lookup has needed it: most runs are merged before."""
     file: File | None = None
     passed: Passed = dataclasses.field(default_factory=Passed)
@@ -50,9 +50,9 @@ class Run:
     @property
     def directory(self) -> Array:
         """The place of the first entry of each hash prefix; computed when first asked for."""
-        if self.made is None:
-            self.made = self.home.directory(self.entries, self.shift)
-        return self.made
+        if self.cached_directory is None:
+            self.cached_directory = self.home.directory(self.entries, self.shift)
+        return self.cached_directory
 
     @property
     def times(self) -> None:
@@ -61,7 +61,7 @@ class Run:
     @property
     def nbytes(self) -> int:
         """Bytes of both arrays."""
-        return int(self.entries.nbytes + (0 if self.made is None else self.made.nbytes))
+        return int(self.entries.nbytes + (0 if self.cached_directory is None else self.cached_directory.nbytes))
 
 
 class HashIndex(Runs[Run]):
@@ -138,7 +138,7 @@ class HashIndex(Runs[Run]):
             TooMany: there are more than there may be.
         """
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
-        return self.found(runs, probe_rows, by_candidate=by_candidate, at_most=at_most)
+        return self.candidates(runs, probe_rows, by_candidate=by_candidate, at_most=at_most)
 
     def _merge(self, coming: int) -> None:
         del coming  # it costs little
@@ -157,14 +157,16 @@ class HashIndex(Runs[Run]):
     @staticmethod
     def _moved(run: Run, copy: Callable[[Array], Array], home: Kernels) -> Run:
         entries = copy(run.entries)
-        return Run(entries, run.size, run.shift, home, None if run.made is None else copy(run.made))
+        return Run(
+            entries, run.size, run.shift, home, None if run.cached_directory is None else copy(run.cached_directory)
+        )
 
     @staticmethod
     def _arrays(run: Run) -> tuple[Array, ...]:
         return (run.entries,)
 
     @staticmethod
-    def _made(run: Run, arrays: Sequence[Array]) -> Run:
+    def _rebuilt(run: Run, arrays: Sequence[Array]) -> Run:
         return _hash_run(run.home, arrays[0])
 
 
@@ -245,8 +247,8 @@ def _merge_two(run: Run, added: Run) -> Run:
     home, size = run.home, run.size + added.size
     buffer = home.merge(run.buffer, run.size, added.entries)
     shift, directory = _shift(home, size), None
-    if shift == run.shift and run.made is not None:
+    if shift == run.shift and run.cached_directory is not None:
         # Where a prefix begins is how many entries come before it, in one part and in the other.
         directory = home.directory(added.entries, shift)
-        directory += run.made
+        directory += run.cached_directory
     return Run(buffer, size, shift, home, directory)

@@ -164,13 +164,13 @@ class _FollowedRun(Generic[S]):
     costs nothing."""
     kept: int = 0
     """How many there are."""
-    made: list[S] | None = None
+    new_runs: list[S] | None = None
     """Once that is all: the new run, or none."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of what has followed."""
-        return sum(run.nbytes for run in self.made or ()) + self.kept * sum(a.itemsize for a in self.arrays or ())
+        return sum(run.nbytes for run in self.new_runs or ()) + self.kept * sum(a.itemsize for a in self.arrays or ())
 
     def add(self, pieces: Sequence[Array], xp: Any) -> None:
         """Put more behind what stays."""
@@ -191,7 +191,7 @@ class Merging(Generic[S]):
         in_order: puts arrays of several runs, one behind the other, in the order of one.
 
     Attributes:
-        made: as much of the new run's arrays as is done; the rest is room, and memory that is never touched costs
+        merged: as much of the new run's arrays as is done; the rest is room, and memory that is never touched costs
             nothing.
     """
 
@@ -211,13 +211,13 @@ class Merging(Generic[S]):
             bounds = [[0, *np.searchsorted(own[0], cuts).tolist(), own[0].size] for own in arrays]
         self._parts = list(zip(*map(itertools.pairwise, bounds), strict=True))[::-1]
         self._size = sum(last for *_, last in bounds)
-        self.made: list[Array] = []
+        self.merged: list[Array] = []
         self._done = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is done."""
-        return sum(self._done * int(array.itemsize) for array in self.made)
+        return sum(self._done * int(array.itemsize) for array in self.merged)
 
     def go_on(self, most: int | None) -> bool:
         """Do so many entries more, or a few more than that; all for None. Whether that is all."""
@@ -231,10 +231,10 @@ class Merging(Generic[S]):
                 columns = (self._home.xp.concatenate(column) for column in zip(*pieces, strict=True))
                 ordered = self._in_order(self._home, *columns)
                 if last - self._done == self._size:
-                    self.made = list(ordered)
+                    self.merged = list(ordered)
                 else:
-                    self.made = self.made or [self._home.xp.empty(self._size, values.dtype) for values in ordered]
-                    for array, values in zip(self.made, ordered, strict=True):
+                    self.merged = self.merged or [self._home.xp.empty(self._size, values.dtype) for values in ordered]
+                    for array, values in zip(self.merged, ordered, strict=True):
                         array[self._done : last] = values
             self._done = last
             self._parts.pop()
@@ -364,7 +364,7 @@ class Following(abc.ABC, Generic[S]):
                 break
             known = before.get(id(run.held)) or _FollowedRun[S](run.held, int(run.entries.size))
             followed[id(run.held)] = known
-            if known.made is not None:
+            if known.new_runs is not None:
                 continue
             arrays, size = self._arrays(run), known.size
             stop = size if left is None or run.file is not None else min(known.looked + left, size)
@@ -378,14 +378,14 @@ class Following(abc.ABC, Generic[S]):
             left = None if left is None else left - (stop - known.looked)
             known.looked = stop
             if stop == size:
-                known.made, known.arrays = [self._like(run, pieces)] if pieces[0].size else [], None
+                known.new_runs, known.arrays = [self._like(run, pieces)] if pieces[0].size else [], None
         return followed
 
     def renumbered(self, new_slots: Slots, before: FollowedRuns[S] | None = None) -> Self:
         """Another one, in new slots; arguments as `follow`."""
         followed, other = self.follow(new_slots, before or {}, None), type(self)(self._kernels)
         for run in self.runs:
-            other.runs += self._as_now(run, followed[id(run.held)].made or [])
+            other.runs += self._as_now(run, followed[id(run.held)].new_runs or [])
         return other
 
 
@@ -424,11 +424,11 @@ class Runs(Following[R]):
 
     @staticmethod
     @abc.abstractmethod
-    def _made(run: R, arrays: Sequence[Array]) -> R:
+    def _rebuilt(run: R, arrays: Sequence[Array]) -> R:
         """Makes a run in memory of some arrays, else like a given one."""
 
     def _like(self, run: R, arrays: Sequence[Array]) -> R:
-        made = self._made(run, arrays)
+        made = self._rebuilt(run, arrays)
         return made if run.file is None else self._written(made, run.file.disk)
 
     @property
@@ -450,7 +450,9 @@ class Runs(Following[R]):
     @property
     def disk_bytes(self) -> int:
         """Bytes of those on disk."""
-        return sum(map(_on_disk, [*self.runs, *(run for known in self.followed.values() for run in known.made or ())]))
+        return sum(
+            map(_on_disk, [*self.runs, *(run for known in self.followed.values() for run in known.new_runs or ())])
+        )
 
     def commit(self) -> None:
         """Keep the staged rows."""
@@ -472,7 +474,7 @@ class Runs(Following[R]):
     def _near(self, run: R, *added: R) -> bool:
         return bool(run.entries.size <= self.growth * sum(int(one.entries.size) for one in added))
 
-    def found(
+    def candidates(
         self,
         runs: Sequence[R],
         probe_rows: Array,

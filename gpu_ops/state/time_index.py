@@ -107,7 +107,7 @@ class TimeIndex(Runs[TimeRun]):
             collide: callers verify candidates by real equality.
         """
         runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
-        pairs = self.found(runs, self._kernels.entries(hashes, 0), (earliest, latest))
+        pairs = self.candidates(runs, self._kernels.entries(hashes, 0), (earliest, latest))
         pairs.sort()
         return layouts.unpaired(pairs)
 
@@ -170,7 +170,7 @@ class TimeIndex(Runs[TimeRun]):
         return run.entries, run.times, *(() if run.ties is None else (run.ties,))
 
     @staticmethod
-    def _made(run: TimeRun, arrays: Sequence[Array]) -> TimeRun:
+    def _rebuilt(run: TimeRun, arrays: Sequence[Array]) -> TimeRun:
         return _with_directory(run.home, run.span, *arrays)
 
 
@@ -183,7 +183,7 @@ def _time_run_of(merging: Merging[TimeRun]) -> TimeRun:
     """The run of a merge that is done."""
     runs = merging.runs
     span = min(run.span[0] for run in runs), max(run.span[1] for run in runs)
-    return _with_directory(runs[0].home, span, *merging.made)
+    return _with_directory(runs[0].home, span, *merging.merged)
 
 
 def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
@@ -330,7 +330,7 @@ class TimeQueue(Following[_Chunk]):
         return run.size <= sum(chunk.size for chunk in added) and id(run.held) not in self.followed
 
     def _ended(self, merging: Merging[_Chunk], runs: Sequence[_Chunk]) -> list[_Chunk]:
-        times, entries = merging.made
+        times, entries = merging.merged
         made, earliest = _Chunk(times, entries, runs[0].home), min(runs, key=lambda run: int(run.times[run.first]))
         return self._as_now(earliest, [made])
 

@@ -89,7 +89,7 @@ def check_timed_batches(case: Case, split: int, backend: Backend) -> None:
     """Per micro-batch the same: nothing is ever taken back, so there is nothing to fold."""
     events, expected = case.timed_events, case.expected
     with backend.engine(case.join("per_batch")) as engine:
-        for cut in timed_cuts(engine.join, events, split):
+        for cut in timed_cuts(engine.description, events, split):
             want: Counter[Change] = Counter()
             for event in range(cut.start, cut.stop):
                 want += expected.get(event, Counter())
@@ -103,7 +103,7 @@ def check_folds(case: Case, split: int, backend: Backend) -> None:
     want: Counter[Row] = Counter()
     got: Counter[Row] = Counter()
     with backend.engine(case.join("per_batch")) as engine:
-        for cut in cuts(engine.join, events, split):
+        for cut in cuts(engine.description, events, split):
             for event in range(cut.start, cut.stop):
                 fold(list(expected.get(event, Counter()).elements()), want)
             changes, _, _ = run(engine, cut)
@@ -122,7 +122,7 @@ def check_view(case: Case, split: int, emit: Emit, backend: Backend) -> None:
     events = [(s, k, typed(case, s, row)) for s, k, row in case.events]
     view = reference(case.join(emit))
     with contextlib.closing(view), backend.engine(view.join) as engine:
-        for number, cut in enumerate(cuts(engine.join, events, split)):
+        for number, cut in enumerate(cuts(engine.description, events, split)):
             view.change(events[cut.start : cut.stop])
             _, _, batch = run(engine, cut)
             view.fold(batch.changelog)

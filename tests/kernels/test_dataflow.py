@@ -40,7 +40,7 @@ def test_a_changelog_between_joins_stays_on_the_card(engines: Backend, monkeypat
     monkeypatch.setattr(running, "_read", noted)
     a, b, c = (pa.table({"k": [1, 2], name: ["x", "y"]}) for name in "abc")
     below = gpu_ops.engine(a=a, b=b, on="k", backend="cpu")
-    flow = gpu_ops.engine(below=below, c=c, on="k", how="left", backend="cpu").join
+    flow = gpu_ops.engine(below=below, c=c, on="k", how="left", backend="cpu").description
     with engines.engine(flow) as engine:
         engine.process(a=a, b=b)
         assert not isinstance(changelogs[0].rows, pa.Table)

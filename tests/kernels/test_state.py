@@ -89,8 +89,8 @@ def test_fused_functions(kernels: Kernels) -> None:
     dies = [rng.random(500) < 0.5 for _ in "ab"]
     given: list[tuple[Any, list[Any]]] = [
         (layouts.unpaired, [layouts.pairs(*slots)]),
-        (layouts.moments, [slots[0], slots[1] % (1 << layouts.INSTANT_BITS), 4]),
-        (layouts.moments, [slots[0], slots[1] % (1 << layouts.INSTANT_BITS), rng.integers(0, 5, 500)]),
+        (layouts.moments, [slots[0], slots[1] % (1 << layouts.LOGICAL_TIME_BITS), 4]),
+        (layouts.moments, [slots[0], slots[1] % (1 << layouts.LOGICAL_TIME_BITS), rng.integers(0, 5, 500)]),
         (layouts.without_codes, [rng.integers(0, 1 << 62, 500)]),
         (_timed, [rng.integers(-1, 2, 500), rng.integers(NEVER - 1, NEVER + 1, 500)]),
         *(

@@ -346,7 +346,7 @@ def test_nulls_without_a_word_about_them_come_where_spark_has_them() -> None:
         for emit in ("per_batch", "at_end"):
             top = Top(Input("t", schema), (), (order,), 3, emit, "place")  # type: ignore[arg-type]
             with CPU.engine(from_json(top.to_json())) as engine:
-                assert engine.join == top
+                assert engine.description == top
                 found = engine.process(rows)
                 found = engine.finish() if emit == "at_end" else found
                 by_place = sorted(found.to_pylist(), key=lambda row: row["place"])

@@ -222,7 +222,7 @@ def run(engine: Any, cut: Cut, **options: Any) -> tuple[list[Change], np.ndarray
     """Process one micro-batch: its changes, the event each belongs to, and the `MicroBatch`."""
     batch = engine.prepare(*cut.batches, **cut.inputs, **options)
     engine.commit()
-    assert batch.changelog.schema.equals(engine.join.output_schema)
+    assert batch.changelog.schema.equals(engine.description.output_schema)
     found = changes(batch.changelog)
     assert len(batch.sequence) == len(found)
     return found, np.asarray(batch.sequence) + cut.start, batch

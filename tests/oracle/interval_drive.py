@@ -73,7 +73,7 @@ def timed_run(engine: Any, cut: TimedCut, **options: Any) -> tuple[list[Change],
     """Process one micro-batch: its changes, the event each belongs to, and the `MicroBatch`."""
     batch = engine.prepare(**cut.inputs, **options)
     engine.commit()
-    assert batch.changelog.schema.equals(engine.join.output_schema)
+    assert batch.changelog.schema.equals(engine.description.output_schema)
     found = changes(batch.changelog)
     assert len(batch.sequence) == len(found)
     return found, [int(s) + cut.rows for s in batch.sequence], batch

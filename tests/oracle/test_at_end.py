@@ -48,7 +48,7 @@ def test_the_result_is_the_join_of_the_folded_inputs(shape: Shape, backend: Back
     events = trace(shape, recipe(shape, 200, seed(shape), live=30, malformed=True))
     view = reference(shape.join("at_end"))
     with contextlib.closing(view), backend.engine(view.join) as engine:
-        for cut in cuts(engine.join, events, SIZES, shuffle=1):
+        for cut in cuts(engine.description, events, SIZES, shuffle=1):
             view.change(events[cut.start : cut.stop])
             batch = engine.prepare(**cut.inputs)
             assert not batch.changelog.num_rows, "nothing is said before the end"
@@ -132,7 +132,7 @@ def test_what_is_kept_goes_to_disk_beyond_the_budget_and_comes_back() -> None:
     results = []
     for limit in (None, 16_000):  # enough for what comes out at a time
         engine = JoinEngine(shape.join("at_end"), "cpu", memory_limit=limit)
-        for number, cut in enumerate(cuts(engine.join, events, 100)):
+        for number, cut in enumerate(cuts(engine.description, events, 100)):
             engine.process(**cut.inputs)
             if number == 5:
                 snapshot = engine.snapshot()

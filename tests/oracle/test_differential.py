@@ -128,7 +128,7 @@ def test_backends_agree_row_for_row(shape: Shape, emit: Emit, other_backend: Bac
     """The same rows in the same order as on the plain CPU, with the same state after."""
     events = trace(shape, made(shape, malformed=True))
     with CPU.engine(shape.join(emit)) as one, other_backend.engine(shape.join(emit)) as other:
-        for cut in cuts(one.join, events, (40, 1, 13)):
+        for cut in cuts(one.description, events, (40, 1, 13)):
             first, second = one.prepare(**cut.inputs), other.prepare(**cut.inputs)
             one.commit()
             other.commit()

@@ -24,8 +24,8 @@ from oracle.interval_rules import IntervalRules
 from oracle.interval_traces import BOUNDS, HOWS, IntervalShape
 
 PARTITIONS = 2
-LANES = ("k", "t", "x", "v")
-WIRE = Wire("__side", "__order", tuple((f"a_{c}", f"b_{c}", c) for c in LANES))
+COLUMNS = ("k", "t", "x", "v")
+WIRE = Wire("__side", "__order", tuple((f"a_{c}", f"b_{c}", c) for c in COLUMNS))
 WIRE_SCHEMA = pa.schema(
     [
         ("__side", pa.int8()),

@@ -100,7 +100,7 @@ def check(
     """Every event (``per_batch``: every micro-batch) says what the transcription says, and counts late rows alike."""
     rules = shape.terms().rules()
     with backend.engine(shape.join(emit)) as engine:
-        for cut in timed_cuts(engine.join, events, split, shuffle=shuffle):
+        for cut in timed_cuts(engine.description, events, split, shuffle=shuffle):
             before = list(rules.late)
             want = said(rules, events[cut.start : cut.stop], cut.start)
             found, position, batch = timed_run(engine, cut)
@@ -241,12 +241,12 @@ def test_the_end_is_the_sql_join(how: str, bounds: tuple[int, int], backend: Bac
     emit = EMITS[number // 2 % 2]
     with backend.engine(shape.join(emit)) as engine:
         found: list[Change] = []
-        for cut in timed_cuts(engine.join, events, (40, 3, 90)):
+        for cut in timed_cuts(engine.description, events, (40, 3, 90)):
             got, _, batch = timed_run(engine, cut)
             assert batch.metrics["left_late"] == batch.metrics["right_late"] == 0
             found += got
         found += changes(engine.finish())
-        wrong = difference(sql_join(engine.join, events), Counter(row for _, row in found))
+        wrong = difference(sql_join(engine.description, events), Counter(row for _, row in found))
         assert not wrong, f"{shape}:\n{wrong}"
         assert {kind for kind, _ in found} <= {"+I"}
         assert engine.state_size()["left_rows"] == engine.state_size()["right_rows"] == 0
@@ -265,11 +265,11 @@ def test_the_end_is_the_sql_join_of_what_is_not_late(shape: IntervalShape, backe
             punctual.append(event)
     assert len(punctual) < len(events)
     with backend.engine(shape.join("per_batch")) as engine:
-        found = [change for cut in timed_cuts(engine.join, events, 30) for change in timed_run(engine, cut)[0]]
+        found = [change for cut in timed_cuts(engine.description, events, 30) for change in timed_run(engine, cut)[0]]
         found += changes(engine.finish())
-        width = len(engine.join.output) - shape.stamped
+        width = len(engine.description.output) - shape.stamped
         joined = Counter(row[:width] for kind, row in found if kind != LATE)
-        wrong = difference(sql_join(engine.join, punctual), joined)
+        wrong = difference(sql_join(engine.description, punctual), joined)
         assert not wrong, f"{shape}:\n{wrong}"
 
 
@@ -277,7 +277,7 @@ def test_the_end_is_the_sql_join_of_what_is_not_late(shape: IntervalShape, backe
 def test_backends_agree_row_for_row(shape: IntervalShape, emit: Emit, other_backend: Backend) -> None:
     """The same rows in the same order as on the plain CPU, with the same state after."""
     with CPU.engine(shape.join(emit)) as one, other_backend.engine(shape.join(emit)) as other:
-        for cut in timed_cuts(one.join, trace(shape), (40, 1, 13)):
+        for cut in timed_cuts(one.description, trace(shape), (40, 1, 13)):
             first, second = one.prepare(**cut.inputs), other.prepare(**cut.inputs)
             one.commit()
             other.commit()
@@ -338,7 +338,7 @@ def test_a_watermark_of_one_input_says_nothing(backend: Backend) -> None:
     events = [(0, "+I", (1, 100, 0, "a")), (1, "+I", (2, 100, 0, "b"))]
     pads = [("+I", (1, 100, 0, "a", *[None] * 4)), ("+I", (*[None] * 4, 2, 100, 0, "b"))]
     with backend.engine(shape.join()) as engine:
-        (cut,) = timed_cuts(engine.join, events, 2)
+        (cut,) = timed_cuts(engine.description, events, 2)
         assert timed_run(engine, cut)[0] == []
         for watermark in ((500, None), (None, 500), (500, 110), 110, (100, 500), 100):
             assert engine.process(watermark=watermark).num_rows == 0
@@ -359,7 +359,7 @@ def test_rows_at_the_watermark_are_not_late(split: int, first: int, backend: Bac
     rows = [(0, "+I", (1, 100, 0, "a")), (1, "+I", (1, 100, 0, "b"))]
     events: list[TimedEvent] = [(0, WATERMARK, 100), (1, WATERMARK, 100), rows[first], rows[1 - first]]
     with backend.engine(shape.join()) as engine:
-        found = [timed_run(engine, cut)[:2] for cut in timed_cuts(engine.join, events, split)]
+        found = [timed_run(engine, cut)[:2] for cut in timed_cuts(engine.description, events, split)]
         assert [c for said_, _ in found for c in said_] == [("+I", (1, 100, 0, "a", 1, 100, 0, "b"))]
         assert [p for _, position in found for p in position] == [3]
         assert engine.finish().num_rows == 0
@@ -375,7 +375,7 @@ def test_a_pair_at_the_watermark_never_comes_where_late_rows_join(how: str, spli
     pads = [("+I", left + (None,) * 4)] * (how in ("left", "full"))
     pads += [("+I", (None,) * 4 + right)] * (how in ("right", "full"))
     with backend.engine(shape.join()) as engine:
-        found = [timed_run(engine, cut) for cut in timed_cuts(engine.join, events, split)]
+        found = [timed_run(engine, cut) for cut in timed_cuts(engine.description, events, split)]
         assert [change for said_, _, _ in found for change in said_] == pads
         assert sum(b.metrics["left_late"] + b.metrics["right_late"] for _, _, b in found) == 0
         assert engine.state_size()["left_rows"] == engine.state_size()["right_rows"] == 0

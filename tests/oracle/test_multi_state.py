@@ -110,7 +110,7 @@ def row(*values: Any) -> Row:
 
 
 def at(engine: Any, now: int, *events: Event) -> list[Change]:
-    (cut,) = cuts(engine.join, events, len(events)) if events else (Cut(0, 0, {}),)
+    (cut,) = cuts(engine.description, events, len(events)) if events else (Cut(0, 0, {}),)
     return run(engine, cut, clock_ms=now)[0]
 
 
@@ -258,7 +258,7 @@ def test_a_hot_key_costs_what_matches(how: str, backend: Backend) -> None:
     for keys in (few_per_key, 1):
         engine = loaded(how, count, keys, backend)
         for place, said in ((2, 200 if how == "left" else 100), (0, 10), (1, 11)):
-            schema = engine.join.inputs[place].schema.append(pa.field("op", pa.string()))
+            schema = engine.description.inputs[place].schema.append(pa.field("op", pa.string()))
             change = pa.Table.from_pylist([dict(zip(schema.names, (0, 7, -1, "+I"), strict=True))], schema)
             tables = [change if p == place else None for p in range(3)]
             engine.prepare(*tables)

@@ -42,7 +42,7 @@ def step(engine: JoinEngine, left: Rows, right: Rows, **watermark: Any) -> list[
         pa.table([[k for k, _ in rows], pa.array([t for _, t in rows], pa.int64())], names=source.schema.names).cast(
             source.schema
         )
-        for rows, source in zip((left, right), engine.join.inputs, strict=True)
+        for rows, source in zip((left, right), engine.description.inputs, strict=True)
     ]
     said = engine.process(*batches, **watermark)
     return sorted(zip(said["lt"].to_pylist(), said["rt"].to_pylist(), strict=True), key=str)
@@ -104,5 +104,5 @@ def test_spark_58904_equal_times_wait_for_the_other_inputs_watermark(engine: Any
 def test_both_ways_of_output_say_the_same(engine: Any, emit: Emit) -> None:
     join = engine("full", -5, 5, emit)
     assert step(join, [("a", 1)], [("a", 3), ("b", 2)], watermark=0) == [(1, 3)]
-    late = join.join.interval.late
+    late = join.description.interval.late
     assert step(join, [("b", 9)], [], watermark=20) == [*([(9, None)] if late == "join" else []), (None, 2)]

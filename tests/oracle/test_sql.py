@@ -35,7 +35,7 @@ def check(
     seen: dict[str, Any] = {"rows": 0, "largest": 0, "unknown": [0, 0]}
     view = reference(shape.join(emit), large=large)
     with contextlib.closing(view), backend.engine(view.join) as engine:
-        for cut in cuts(engine.join, events, split, shuffle=shuffle):
+        for cut in cuts(engine.description, events, split, shuffle=shuffle):
             view.change(events[cut.start : cut.stop])
             batch = engine.prepare(**cut.inputs)
             engine.commit()

@@ -114,7 +114,7 @@ def test_state_is_the_versions_younger_than_the_watermark_and_one_of_each_key(ba
     events = trace(shape, 1500, keys=9, null_keys=0.0, in_time=True)
     versions: set[tuple[object, int]] = set()
     with backend.engine(temporal_join(shape)) as engine:
-        for cut in timed_cuts(engine.join, events, 60):
+        for cut in timed_cuts(engine.description, events, 60):
             _, _, batch = timed_run(engine, cut)
             new = [e for e in events[cut.start : cut.stop] if e[0] == 1 and e[1] not in (WATERMARK, "-U")]
             now = batch.metrics.get("watermark_ms", -(1 << 62))

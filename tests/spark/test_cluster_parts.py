@@ -148,7 +148,7 @@ def test_other_state_folders_are_not(master: str, state: str) -> None:
 # --- an agent and its servers ------------------------------------------------------------------
 
 
-OFFER = Offer(group=0, job=1, stage=1, task=1, executor="e", host="h", cores=2, gpus=("3", "5"), found="2 GPUs")
+OFFER = Offer(group=0, job=1, stage=1, task=1, executor="e", host="h", cores=2, gpus=("3", "5"), gpu_note="2 GPUs")
 
 
 class Ends:
@@ -333,7 +333,7 @@ class Cluster:
         number = len(self._tasks)
         self._tasks[number] = executor
         gpus, found = self.cards.get(executor, ([], NONE_GIVEN))
-        offer = Offer(job, group, number, job, executor, executor, cores=8, gpus=tuple(gpus), found=found)
+        offer = Offer(job, group, number, job, executor, executor, cores=8, gpus=tuple(gpus), gpu_note=found)
         agent = self.servers.offer(offer)
         while True:
             commands = self.servers.commands(Waiting(agent), lambda: executor not in self._lost)

@@ -13,7 +13,7 @@ from gpu_ops.errors import EvaluationError
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.plan.changes import source_of
 from gpu_ops.spark.tasks.packing import FileRows, Pack, Packer
-from gpu_ops.spark.tasks.rows import Taken
+from gpu_ops.spark.tasks.rows import Projection
 from spark.support import settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
@@ -122,9 +122,9 @@ def test_files_are_sifted_as_spark_would(
         assert read is None
         return
     assert read is not None
-    assert ", ".join(dict.fromkeys(read.taken.tested)) == SIFTED[condition]
-    taken_rows = FileRows(read.source.reader.rows.format, "rows", read.taken, PAIR)
-    pack = Pack(Packer("rows", "join", 0, PAIR, (), (0,), 1 << 18), taken_rows, Taken.all(PAIR))
+    assert ", ".join(dict.fromkeys(read.projection.tested)) == SIFTED[condition]
+    taken_rows = FileRows(read.source.reader.rows.format, "rows", read.projection, PAIR)
+    pack = Pack(Packer("rows", "join", 0, PAIR, (), (0,), 1 << 18), taken_rows, Projection.all(PAIR))
     files = pa.RecordBatch.from_pydict({"path": sorted(map(str, Path(folder).glob("*.parquet"))), "time": [1, 2, 3]})
     messages = [m.as_buffer() for batch in pack(iter([files])) for m in batch["rows"]]
     taken = [row for m in messages for row in pa.ipc.read_record_batch(m, PAIR).to_pylist()]
@@ -144,10 +144,10 @@ def test_columns_are_computed_as_spark_would(spark: Any, many_types: tuple[str, 
         computed = rows.selectExpr("*", "k AS own").where("n < 5").selectExpr("own AS k", *named).where("c3 < 100")
         read = source_of(computed)
         assert read is not None
-        assert read.taken.tested == ("n", "k")
+        assert read.projection.tested == ("n", "k")
         wanted = spark.read.schema(schema).parquet(folder).where("n < 5").selectExpr("k", *named).where("c3 < 100")
         expected = {row.k: row for row in wanted.collect()}
-    taken = FileRows(read.source.reader.rows.format, "rows", read.taken, arrow_schema(computed.schema, "rows"))
+    taken = FileRows(read.source.reader.rows.format, "rows", read.projection, arrow_schema(computed.schema, "rows"))
     batches = [batch for path in Path(folder).glob("*.parquet") for batch in taken.read(str(path))]
     found = spark.createDataFrame(pa.Table.from_batches(batches), computed.schema).collect()
     assert {row.k: repr(row) for row in found} == {k: repr(row) for k, row in expected.items()}
@@ -164,7 +164,7 @@ def test_what_overflows_is_an_error_in_ansi_mode_and_wraps_around_without(
             read = source_of(gpu_ops.read_files(spark, folder, "parquet", schema).selectExpr("n * 2147483647 AS much"))
             wrapped = spark.sql("SELECT 2 * 2147483647").first()[0] if ansi == "false" else None
         assert read is not None
-        rows = FileRows(read.source.reader.rows.format, "rows", read.taken, pa.schema([("much", pa.int32())]))
+        rows = FileRows(read.source.reader.rows.format, "rows", read.projection, pa.schema([("much", pa.int32())]))
         if ansi == "true":
             with pytest.raises(EvaluationError, match=r"n \* 2147483647.* fails in ANSI mode .* for n = "):
                 list(rows.read(str(path)))

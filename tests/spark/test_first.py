@@ -44,7 +44,7 @@ def folded(described: Top, batches: Sequence[pa.RecordBatch]) -> list[Any]:
 @given(ROWS, ORDERS, st.integers(1, 3), st.sampled_from([(), ("k",), ("k", "g")]), st.integers(1, 30))
 def test_the_first_rows_are_kept(rows: list[Any], order: str, n: int, by: tuple[str, ...], cut: int) -> None:
     described = Top(Input("t", SCHEMA), by, parse_order(order), n)
-    wanted = FirstOfGroup.wanted(described)
+    wanted = FirstOfGroup.for_operator(described)
     assert wanted is not None
     table = pa.Table.from_pylist(
         [dict(zip(SCHEMA.names, (*row, at), strict=True)) for at, row in enumerate(rows)], SCHEMA
@@ -66,7 +66,7 @@ def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_which_operators_need_all_rows() -> None:
     def wanted(n: int = 1, emit: Any = "per_batch", **options: Any) -> FirstOfGroup | None:
         source = Input("t", SCHEMA, **options)
-        return FirstOfGroup.wanted(Top(source, ("k",), (Order("v"),), n, emit))
+        return FirstOfGroup.for_operator(Top(source, ("k",), (Order("v"),), n, emit))
 
     assert wanted() == FirstOfGroup(("k",), Order("v"), 1)
     assert wanted(emit="at_end") is not None

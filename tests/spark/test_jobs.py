@@ -30,7 +30,7 @@ from gpu_ops.jobs.runner import JobFailedError
 from gpu_ops.jobs.sql_file import JobError, Text, read_sql
 from gpu_ops.jobs.tables import decode, open_source, shaped
 from gpu_ops.spark.plan import changes as of_changes
-from gpu_ops.spark.plan.selection import taken_of_join
+from gpu_ops.spark.plan.selection import selection_of_join
 from gpu_ops.spark.sinks.changes import json_messages
 from spark.support import fold
 
@@ -118,7 +118,7 @@ def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) 
 def test_files_that_the_tasks_write(spark: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Arrow has them, without Spark's rows; a second run goes on, a repeated one adds nothing."""
     ways: list[Any] = []
-    monkeypatch.setattr(of_changes, "taken_of_join", lambda df: ways.append(taken_of_join(df)) or ways[-1])
+    monkeypatch.setattr(of_changes, "selection_of_join", lambda df: ways.append(selection_of_join(df)) or ways[-1])
     options = f"'connector' = '{form}', 'path' = 'changes', 'compression' = 'zstd', 'partition_by' = 'item'"
     options += "" if form == "arrow" else ", 'writer' = 'arrow'"
     text = JOB.format(format="json").replace("'connector' = 'json', 'path' = 'changes'", options)

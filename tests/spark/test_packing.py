@@ -25,13 +25,13 @@ from gpu_ops.state import blocks
 from gpu_ops.state.blocks import Blocks, FilePart, Mapped
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("tags", pa.list_(pa.int32()))])
-LANES = ("k", "n", "tags", "t")
+COLUMNS = ("k", "n", "tags", "t")
 TASK = TaskIdentity("6f1c", "a7e7ec62-2c12-4ddf-94e6-9f1ea2a2821a", 9, 0, 1)
 
 
-def wire(lanes: dict[str, pa.DataType]) -> pa.Schema:
+def wire(layout: dict[str, pa.DataType]) -> pa.Schema:
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
-    return pa.schema([*fixed, *(pa.field(f"c{place}", kind) for place, kind in enumerate(lanes.values()))])
+    return pa.schema([*fixed, *(pa.field(f"c{place}", kind) for place, kind in enumerate(layout.values()))])
 
 
 def packer(
@@ -55,24 +55,24 @@ def packed(packer: Packer, batches: list[pa.RecordBatch], time: int = 0, source:
 
 
 def unpacked(
-    messages: list[dict[str, Any]], inputs: list[Carried], lanes: pa.Schema, size: int = 3
+    messages: list[dict[str, Any]], inputs: list[Carried], layout: pa.Schema, size: int = 3
 ) -> list[dict[str, Any]]:
     """The rows of a partition, in their order."""
     batches = [
         pa.RecordBatch.from_pylist(messages[start : start + size], PACKED) for start in range(0, len(messages), size)
     ]
-    arrivals = Arrivals(lanes, inputs)
+    arrivals = Arrivals(layout, inputs)
     for batch in batches:
         assert {Message.of(about).partition for about in batch["about"].to_pylist()} == {messages[0]["partition"]}
     made = []
     for one in arrivals.to_wire(iter(batches)):
         if isinstance(one, FilePart):
             folder = Path(one.block.file).parents[2]
-            made.append(one.rows(Mapped(str(folder)).message(one.block), lanes))
+            made.append(one.rows(Mapped(str(folder)).message(one.block), layout))
         else:
             made.append(one)
     for batch in made:
-        assert batch.schema.equals(lanes)
+        assert batch.schema.equals(layout)
         batch.validate(full=True)
     rows = [row for batch in made for row in batch.to_pylist()]
     order = [row.pop("__order") for row in rows]
@@ -135,15 +135,15 @@ def test_every_row_once_and_in_order(
                 hashes = hash_columns([batch[name] for name in by], batch.num_rows)
                 goes_to = (hashes % np.uint64(partitions)).tolist() if by else [0] * batch.num_rows
                 for partition, row in zip(goes_to, batch.to_pylist(), strict=True):
-                    values = {f"c{place}": row[name] for place, name in enumerate(LANES)}
+                    values = {f"c{place}": row[name] for place, name in enumerate(COLUMNS)}
                     expected.setdefault(partition, []).append({"__side": number, **values})
-    lanes = wire({name: SCHEMA.field(name).type for name in LANES})
-    carried = [Carried(SCHEMA, LANES)] * 2
+    layout = wire({name: SCHEMA.field(name).type for name in COLUMNS})
+    carried = [Carried(SCHEMA, COLUMNS)] * 2
     found = {}
     for partition in {message["partition"] for message in messages}:
         mine = [message for message in messages if message["partition"] == partition]
         assert {message["route"] for message in mine} == {100 + partition}
-        found[partition] = unpacked(mine, carried, lanes)
+        found[partition] = unpacked(mine, carried, layout)
     assert {partition: rows for partition, rows in found.items() if rows} == expected
     assert not messages or set(found) == set(range(partitions))  # a partition without rows is named, too
 
@@ -201,11 +201,11 @@ def test_where_a_disk_is_full_rows_go_through_spark(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(blocks, "_write", full)
     made = packed(packer(blocks=Blocks(str(tmp_path / "blocks"), 1 << 16)), [batch, batch])
     assert [bool(message["file"]) for message in made] == [True, False, False, False, False, False]
-    lanes = wire({name: SCHEMA.field(name).type for name in LANES})
+    layout = wire({name: SCHEMA.field(name).type for name in COLUMNS})
     found = [
         row["c1"]
         for partition in range(3)
-        for row in unpacked([m for m in made if m["partition"] == partition], [Carried(SCHEMA, LANES)], lanes)
+        for row in unpacked([m for m in made if m["partition"] == partition], [Carried(SCHEMA, COLUMNS)], layout)
     ]
     assert sorted(found) == sorted([*range(9999)] * 2)
 
@@ -258,14 +258,14 @@ def test_equal_keys_meet(left: pa.Array, right: pa.Array, partitions: int) -> No
     for number, keys in enumerate((left, right)):
         schema = pa.schema([("k", keys.type), ("n", pa.int64())])
         batch = pa.RecordBatch.from_arrays([keys, pa.array(range(len(keys)), pa.int64())], schema=schema)
-        lanes = wire({"n": pa.int64(), "k": keys.type})
+        layout = wire({"n": pa.int64(), "k": keys.type})
         own = packer(number, schema, (("k", kind),), partitions)
         messages = packed(own, [batch])
         found = {}
         for partition in {message["partition"] for message in messages}:
             mine = [message for message in messages if message["partition"] == partition]
             carried = [Carried(schema, ("n", "k"))] * 2
-            found |= {row["c0"]: partition for row in unpacked(mine, carried, lanes)}
+            found |= {row["c0"]: partition for row in unpacked(mine, carried, layout)}
         assert len(found) == len(keys)
         goes_to.append(found)
     assert goes_to[0] == goes_to[1]
@@ -280,14 +280,14 @@ def test_partitions_share(keys: list[tuple[int, str]]) -> None:
     assert {message["partition"] for message in packed(both, [batch])} == {0, 1, 2, 3}
 
 
-def test_columns_in_lanes_of_other_inputs() -> None:
+def test_columns_in_union_columns_of_other_inputs() -> None:
     left = pa.schema([("k", pa.int64()), ("a", pa.string())])
     right = pa.schema([("b", pa.float64()), ("k", pa.int64())])
-    lanes = wire({"k": pa.int64(), "a": pa.string(), "b": pa.float64()})
+    layout = wire({"k": pa.int64(), "a": pa.string(), "b": pa.float64()})
     carried = [Carried(left, ("k", "a", None)), Carried(right, ("k", None, "b"))]
     messages = packed(packer(1, right, partitions=1), [pa.RecordBatch.from_pydict({"b": [2.5], "k": [1]}, right)])
     messages += packed(packer(0, left, partitions=1), [pa.RecordBatch.from_pydict({"k": [1], "a": ["x"]}, left)])
-    assert unpacked(messages, carried, lanes) == [
+    assert unpacked(messages, carried, layout) == [
         {"__side": 0, "c0": 1, "c1": "x", "c2": None},
         {"__side": 1, "c0": 1, "c1": None, "c2": 2.5},
     ]
@@ -297,9 +297,9 @@ def test_nothing_to_pack() -> None:
     for nothing in ([], [pa.RecordBatch.from_pylist([], SCHEMA)]):
         messages = packed(packer(), nothing)
         assert [message["partition"] for message in messages] == [0, 1, 2]
-        carried = Carried(SCHEMA, LANES)
-        lanes = wire({name: SCHEMA.field(name).type for name in LANES})
-        assert [unpacked([message], [carried], lanes) for message in messages] == [[], [], []]
+        carried = Carried(SCHEMA, COLUMNS)
+        layout = wire({name: SCHEMA.field(name).type for name in COLUMNS})
+        assert [unpacked([message], [carried], layout) for message in messages] == [[], [], []]
     assert list(Arrivals(wire({"k": pa.int64()}), []).to_wire(iter([]))) == []
     assert files_in_order(iter([])) == []
 

@@ -371,7 +371,7 @@ def test_a_join_is_found_by_what_its_plan_carries(spark: Any, left: Source, righ
     """Also through a view, and in a plan that no DataFrame of ours is left of."""
     one = in_memory(gpu_ops.join, left.df.drop("op"), right.df.drop("op"), on="k", partitions=2, name="one")
     (plan,) = plans_of(one)
-    assert (plan.name, plan.partitions, plan.join.how, plan.bounded) == ("one", 2, "inner", False)
+    assert (plan.name, plan.partitions, plan.description.how, plan.bounded) == ("one", 2, "inner", False)
     assert not any(plan.plan_id in str(field.metadata) for field in one.select("row_kind", "a").schema.fields)
     one.createOrReplaceTempView("changes_of_one")
     assert plans_of(spark.table("changes_of_one").where("a = 'gpu_join_0123456789ab'")) == [plan]

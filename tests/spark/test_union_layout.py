@@ -1,4 +1,4 @@
-"""Lanes of two and more inputs; no Spark session."""
+"""Union columns of two and more inputs; no Spark session."""
 
 from __future__ import annotations
 

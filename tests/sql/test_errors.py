@@ -20,6 +20,7 @@ from gpu_ops.query.relations import Table
 from sql.tables import TABLES, planned
 
 JOINED = "FROM orders o JOIN prices p ON o.id = p.id"
+KEY = "'0000111122223333'"
 CLICKS = "SELECT c.x FROM clicks c JOIN views v ON c.uid = v.uid AND "
 
 CLAUSES = [
@@ -67,9 +68,11 @@ STATEMENTS = [
 RELATIONS = [
     ("SELECT a.id FROM §oders a JOIN prices p ON a.id = p.id", r"\[TABLE_OR_VIEW_NOT_FOUND\]"),
     ("SELECT a.id FROM §main.orders a JOIN prices p ON a.id = p.id", r"\[TABLE_OR_VIEW_NOT_FOUND\]"),
-    ("SELECT * FROM §range(10) r JOIN prices p ON r.id = p.id", "this is not among the inputs"),
+    ("SELECT * FROM §range(10) r JOIN prices p ON r.id = p.id", "not among the inputs"),
     ("SELECT o.id FROM orders o §JOIN LATERAL (SELECT 1) x ON true", "LATERAL is not understood: explode"),
-    ("SELECT * FROM orders o JOIN §VALUES (1) v ON true", "this is not among the inputs"),
+    ("SELECT * FROM orders o JOIN §VALUES (1) v ON true", "not among the inputs"),
+    ("SELECT o.id FROM orders o JOIN §VALUES (1) ON true", "this is not among the inputs"),
+    ("SELECT o.id FROM orders o JOIN §range(10) ON true", "this is not among the inputs"),
     (
         "§SELECT * FROM orders o LEFT JOIN prices p",
         "two columns 'id': give one another name with AS, or write JOIN ... USING",
@@ -138,6 +141,24 @@ EXPRESSIONS = [
         r"rand\(\) gives another value each time, so a row",
     ),
     (f"SELECT o.id, §uuid() AS r {JOINED}", r"uuid\(\) gives another value"),
+    (
+        f"SELECT o.id, hex(§aes_encrypt(o.note, {KEY})) AS x {JOINED}",
+        r"aes_encrypt\(o.note, '0000111122223333'\) gives .* vector, or in mode 'ECB'",
+    ),
+    (f"SELECT o.id {JOINED} WHERE §aes_encrypt(o.note, {KEY}, lower('CBC')) > X'00'", "gives another value each time"),
+    (f"SELECT o.id, §aes_encrypt(o.note, {KEY}, o.note) AS x {JOINED}", "gives another value each time"),
+    (f"SELECT o.id, §aes_encrypt(o.note, {KEY}, 'GCM', 'DEFAULT', encode('', 'utf-8')) AS x {JOINED}", "another value"),
+    (f"SELECT o.id, §aes_encrypt(o.note, {KEY}, 'GCM', 'NONE', unhex(o.note)) AS x {JOINED}", "another value"),
+    (
+        f"SELECT o.id {JOINED} WHERE EXISTS (SELECT 1 FROM users u WHERE o.uid < hex(§aes_encrypt(name, {KEY})))",
+        "another value",
+    ),
+    (
+        f"SELECT o.id {JOINED} WHERE o.note IN (SELECT hex(§aes_encrypt(name, {KEY})) FROM users)",
+        "another value",
+    ),
+    (f"SELECT max(§aes_encrypt(note, {KEY})) AS x FROM orders GROUP BY uid", "another value"),
+    (f"SELECT o.id, §CAST(nvl('now', 'then') AS DATE) AS x {JOINED}", "gives another value each time"),
     (f"SELECT o.id {JOINED} WHERE p.price > 1 AND o.note = cast(§current_timestamp() AS STRING)", "another value"),
     (f"SELECT o.id, §CAST('now' AS TIMESTAMP) AS x {JOINED}", "gives another value each time"),
     (f"SELECT o.id, §CAST(lower('TODAY') AS DATE) AS x {JOINED}", "gives another value each time"),
@@ -281,6 +302,10 @@ TAKEN = [
     "SELECT window, count(*) AS n FROM clicks GROUP BY window(ts, '1 minute')",
     "SELECT count(*) AS n FROM prices GROUP BY window(CAST(price AS TIMESTAMP), '10 seconds', '2 seconds')",
     "SELECT c.x FROM clicks c LEFT JOIN prices FOR SYSTEM_TIME AS OF PROCTIME() AS p ON c.uid = p.id AND p.price > 1",
+    f"SELECT o.id, aes_encrypt(o.note, {KEY}, 'ecb') AS x {JOINED}",
+    f"SELECT o.id, aes_encrypt(o.note, {KEY}, 'GCM', 'DEFAULT', encode('000000000000', 'utf-8')) AS x {JOINED}",
+    f"SELECT o.id, aes_encrypt(o.note, {KEY}, 'CBC', 'DEFAULT', unhex(repeat('00', 16))) AS x {JOINED}",
+    f"SELECT o.id, aes_decrypt(unhex(o.note), {KEY}) AS x {JOINED}",
 ]
 """What Spark takes, we take: its comma, NATURAL, casts of operands, functions of one input in ON."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -287,7 +288,7 @@ def test_what_spark_cannot_run_is_refused_with_its_place(spark: Any) -> None:
     broken = part.expr.java.withNewChildren(scala_seq(spark, [outer(left), right]))
     origin.set(before)
     expr = Expr(Tree(part.expr.tree.fields, part.expr.tree.args, lambda: broken), part.expr.of)
-    made = dict.fromkeys(calc.made, expr)
+    made = dict.fromkeys(calc.computed, expr)
     with pytest.raises(gpu_ops.SqlError, match=r"cannot run it \[INTERNAL_ERROR\] \(line 2, column 3\)"):
         check_runs(dataclasses.replace(calc, made=made), rows, planned.sql)
 
@@ -351,6 +352,42 @@ def test_inputs_that_cannot_be(spark: Any, tmp_path: Path) -> None:
     with pytest.warns(gpu_ops.MemoryOnlyStateWarning) as warned:
         gpu_ops.sql(sql, tables={"Orders": orders}, users=users)
     assert len(warned) == 1
+
+
+@pytest.mark.thorough
+def test_names_that_only_the_session_knows(spark: Any, tmp_path: Path) -> None:
+    """A view or table of the session is no input: the error is about its name, where the query has it."""
+    orders = inputs(sources(spark, tmp_path, ["orders"]))["orders"]
+    seven = spark.range(7).selectExpr("id AS uid", "rand() AS r")
+    seven.createOrReplaceTempView("only_here")
+    seven.createOrReplaceGlobalTempView("everywhere")
+    spark.sql("CREATE OR REPLACE TEMP VIEW of_view AS SELECT * FROM only_here ORDER BY r LIMIT 3")
+    seven.write.option("path", str(tmp_path / "kept")).mode("overwrite").saveAsTable("kept")
+    try:
+        for name in (
+            "only_here",
+            "`Only_here`",
+            "global_temp.everywhere",
+            "of_view",
+            "kept",
+            "default.kept",
+            "nowhere",
+        ):
+            for query in (
+                "SELECT o.id FROM orders o JOIN\n  § u ON o.uid = u.uid",
+                "SELECT id FROM orders WHERE uid NOT IN (\nSELECT uid FROM § WHERE uid > 3)",
+                "WITH w AS (SELECT *\nFROM §) SELECT o.id FROM orders o JOIN w USING (uid)",
+            ):
+                with pytest.raises(gpu_ops.SqlError) as error:
+                    gpu_ops.sql(query.replace("§", name), orders=orders)
+                column = query.splitlines()[1].index("§") + 1
+                assert re.search(rf"{name.replace('.', '`?.`?')}`? .*inputs(, which)? are orders", str(error.value))
+                assert (error.value.line, error.value.column) == (2, column)
+    finally:
+        spark.sql("DROP TABLE kept")
+        spark.catalog.dropGlobalTempView("everywhere")
+        for view in ("only_here", "of_view"):
+            spark.catalog.dropTempView(view)
 
 
 @pytest.mark.thorough

@@ -102,8 +102,8 @@ def expected(batches: list[pa.Table], join: Join | None = None, clock_ms: int | 
     engine = JoinEngine(join or make_join(), "cpu")
     answers = []
     for batch in batches:
-        rows = WIRE.split(engine.join, batch)
-        answers.append(engine.process(*rows.tables, orders=rows.orders, clock_ms=clock_ms))
+        rows = WIRE.split(engine.description, batch)
+        answers.append(engine.process(*rows.tables, orders=rows.sequences, clock_ms=clock_ms))
     engine.close()
     return answers
 

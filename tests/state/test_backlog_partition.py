@@ -37,8 +37,8 @@ def answers() -> list[pa.Table]:
     engine = JoinEngine(make_join(), "cpu", backlog=True)
     found = []
     for number, batch in enumerate(BATCHES):
-        sides = WIRE.split(engine.join, batch)
-        table = engine.process(*sides.tables, orders=sides.orders, clock_ms=number, backlog=number < LIVE)
+        sides = WIRE.split(engine.description, batch)
+        table = engine.process(*sides.tables, orders=sides.sequences, clock_ms=number, backlog=number < LIVE)
         found.append(table)
     return found
 

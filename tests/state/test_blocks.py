@@ -42,8 +42,11 @@ from state.support import (
     wire_batches,
 )
 
-LANES = [[lane[:-1].index(None) != number if None in lane[:-1] else True for lane in WIRE.lanes] for number in (0, 1)]
-PLACES = [tuple(place for place, has in enumerate(own) if has) for own in LANES]
+COLUMNS = [
+    [column[:-1].index(None) != number if None in column[:-1] else True for column in WIRE.union_columns]
+    for number in (0, 1)
+]
+PLACES = [tuple(place for place, has in enumerate(own) if has) for own in COLUMNS]
 
 
 def in_order(table: pa.Table) -> pa.Table:
@@ -115,8 +118,8 @@ def test_a_row_is_copied_once_into_its_file_and_once_out_of_it(tmp_path: Path, m
     for table, part in seen:
         assert isinstance(part, FilePart)
         file = mapped[part.block.file]
-        for lane in part.lanes:
-            rows = table.column(lane + 2).slice(part.order, part.block.rows)
+        for column in part.union_columns:
+            rows = table.column(column + 2).slice(part.sequence, part.block.rows)
             (chunk,) = rows.chunks  # as it is in the file: what puts chunks together is the second copy
             for buffer in chunk.buffers():
                 assert buffer is None or file.address <= buffer.address <= file.address + file.size
@@ -549,14 +552,14 @@ def test_an_answer_for_which_there_is_no_room_comes_over_the_connection(server: 
 def test_an_answer_that_is_gone_is_asked_for_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone, own = [True], blocks.taken
+    gone, own = [True], blocks.take
 
-    def taken(path: str) -> Any:
+    def take(path: str) -> Any:
         if gone.pop() if gone else False:
             Path(path).unlink()
         return own(path)
 
-    monkeypatch.setattr("gpu_ops.spark.wire.exchange.taken", taken)
+    monkeypatch.setattr("gpu_ops.spark.wire.exchange.take", take)
     folder = tmp_path / "run" / "0"
     command = make_command(0, str(tmp_path / "s"), answers=str(folder))
     assert exchanged(server, command, left(folder, BATCHES[0])).equals(ANSWERS[0])
@@ -626,7 +629,7 @@ def damaged(part: FilePart, **changes: Any) -> list[Any]:
         ({"number": "x"}, "DescriptionError"),
         ({"block": ["f"]}, "DescriptionError"),
         ({"block": None}, "DescriptionError"),
-        ({"lanes": (0, 1, 2, 99)}, "StateError"),
+        ({"union_columns": (0, 1, 2, 99)}, "StateError"),
         ({"number": 7}, "BadInputError"),
     ],
 )

@@ -60,7 +60,7 @@ def expiring_answers() -> list[pa.Table]:
     engine, answers = JoinEngine(EXPIRING, "cpu"), []
     for number, batch in enumerate(test_partition.BATCHES):
         rows = WIRE.split(EXPIRING, batch)
-        answers.append(engine.process(*rows.tables, orders=rows.orders, clock_ms=1001 + number))
+        answers.append(engine.process(*rows.tables, orders=rows.sequences, clock_ms=1001 + number))
     return answers
 
 

@@ -62,7 +62,7 @@ def expected() -> tuple[list[pa.Table], pa.Table]:
     for batch, watermark in zip(BATCHES, WATERMARKS, strict=True):
         rows = WIRE.split(JOIN, batch)
         result = engine.prepare(
-            *rows.tables, orders=rows.orders, clock_ms=1,
+            *rows.tables, orders=rows.sequences, clock_ms=1,
             watermark=(None, None) if watermark is None else watermark,
         )  # fmt: skip
         engine.commit()

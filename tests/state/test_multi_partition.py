@@ -85,7 +85,7 @@ BATCHES = batches(10)
 def expected() -> list[pa.Table]:
     engine = JoinEngine(JOIN, "cpu")
     rows = [WIRE.split(JOIN, batch) for batch in BATCHES]
-    return [engine.process(*r.tables, orders=r.orders, clock_ms=1) for r in rows]
+    return [engine.process(*r.tables, orders=r.sequences, clock_ms=1) for r in rows]
 
 
 ANSWERS = expected()
@@ -136,7 +136,7 @@ def test_a_state_folder_belongs_to_one_multi_way_join(tmp_path: Path) -> None:
         (other, "the step to 'payments' had how='left', now 'inner'"),
         (fewer, "had 3 inputs, now 2"),
     ):
-        wire = Wire("__side", "__order", tuple((*x[: len(join.inputs)], x[-1]) for x in WIRE.lanes))
+        wire = Wire("__side", "__order", tuple((*x[: len(join.inputs)], x[-1]) for x in WIRE.union_columns))
         with pytest.raises(StateError, match=message):
             PartitionState(command(tmp_path, description=join.to_json(), wire=wire)).apply(1, rows, wire)
 
@@ -145,34 +145,38 @@ def test_split_takes_three_inputs_apart() -> None:
     for rows in (BATCHES[0], BATCHES[0].sort_by("__side"), BATCHES[0].slice(0, 0)):
         sides = WIRE.split(JOIN, rows)
         assert [t.column_names for t in sides.tables] == [["k", "u", "op"], ["k", "o", "op"], ["k", "p", "o"]]
-        for number, (table, order) in enumerate(zip(sides.tables, sides.orders, strict=True)):
+        for number, (table, order) in enumerate(zip(sides.tables, sides.sequences, strict=True)):
             own = [line for line in rows.to_pylist() if line["__side"] == number]
-            lane_of = {lane[number]: lane[-1] for lane in WIRE.lanes if lane[number] is not None}
-            assert table.to_pylist() == [{name: line[lane_of[name]] for name in table.column_names} for line in own]
+            union_column_of = {
+                column[number]: column[-1] for column in WIRE.union_columns if column[number] is not None
+            }
+            assert table.to_pylist() == [
+                {name: line[union_column_of[name]] for name in table.column_names} for line in own
+            ]
             assert order.tolist() == [line["__order"] for line in own]
 
 
-def test_rows_and_lanes_that_do_not_fit() -> None:
+def test_rows_and_union_columns_that_do_not_fit() -> None:
     table = BATCHES[0].slice(0, 3).set_column(0, "__side", pa.array([0, 1, 3], pa.int8()))
     with pytest.raises(BadInputError, match=r"'users', 'orders' and 'payments'.* a number below 3 \(for example 3\)"):
         WIRE.split(JOIN, table)
-    short = dataclasses.replace(WIRE, lanes=(("k", "k", "c0"), *WIRE.lanes[1:]))
+    short = dataclasses.replace(WIRE, union_columns=(("k", "k", "c0"), *WIRE.union_columns[1:]))
     with pytest.raises(DescriptionError, match="is not one of 3 inputs"):
         short.check(JOIN, WIRE_SCHEMA)
-    without = dataclasses.replace(WIRE, lanes=WIRE.lanes[:-1])
-    with pytest.raises(DescriptionError, match="input 'payments': the lanes carry 'k', 'o'; its columns are"):
+    without = dataclasses.replace(WIRE, union_columns=WIRE.union_columns[:-1])
+    with pytest.raises(DescriptionError, match="input 'payments': the union columns carry 'k', 'o'; its columns are"):
         without.check(JOIN, WIRE_SCHEMA)
     WIRE.check(JOIN, WIRE_SCHEMA)
-    for lanes in ([["c0"]], [["k", 3, "c0"]], [["k", "k", None]], ["kkk0", 7]):
-        with pytest.raises(DescriptionError, match="no mapping of columns to lanes"):
-            Wire.from_dict({"side": "s", "order": "o", "lanes": lanes})
+    for union_columns in ([["c0"]], [["k", 3, "c0"]], [["k", "k", None]], ["kkk0", 7]):
+        with pytest.raises(DescriptionError, match="no mapping of columns to union columns"):
+            Wire.from_dict({"side": "s", "order": "o", "lanes": union_columns})
 
 
 def test_the_command_of_two_inputs_is_as_it_was() -> None:
     """State folders hold it: the JSON of an older version has to be understood, and is written again."""
     text = '{"side": "__side", "order": "__order", "lanes": [["item", "item", "c0"], ["id", null, "c1"]]}'
     wire = Wire.from_json(text)
-    assert wire.lanes == (("item", "item", "c0"), ("id", None, "c1"))
+    assert wire.union_columns == (("item", "item", "c0"), ("id", None, "c1"))
     assert wire.to_json() == text
     assert ApplyCommand.parse(command(None).to_json().encode()) == command(None)
     assert Wire.from_json(WIRE.to_json()) == WIRE
@@ -192,7 +196,7 @@ def test_inspect_shows_every_input(tmp_path: Path) -> None:
     engine = JoinEngine(JOIN, "cpu")
     for batch in BATCHES[:4]:
         rows = WIRE.split(JOIN, batch)
-        engine.process(*rows.tables, orders=rows.orders)
+        engine.process(*rows.tables, orders=rows.sequences)
     assert held.rows == tuple(engine.state_size()[f"{name}_rows"] for name in ("users", "orders", "payments"))
     assert all(held.rows)
     out = io.StringIO()

@@ -81,10 +81,10 @@ KINDS: dict[str, Callable[[Names], Description]] = {
 def wire_of(join: Description, names: Names) -> Wire:
     lk, lv, lt, op, rk, rv, rt = names
     kind = op if join.inputs[0].row_kind is not None else None
-    lanes: list[tuple[str | None, ...]] = [(lk, rk, "c0"), (lv, rv, "c1"), (lt, rt, "c2"), (kind, None, "c3")]
+    union_columns: list[tuple[str | None, ...]] = [(lk, rk, "c0"), (lv, rv, "c1"), (lt, rt, "c2"), (kind, None, "c3")]
     if len(join.inputs) == 1:
-        lanes = [(lane[0], lane[-1]) for lane in lanes]
-    return Wire("__side", "__order", tuple(lane for lane in lanes if set(lane[:-1]) != {None}))
+        union_columns = [(column[0], column[-1]) for column in union_columns]
+    return Wire("__side", "__order", tuple(column for column in union_columns if set(column[:-1]) != {None}))
 
 
 def rows_of(join: Description) -> list[pa.Table]:

@@ -195,7 +195,7 @@ def test_a_clock_that_jumps_gives_the_same_rows_after_restarts_and_repetitions(t
     partition = PartitionState(command)
     for batch, (clock, rows) in enumerate(zip(clocks, batches, strict=True)):
         own = WIRE.split(join, rows)
-        expected = engine.process(*own.tables, orders=own.orders, clock_ms=clock)
+        expected = engine.process(*own.tables, orders=own.sequences, clock_ms=clock)
         for later in (0, 7_000_000)[: rng.choice((1, 1, 2))]:  # a repetition goes by the first one's
             assert partition.apply(batch, rows, WIRE, clock_ms=clock + later).changelog.equals(expected)
         if rng.random() < 0.4:
@@ -501,25 +501,25 @@ def test_split_takes_sides_apart() -> None:
         table.slice(0, 0),
     ):
         sides = WIRE.split(join, rows)
-        for number, (side, order) in enumerate(zip(sides.tables, sides.orders, strict=True)):
+        for number, (side, order) in enumerate(zip(sides.tables, sides.sequences, strict=True)):
             own = [line for line in rows.to_pylist() if line["__side"] == number]
-            lanes = {lane[number]: lane[2] for lane in WIRE.lanes if lane[number] is not None}
+            union_columns = {column[number]: column[2] for column in WIRE.union_columns if column[number] is not None}
             assert side.column_names == (["id", "item", "amount", "op"] if number == 0 else PRICES.names)
-            assert side.to_pylist() == [{name: line[lanes[name]] for name in side.column_names} for line in own]
+            assert side.to_pylist() == [{name: line[union_columns[name]] for name in side.column_names} for line in own]
             assert order.tolist() == [line["__order"] for line in own]
 
 
 @pytest.mark.parametrize(
-    ("lanes", "message"),
+    ("union_columns", "message"),
     [
-        (WIRE.lanes[:-1], "input 'prices': the lanes carry 'item', 'price'; its columns are"),
-        ((*WIRE.lanes, ("id", None, "c5")), "input 'orders': the lanes carry"),
-        ((*WIRE.lanes[:-1], (None, "until", "c4")), "input 'prices': the lanes carry"),
+        (WIRE.union_columns[:-1], "input 'prices': the union columns carry 'item', 'price'; its columns are"),
+        ((*WIRE.union_columns, ("id", None, "c5")), "input 'orders': the union columns carry"),
+        ((*WIRE.union_columns[:-1], (None, "until", "c4")), "input 'prices': the union columns carry"),
     ],
 )
-def test_lanes_that_do_not_fit(lanes: Any, message: str) -> None:
+def test_union_columns_that_do_not_fit(union_columns: Any, message: str) -> None:
     with pytest.raises(DescriptionError, match=message):
-        dataclasses.replace(WIRE, lanes=lanes).check(make_join(), WIRE_SCHEMA)
+        dataclasses.replace(WIRE, union_columns=union_columns).check(make_join(), WIRE_SCHEMA)
 
 
 @pytest.mark.parametrize(

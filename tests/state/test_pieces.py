@@ -273,7 +273,7 @@ def test_a_partition_that_is_opened_again_and_again(name: str, seed: int, tmp_pa
         rows, under = case.wire.split(case.join, table), case.under(batch)
         if under.get("watermark", 0) is None:
             under = {"watermark": (None, None)}
-        said = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch], **under)
+        said = engine.process(*rows.tables, orders=rows.sequences, clock_ms=case.clocks[batch], **under)
         assert counted(partitions.apply(batch)) == counted([said]), batch
         if rng.random() < 0.4:
             partitions.open()

@@ -149,7 +149,7 @@ def test_faults_change_no_answer(
         rows, under = case.wire.split(case.join, table), case.under(batch)
         if under.get("watermark", 0) is None:
             under = {"watermark": (None, None)}
-        expected = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch], **under)
+        expected = engine.process(*rows.tables, orders=rows.sequences, clock_ms=case.clocks[batch], **under)
         again = True
         while again:  # Spark repeats a micro-batch until it has an answer, and may ask again when it had one
             power = rng.random() < 0.7

@@ -40,7 +40,7 @@ from state.support import WIRE, make_join, wire_batches
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A join, its micro-batches, and the lane of its key."""
+    """A join, its micro-batches, and the union column of its key."""
 
     join: Description
     wire: Wire
@@ -144,7 +144,7 @@ def test_partitions_that_are_cut_anew_answer_as_one_engine(
         under = case.under(batch)
         if under.get("watermark", 0) is None:
             under = {"watermark": (None, None)}
-        expected = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch], **under)
+        expected = engine.process(*rows.tables, orders=rows.sequences, clock_ms=case.clocks[batch], **under)
         found = partitions.apply(batch)
         assert counted(found) == counted([expected]), f"batch {batch}"
         said += expected.num_rows
@@ -190,7 +190,7 @@ def test_rows_that_lie_on_disk_are_cut_as_well(tmp_path: Path, monkeypatch: pyte
     partitions.open()
     for batch, table in enumerate(case.batches):
         rows = case.wire.split(case.join, table)
-        expected = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch])
+        expected = engine.process(*rows.tables, orders=rows.sequences, clock_ms=case.clocks[batch])
         if batch >= 3:
             assert counted(partitions.apply(batch)) == counted([expected])
 
@@ -297,7 +297,7 @@ def beside(seed: int, folder: Path) -> Counter[str]:
         rows, under = case.wire.split(case.join, table), case.under(batch)
         if under.get("watermark", 0) is None:
             under = {"watermark": (None, None)}
-        said = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch], **under)
+        said = engine.process(*rows.tables, orders=rows.sequences, clock_ms=case.clocks[batch], **under)
         expected.append(counted([said]))
     partitions = Partitions(case, folder, 2)
     partitions.apply(0)
@@ -413,6 +413,6 @@ def test_a_query_that_stopped_between_a_snapshot_and_its_next_record_can_be_cut_
     partitions.rescale(3)
     for batch, table in enumerate(case.batches):
         rows = case.wire.split(case.join, table)
-        expected = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch])
+        expected = engine.process(*rows.tables, orders=rows.sequences, clock_ms=case.clocks[batch])
         if batch >= 3:
             assert counted(partitions.apply(batch)) == counted([expected])

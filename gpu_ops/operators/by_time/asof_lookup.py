@@ -94,7 +94,7 @@ class AsofLookup:
             return None
         return shifted(self._kernels.xp, times, -self.tolerance if direction == "backward" else self.tolerance)
 
-    def found(self, rows: MatchableRows, direction: SearchDirection, alive: Alive, *, staged: bool) -> Slots:
+    def nearest(self, rows: MatchableRows, direction: SearchDirection, alive: Alive, *, staged: bool) -> Slots:
         """The right row in one direction that each of n left rows meets, -1 for none."""
         nearest = self._among(1, alive, staged=staged)
         farthest = self.farthest(rows.times, direction)
@@ -115,7 +115,7 @@ class AsofLookup:
             rows = MatchableRows(self._tables[0], slots)
             # what they read lies in the order in which they look
             rows = rows.pick(self._kernels.argsort(layouts.entry_hashes(rows.hashes)))
-            found = [self.found(rows, direction, alive, staged=staged) for direction in self.directions]
+            found = [self.nearest(rows, direction, alive, staged=staged) for direction in self.directions]
             met[rows.at] = found[0] if len(found) == 1 else self.nearer(rows.times, found[0], found[1])
         return met
 
@@ -165,10 +165,9 @@ class AsofLookup:
     def near(self, changed: Slots) -> Slots:
         """Left rows from before the micro-batch, which it leaves, whose match it may change; ascending.
 
-        Law: with U the right rows that are there at any instant of the micro-batch, a left row whose best row in U is
-        one that neither comes nor goes meets it all the time. So the rows looked for are those whose best row in U is
-        one of the changed ones: between its neighbours in U each has a span of time of its own, and nothing else is
-        read.
+        Law: let U be all right rows that are there at some logical time of the micro-batch. A left row whose best row
+        in U neither comes nor goes meets it all the time. So the rows looked for are those whose best row in U is one
+        of the changed ones: between its neighbours in U each has a span of time of its own, and nothing else is read.
 
         Args:
             changed: right rows that come or go.

@@ -33,7 +33,7 @@ from gpu_ops.operators.core.order import Groups
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import LIVE
 
-_BEYOND = 1 << (layouts.INSTANT_BITS - 1)
+_BEYOND = 1 << (layouts.LOGICAL_TIME_BITS - 1)
 """After all states but that of rows that stay."""
 
 _ANY_LEVEL = 63
@@ -72,7 +72,7 @@ def matches_over_time(
     moves, painted = bool(changed.slots.size) and bool(rows.slots.size), []
     painting = _Painting(lookup, tables, sides[1], rows, changed) if moves else None
     for direction in lookup.directions:
-        met = lookup.found(rows, direction, lambda s: (status[s] == LIVE) & (s < first), staged=False)
+        met = lookup.nearest(rows, direction, lambda s: (status[s] == LIVE) & (s < first), staged=False)
         owner, begin = xp.arange(rows.slots.size, dtype=np.int64), life[0][rows.at]
         if painting is not None:
             owner, begin, met = painting.paint(direction, met, owner, begin, life[1][rows.at])
@@ -91,9 +91,9 @@ def matches_over_time(
     return Spans(lefts[owner[order]], begin[order], met[order])
 
 
-def _states(instants: Array) -> Array:
-    """The first state that what happens at some instants makes a difference to."""
-    return (instants >> 1) + 1
+def _states(logical_times: Array) -> Array:
+    """The first state that what happens at some logical times makes a difference to."""
+    return (logical_times >> 1) + 1
 
 
 def _side_by_side(

@@ -11,7 +11,7 @@ A semi join puts out the left row of its first pair, instead of the pairs; an an
 would come out unmatched, when it would. Neither has anything of the right.
 
 Within a micro-batch the watermark stands still; it advances before the micro-batch's rows. So what it
-ends comes out first, at instant -1.
+ends comes out first, at logical time -1.
 
 By processing time a row's time is the clock of its micro-batch, and so is the watermark. A clock that is set back takes
 the watermark back with it: rows that came before keep their times, and go when the clock passes their end.
@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots, value_changes
+from gpu_ops.arrays import Array, Hashes, LogicalTimes, Positions, Slots, value_changes
 from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped, shifted
@@ -184,7 +184,7 @@ class NewRows:
     hashes: Hashes
     matchable: Array | None
     times: Array
-    instants: Instants
+    logical_times: LogicalTimes
     kept: Array | None
 
 
@@ -312,7 +312,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             clock_ms: the time of rows by processing time.
 
         Returns:
-            The output, and the rank of each part within one instant.
+            The output, and the rank of each part within one logical time.
         """
         xp, outer = self.kernels.xp, self.description.outer
         new = self._add(0, changes[0], clock_ms), self._add(1, changes[1], clock_ms)
@@ -340,7 +340,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             if outer[side] and kept is not None:
                 passing = xp.flatnonzero(~kept)
                 parts.append(
-                    (self._unmatched(side, new[side].slots[passing], new[side].instants[passing]), UNMATCHED_COMES)
+                    (self._unmatched(side, new[side].slots[passing], new[side].logical_times[passing]), UNMATCHED_COMES)
                 )
         return parts
 
@@ -367,8 +367,8 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             early = shifted(xp, sweep, self.cleanup) > times
             rows = xp.flatnonzero(early if kept is None else early & kept)
             table.early.add(times[rows], slots[rows])
-        instants = 2 * kernels.asarray(change.sequence) + 1
-        return NewRows(slots, frame, hashes, table.matchable(frame), times, instants, kept)
+        logical_times = 2 * kernels.asarray(change.sequence) + 1
+        return NewRows(slots, frame, hashes, table.matchable(frame), times, logical_times, kept)
 
     def _sweep(self, side: int, keys: Frame, hashes: Hashes, times: Array, kept: Array | None) -> Array:
         table, xp = self.tables[side], self.kernels.xp
@@ -428,13 +428,17 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             more = self._matches(side, own, passing, over, (False, True))
             probe_row, slots = xp.concatenate([probe_row, more[0]]), xp.concatenate([slots, more[1]])
         first = self.tables[1 - side].first_new
-        came = others.instants[xp.maximum(slots - first, 0)] if others.instants.size else xp.zeros(slots.size, np.int64)
+        came = (
+            others.logical_times[xp.maximum(slots - first, 0)]
+            if others.logical_times.size
+            else xp.zeros(slots.size, np.int64)
+        )
         came = xp.where(slots >= first, came, BEFORE_ALL)
-        instants = own.instants[probe_row]
+        logical_times = own.logical_times[probe_row]
         if own.kept is not None:
-            right = own.kept[probe_row] | (came < instants)
-            probe_row, slots, came, instants = probe_row[right], slots[right], came[right], instants[right]
-        return self._joined(side, own.slots[probe_row], slots, xp.maximum(instants, came))
+            right = own.kept[probe_row] | (came < logical_times)
+            probe_row, slots, came, logical_times = probe_row[right], slots[right], came[right], logical_times[right]
+        return self._joined(side, own.slots[probe_row], slots, xp.maximum(logical_times, came))
 
     def _matches(
         self, side: int, own: NewRows, rows: Positions | None, over: int, among: tuple[bool, bool]
@@ -472,13 +476,13 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         return live
 
     def _first(self, pairs: Sequence[OutputRows]) -> OutputRows:
-        """The left rows of pairs that had met no match before, each at the instant of its first one."""
+        """The left rows of pairs that had met no match before, each at the logical time of its first one."""
         kernels, xp, matched = self.kernels, self.kernels.xp, self.tables[0].matched
         assert matched is not None
         rows = chained(kernels, pairs)
         self.tables[0].fetch(rows.slots[0])
         rows = rows.pick(xp.flatnonzero(matched[rows.slots[0]] == 0))
-        order = sorted_by(kernels, rows.slots[0], rows.instants)
+        order = sorted_by(kernels, rows.slots[0], rows.logical_times)
         found = rows.pick(order[value_changes(xp, rows.slots[0][order])])
         return dataclasses.replace(found, slots=with_nulls(xp, 0, found.slots[0]))
 
@@ -527,21 +531,21 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             met, row = met[fits], row[fits]
             alone = xp.ones(stale.size, bool)
             alone[xp.flatnonzero(meets)[fits]] = False
-        pairs = self._joined(side, own.slots[row], met, own.instants[row])
-        unmatched = self._unmatched(1 - side, stale[alone], own.instants[by[alone]])
+        pairs = self._joined(side, own.slots[row], met, own.logical_times[row])
+        unmatched = self._unmatched(1 - side, stale[alone], own.logical_times[by[alone]])
         other.move(stale, LIVE, GHOST)
         return pairs, unmatched
 
-    def _joined(self, side: int, own: Slots, others: Slots, instants: Instants) -> OutputRows:
+    def _joined(self, side: int, own: Slots, others: Slots, logical_times: LogicalTimes) -> OutputRows:
         kinds = self.kernels.xp.full(own.size, INSERT, np.int8)
-        return OutputRows(kinds, left_right(side, own, others), instants)
+        return OutputRows(kinds, left_right(side, own, others), logical_times)
 
-    def _unmatched(self, side: int, slots: Slots, instants: Instants | int) -> OutputRows:
+    def _unmatched(self, side: int, slots: Slots, logical_times: LogicalTimes | int) -> OutputRows:
         """Makes unmatched rows of those that have met no match; none if it is no outer side."""
         xp, matched = self.kernels.xp, self.tables[side].matched
         shown = slots[:0] if matched is None or not self.description.outer[side] else matched[slots] == 0
         alone = slots[shown]
-        when = xp.full(alone.size, instants, np.int64) if isinstance(instants, int) else instants[shown]
+        when = xp.full(alone.size, logical_times, np.int64) if isinstance(logical_times, int) else logical_times[shown]
         return OutputRows(xp.full(alone.size, INSERT, np.int8), with_nulls(xp, side, alone), when)
 
     # --- watermarks, and the stored form -----------------------------------------------------

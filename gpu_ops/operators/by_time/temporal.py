@@ -91,10 +91,10 @@ class Retention:
         frame = self.keys.store.take(slots, names, present=True)
         return Columns(frame, names), self.kernels.hash_rows(frame, names, self.schema.types)
 
-    def found(self, own: Columns) -> Slots:
+    def find(self, columns: Columns) -> Slots:
         """Finds the keys, in the columns of an input, that have a clean-up time."""
-        pairs = zip(self.schema.names, own.names, strict=True)
-        slots = self.keys.find(self.kernels.combine([(name, own.source, column) for name, column in pairs]))
+        pairs = zip(self.schema.names, columns.names, strict=True)
+        slots = self.keys.find(self.kernels.combine([(name, columns.source, column) for name, column in pairs]))
         return slots[slots >= 0]
 
     def forget(self, slots: Slots) -> None:
@@ -300,8 +300,8 @@ class TemporalOperator(TimedOperator[Clock]):
 
     def _beside(self, left: Slots, right: Slots) -> OutputRows:
         xp = self.kernels.xp
-        kinds, instants = xp.full(left.size, INSERT, np.int8), xp.full(left.size, AT_WATERMARK, np.int64)
-        return OutputRows(kinds, (left, right), instants)
+        kinds, logical_times = xp.full(left.size, INSERT, np.int8), xp.full(left.size, AT_WATERMARK, np.int64)
+        return OutputRows(kinds, (left, right), logical_times)
 
     def _forget(self, firing: list[Keys], passing: Slots, now: int) -> Slots:
         """Versions of keys that fire, up to the watermark, but the last; ascending.
@@ -371,7 +371,7 @@ class TemporalOperator(TimedOperator[Clock]):
     def _left_of(self, firing: list[Keys], retention: Retention) -> Slots:
         """Keeps the keys that have fired of which a row is left; the others lose their clean-up time."""
         xp = self.kernels.xp
-        found = [retention.found(Columns(own.frame, self.tables[own.side].keys)) for own in firing]
+        found = [retention.find(Columns(own.frame, self.tables[own.side].keys)) for own in firing]
         keys = distinct(xp, xp.concatenate(found))
         columns, hashes = retention.columns(keys)
         rows, last = xp.arange(keys.size, dtype=np.int64), xp.full(keys.size, AFTER_ALL, np.int64)

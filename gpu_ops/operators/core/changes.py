@@ -8,8 +8,8 @@ Laws:
   what Flink 2.3.0 does instead), a retraction of an absent one is unknown. The key decides, not the
   other columns (Flink: ``InputSideHasUniqueKey.retractRecord``).
 
-A row lives from its birth to its death. Time within a micro-batch is the *instant*: change number s
-(its position in the micro-batch's total order, over both inputs) takes a row at instant 2s and brings
+A row lives from its birth to its death. Time within a micro-batch is the *logical time*: change number s
+(its sequence: the place in the micro-batch's total order, over all inputs) takes a row at logical time 2s and brings
 one at 2s + 1, so that an upsert (one change that does both) first takes, then brings. Rows from
 before the micro-batch were born at `ALWAYS`; rows that stay die at `NEVER`.
 """
@@ -24,11 +24,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
+from gpu_ops.arrays import Array, Hashes, LogicalTimes, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, UPDATE_AFTER, UPDATE_BEFORE, adds
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, TooMany, as_slots
-from gpu_ops.layouts import INSTANT_BITS
+from gpu_ops.layouts import LOGICAL_TIME_BITS
 from gpu_ops.operators.core.first_rows import FirstRows, most_candidates
 from gpu_ops.operators.core.match import match_among
 from gpu_ops.operators.core.order import Groups, within
@@ -37,8 +37,8 @@ from gpu_ops.state.numbers import Growing
 from gpu_ops.state.table import DYING, LIVE
 
 ALWAYS = -1
-NEVER = 1 << INSTANT_BITS
-"""Later than any instant: a micro-batch holds at most `gpu_ops.layouts.MAX_CHANGES`."""
+NEVER = 1 << LOGICAL_TIME_BITS
+"""Later than any logical time: a micro-batch holds at most `gpu_ops.layouts.MAX_CHANGES`."""
 
 
 @dataclasses.dataclass
@@ -49,28 +49,28 @@ class Lifetimes:
 
     Attributes:
         new: how many new rows there are.
-        deaths: instants, one per new row; None when none of them dies.
+        deaths: logical times, one per new row; None when none of them dies.
         killed: slots of committed rows that die, ascending.
         unknown: how many retractions were of rows that were not there; a number, or an array of no dimensions.
         refreshed: slots of committed rows that the micro-batch writes without changing them, for their TTL.
         net: of a net change: when everything happens.
-        instants: see `births` and `killed_at`; of a net change made when asked for.
+        logical_times: see `births` and `killed_at`; of a net change made when asked for.
     """
 
     first_new: int
     new: int
-    deaths: Instants | None
+    deaths: LogicalTimes | None
     killed: Slots
     unknown: Array | int
     refreshed: Slots | None = None
     net: NetChange | None = None
-    instants: tuple[Instants, Instants] | None = None
+    logical_times: tuple[LogicalTimes, LogicalTimes] | None = None
 
     @classmethod
-    def of_new(cls, xp: Any, first_new: int, new: int, births: Instants | None) -> Lifetimes:
+    def of_new(cls, xp: Any, first_new: int, new: int, births: LogicalTimes | None) -> Lifetimes:
         """New rows and no others; ``births``: None of a net change."""
         nothing = xp.empty(0, np.int64)
-        return cls(first_new, new, None, nothing, 0, instants=None if births is None else (births, nothing))
+        return cls(first_new, new, None, nothing, 0, logical_times=None if births is None else (births, nothing))
 
     @property
     def any_death(self) -> bool:
@@ -78,47 +78,47 @@ class Lifetimes:
         return self.deaths is not None or bool(self.killed.size)
 
     @property
-    def births(self) -> Instants:
-        """Instants, one per new row, ascending."""
-        return self._instants()[0]
+    def births(self) -> LogicalTimes:
+        """Logical times, one per new row, ascending."""
+        return self._logical_times()[0]
 
     @property
-    def killed_at(self) -> Instants:
-        """Instants, one per killed row."""
-        return self._instants()[1]
+    def killed_at(self) -> LogicalTimes:
+        """Logical times, one per killed row."""
+        return self._logical_times()[1]
 
-    def _instants(self) -> tuple[Instants, Instants]:
-        if self.instants is None:
+    def _logical_times(self) -> tuple[LogicalTimes, LogicalTimes]:
+        if self.logical_times is None:
             assert self.net is not None
             full = self.net.xp.full
             births = full(self.new, self.net.births, np.int64)
-            self.instants = births, full(self.killed.size, self.net.deaths, np.int64)
-        return self.instants
+            self.logical_times = births, full(self.killed.size, self.net.deaths, np.int64)
+        return self.logical_times
 
     def happens(self, *, deaths: int, births: int) -> None:
         """Puts all deaths of a net change at one logical time, and all births at one."""
         assert self.net is not None
-        self.net, self.instants = dataclasses.replace(self.net, deaths=deaths, births=births), None
+        self.net, self.logical_times = dataclasses.replace(self.net, deaths=deaths, births=births), None
 
-    def events(self, kernels: Kernels) -> tuple[Slots, Instants, Array]:
+    def events(self, kernels: Kernels) -> tuple[Slots, LogicalTimes, Array]:
         """Each row that comes and each that goes, in no order: its slot, when, and 1 or -1."""
         xp, new = kernels.xp, as_slots(kernels, self.first_new, self.new)
-        slots, instants = [new, self.killed], [self.births, self.killed_at]
+        slots, logical_times = [new, self.killed], [self.births, self.killed_at]
         if self.deaths is not None:
             dying = xp.flatnonzero(self.deaths != NEVER)
             slots.append(new[dying])
-            instants.append(self.deaths[dying])
+            logical_times.append(self.deaths[dying])
         found = xp.concatenate(slots)
         signs = xp.full(found.size, -1, np.int8)
         signs[: new.size] = 1
-        return found, xp.concatenate(instants), signs
+        return found, xp.concatenate(logical_times), signs
 
     def dying(self, slots: Slots) -> Array | None:
         """Flags, in a net change, the rows at these slots that die; None if none does. Not after its commit."""
         assert self.net is not None
         return self.net.status.values[slots] == DYING if self.killed.size else None
 
-    def born(self, xp: Any, slots: Slots) -> Instants:
+    def born(self, xp: Any, slots: Slots) -> LogicalTimes:
         """When the rows at these slots were born."""
         if self.new == 0:
             return xp.full(slots.size, ALWAYS, np.int64)
@@ -127,7 +127,7 @@ class Lifetimes:
         new = slots - self.first_new
         return xp.where(new >= 0, self.births[xp.maximum(new, 0)], ALWAYS)
 
-    def died(self, xp: Any, slots: Slots) -> Instants:
+    def died(self, xp: Any, slots: Slots) -> LogicalTimes:
         """When the rows at these slots die."""
         if self.net is not None and self.killed.size:
             return xp.where(self.dying(slots), self.net.deaths, NEVER)
@@ -177,7 +177,7 @@ class DeviceChanges(NamedTuple):
     beside: Mapping[str, Array] = {}
 
 
-def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[DeviceChanges]:
+def on_device(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[DeviceChanges]:
     """Moves the changes of several inputs to the backend's memory together.
 
     Args:
@@ -231,9 +231,9 @@ def apply_changes(
         table: the input's state.
         frame: n changed rows, by ascending sequence.
         change: what they do.
-        event_kinds: one row kind per instant, filled in for this input's instants; None if ``net``.
+        event_kinds: one row kind per logical time, filled in for this input's logical times; None if ``net``.
         net: fold the micro-batch to its net change: what is born and dies within it is left out,
-            every death is at instant 0, every birth at instant 1.
+            every death is at logical time 0, every birth at logical time 1.
     """
     kernels, xp = table.kernels, table.kernels.xp
     size, inserts, sequence = kernels.num_rows(frame), change.inserts, change.sequence
@@ -378,7 +378,7 @@ def _among_all(batch: _InputChanges, some: Positions) -> tuple[Positions, Lifeti
         found.deaths = deaths[rows]
     found.new = int(rows.size)
     if sequence is not None:
-        found.instants = 2 * sequence[rows] + 1, found.killed_at
+        found.logical_times = 2 * sequence[rows] + 1, found.killed_at
     return rows, found
 
 
@@ -563,14 +563,14 @@ def _present_before(batch: _InputChanges, insert: Array, there: Array) -> Array:
 
 
 def _lifetimes(
-    batch: _InputChanges, deaths: Instants, killed: tuple[Slots, Instants], unknown: Array
+    batch: _InputChanges, deaths: LogicalTimes, killed: tuple[Slots, LogicalTimes], unknown: Array
 ) -> tuple[Positions, Lifetimes]:
     """All insertions with their rows' deaths, by change; and killed slots, put in ascending order."""
     xp = batch.table.kernels.xp
     assert batch.sequence is not None
     rows = xp.flatnonzero(batch.inserts)
     late = deaths[rows]
-    slots, instants = killed
+    slots, logical_times = killed
     by_slot = batch.table.kernels.argsort(slots)
     births = 2 * batch.sequence[rows] + 1
     return rows, Lifetimes(
@@ -579,7 +579,7 @@ def _lifetimes(
         late if late.size and bool((late < NEVER).any()) else None,
         slots[by_slot],
         unknown,
-        instants=(births, instants[by_slot]),
+        logical_times=(births, logical_times[by_slot]),
     )
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Instants, Positions, Slots
+from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.kernels import Among, Columns, Frame, Kernels
@@ -20,8 +21,8 @@ from gpu_ops.operators.core.order import Groups, within
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import DYING, LIVE
 
-# Order within one instant: an unmatched row's retraction comes before the rows that replace it, an unmatched row after
-# the rows it replaces.
+# Order within one logical time: an unmatched row's retraction comes before the rows that replace it, an unmatched row
+# after the rows it replaces.
 UNMATCHED_GOES, JOINED, UNMATCHED_COMES = 0, 1, 2
 
 
@@ -31,10 +32,10 @@ class OutputRows:
 
     A left row in slot 3 that loses its unmatched row because change 5 brings its first match, in slot 8:
 
-        kinds     [DELETE, INSERT]
-        slots    ([3,      3     ],
-                  [-1,     8     ])
-        instants  [11,     11    ]
+        kinds          [DELETE, INSERT]
+        slots         ([3,      3     ],
+                       [-1,     8     ])
+        logical_times  [11,     11    ]
 
     Attributes:
         kinds: in host memory where `net_rows` made them: only the host looks at them.
@@ -43,17 +44,21 @@ class OutputRows:
 
     kinds: Array
     slots: tuple[Slots, ...]
-    instants: Instants
+    logical_times: LogicalTimes
 
     @property
     def size(self) -> int:
         """The number of rows."""
         return int(self.kinds.size)
 
+    def sequence(self, kernels: Kernels) -> npt.NDArray[np.int64]:
+        """For each row the sequence of the change that caused it, in host memory."""
+        return kernels.asnumpy(self.logical_times) >> 1
+
     def pick(self, positions: Positions) -> OutputRows:
         """Gathers some of the rows, in the order given."""
         slots = tuple(s[positions] for s in self.slots)
-        return OutputRows(self.kinds[positions], slots, self.instants[positions])
+        return OutputRows(self.kinds[positions], slots, self.logical_times[positions])
 
 
 def left_right(side: int, own: Any, other: Any) -> tuple[Any, Any]:
@@ -70,18 +75,18 @@ def chained(kernels: Kernels, parts: Sequence[OutputRows]) -> OutputRows:
     """Several groups of rows, one after the other."""
     cat = kernels.xp.concatenate
     slots = tuple(cat(of_input) for of_input in zip(*(p.slots for p in parts), strict=True))
-    return OutputRows(cat([p.kinds for p in parts]), slots, cat([p.instants for p in parts]))
+    return OutputRows(cat([p.kinds for p in parts]), slots, cat([p.logical_times for p in parts]))
 
 
 def in_order(kernels: Kernels, parts: Sequence[tuple[OutputRows, int]]) -> OutputRows:
     """Groups of rows, each with a rank: by the event that caused a row, then by rank, else as they stand."""
     rows = chained(kernels, [part for part, _ in parts])
     ranks = kernels.xp.concatenate([kernels.xp.full(part.size, rank, np.int64) for part, rank in parts])
-    return rows.pick(layouts.sorted_positions(kernels.xp, (rows.instants << layouts.RANK_BITS) | ranks))
+    return rows.pick(layouts.sorted_positions(kernels.xp, (rows.logical_times << layouts.RANK_BITS) | ranks))
 
 
 def net_rows(xp: Any, leaving: Sequence[tuple[Slots, ...]], coming: Sequence[tuple[Slots, ...]]) -> OutputRows:
-    """The rows of a net change, by the slots of each input; those that leave first, all at one instant."""
+    """The rows of a net change, by the slots of each input; those that leave first, all at one logical time."""
     slots = tuple(xp.concatenate(of_input) for of_input in zip(*leaving, *coming, strict=True))
     kinds = np.full(slots[0].size, INSERT, np.int8)
     kinds[: sum(int(slots_of_rows[0].size) for slots_of_rows in leaving)] = DELETE
@@ -162,7 +167,7 @@ class NetPairs(Pairs):
 
 @dataclasses.dataclass
 class TimedPairs(Pairs):
-    """All pairs that live at some instant of the micro-batch, with their times (int64).
+    """All pairs that live at some logical time of the micro-batch, with their times (int64).
 
     Attributes:
         deaths: when the left and the right row die.
@@ -171,9 +176,9 @@ class TimedPairs(Pairs):
     """
 
     comes: Positions
-    deaths: tuple[Instants, Instants]
-    begin: Instants
-    end: Instants
+    deaths: tuple[LogicalTimes, LogicalTimes]
+    begin: LogicalTimes
+    end: LogicalTimes
 
 
 def net_pairs(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> NetPairs:
@@ -197,7 +202,7 @@ def _net(  # noqa: PLR0917 - what is fused takes no keywords
 
 
 def timed_pairs(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> TimedPairs:
-    """All pairs one of whose rows the micro-batch touches and that live at some instant of it."""
+    """All pairs one of whose rows the micro-batch touches and that live at some logical time of it."""
     xp = tables[0].kernels.xp
     slots = _candidates(tables, sides, wanted)
     deaths = sides[0].died(xp, slots[0]), sides[1].died(xp, slots[1])
@@ -212,7 +217,7 @@ def timed_pairs(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> Tim
     return TimedPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, deaths, begin, end)
 
 
-def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:
+def _timed(begin: LogicalTimes, end: LogicalTimes) -> tuple[Array, Array, Array]:
     """Computes by how much pairs of such times move counts, and masks of those that come and of those that go."""
     comes, goes = begin != ALWAYS, end != NEVER
     return comes.astype(np.int32) - goes, comes, goes

@@ -3,7 +3,7 @@
 Where no residual condition is, a row's count is the number of live rows of its key. So it is kept by key, never by
 pair: a micro-batch costs its changes and the rows that appear or disappear. While its key has rows on the other side, a
 row has a *spell* of matches. To `gpu_ops.operators.core.visibility.changes_per_event` spells are what pairs are where
-each pair must be looked at. For a key that has rows until instant 4 and again from instant 7, and a row born at 3:
+each pair must be looked at. For a key that has rows until logical time 4 and again from 7 on, and a row born at 3:
 
     spells of the key    [ALWAYS, 4)  [7, NEVER)
     spells of the row    [3, 4)       [7, NEVER)
@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Instants, Positions, Slots, distinct, written_out
+from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots, distinct, written_out
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.key_table import KeyTable
@@ -41,8 +41,8 @@ from gpu_ops.state.table import DEAD, LIVE, rows_at_once
 
 _ROWS: Final = "rows"
 
-_TIME_BITS: Final = layouts.INSTANT_BITS + 2
-"""Room for instants from `ALWAYS` to `NEVER`, in one number with a key's slot."""
+_TIME_BITS: Final = layouts.LOGICAL_TIME_BITS + 2
+"""Room for logical times from `ALWAYS` to `NEVER`, in one number with a key's slot."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Touched:
     slots: Slots
     before: Array
     after: Array
-    events: tuple[Array, Instants, Array]
+    events: tuple[Array, LogicalTimes, Array]
 
 
 class KeyCounts:
@@ -100,7 +100,7 @@ class KeyCounts:
         able = kernels.xp.flatnonzero(valid)
         return kernels.take(frame, able, self._names, present=True), able
 
-    def _found(self, table: KeyedTable, slots: Slots) -> Slots:
+    def _keys_of(self, table: KeyedTable, slots: Slots) -> Slots:
         """The key of each of some rows, -1 for one that no live row of the counted input has, or none can have."""
         xp = self._kernels.xp
         if not slots.size or not len(self._keys):
@@ -136,19 +136,19 @@ class KeyCounts:
     def _touched(self, change: Lifetimes) -> _Touched:
         """The keys that the counted input's changes touch; those that are new are staged, without rows."""
         kernels, xp = self._kernels, self._kernels.xp
-        rows, instants, signs = change.events(kernels)
+        rows, logical_times, signs = change.events(kernels)
         signs = signs.astype(np.int64)
         if not rows.size:
             nothing = xp.empty(0, np.int64)
-            return _Touched(nothing, nothing, nothing, (nothing, instants, signs))
+            return _Touched(nothing, nothing, nothing, (nothing, logical_times, signs))
         frame, able = self._frame(self._counted, rows)
         if able is not None:
-            instants, signs = instants[able], signs[able]
+            logical_times, signs = logical_times[able], signs[able]
         found = self._keys.locate(frame)
         before = self._keys.beside[_ROWS].values[found.slots].astype(np.int64)
         after = before.copy()
         kernels.scatter_add(after, found.number, signs)
-        return _Touched(found.slots, before, after, (found.number, instants, signs))
+        return _Touched(found.slots, before, after, (found.number, logical_times, signs))
 
     def _move(self, touched: _Touched, own: Lifetimes) -> None:
         """Make the counts what they are after the micro-batch; where they stand beside rows, that is a write."""
@@ -159,13 +159,13 @@ class KeyCounts:
             number, rows = self._rows_of(touched.slots)
             table.add_counts(rows, (touched.after - touched.before)[number])
             new = as_slots(kernels, own.first_new, own.new)
-            table.add_counts(new, self._numbers(self._found(table, new)))
+            table.add_counts(new, self._numbers(self._keys_of(table, new)))
 
     def expire(self) -> None:
         """The counted input's rows that have expired are there no more."""
         gone, xp = self._counted.expired, self._kernels.xp
         if gone.size:
-            keys = self._found(self._counted, gone)
+            keys = self._keys_of(self._counted, gone)
             keys = keys[keys >= 0]
             self._keys.add(_ROWS, keys, xp.full(keys.size, -1, np.int32))
             keys = distinct(xp, keys)
@@ -182,25 +182,25 @@ class KeyCounts:
         if when.barrier_moves(table):
             # every row may appear or disappear: nothing less than a pass tells which
             rows = xp.flatnonzero(table.status.values[: own.first_new] == LIVE)
-            keys = self._found(table, rows)
+            keys = self._keys_of(table, rows)
             before = self._numbers(keys)
         else:
             crosses = (touched.before == 0) ^ (touched.after == 0)
             at = xp.flatnonzero(crosses)
             number, rows = self._rows_of(touched.slots[at])
             keys, before = touched.slots[at[number]], touched.before[at[number]]
-        died = self._numbers(self._found(table, own.killed))
+        died = self._numbers(self._keys_of(table, own.killed))
         if self._beside:
             table.fetch(rows)
             before, died = table.count[rows], table.count[own.killed]
         self._move(touched, own)
         after = table.count[rows] if self._beside else self._numbers(keys)
         new = as_slots(self._kernels, own.first_new, own.new)
-        born = self._numbers(self._found(table, new))
+        born = self._numbers(self._keys_of(table, new))
         return changes_per_batch(table, own, (rows, before, after), (born, died), when)
 
     def per_event(self, own: Lifetimes, other: Lifetimes, when: When) -> VisibilityChanges:
-        """Every change of visibility, instant by instant; moves the counts.
+        """Every change of visibility in order of logical time; moves the counts.
 
         Args:
             own: the lifetimes of the rows whose count that is.
@@ -213,11 +213,11 @@ class KeyCounts:
         rows = xp.concatenate([own.killed, as_slots(self._kernels, own.first_new, own.new)])
         if when.barrier_moves(table):
             rows = xp.flatnonzero(table.status.values)
-            keys = self._found(table, rows)
+            keys = self._keys_of(table, rows)
         else:
             crossing = distinct(xp, switches[0])
             number, staying = self._rows_of(crossing)
-            keys = xp.concatenate([self._found(table, rows), crossing[number]])
+            keys = xp.concatenate([self._keys_of(table, rows), crossing[number]])
             rows = xp.concatenate([rows, staying])
         matched = self._numbers(keys)
         begins, ends = self._spells(touched, switches, distinct(xp, keys[matched > 0]))
@@ -245,17 +245,17 @@ class KeyCounts:
         self._move(touched, own)
         return found
 
-    def _switches(self, touched: _Touched) -> tuple[Slots, Instants, Array]:
+    def _switches(self, touched: _Touched) -> tuple[Slots, LogicalTimes, Array]:
         """Finds when keys get their first row and lose their last: slots, by slot and logical time; times; ends or not.
 
         What an upsert takes and gives back within one change is left out.
         """
-        number, instants, _ = touched.events
+        number, logical_times, _ = touched.events
         found = crossings(self._kernels, touched.events, touched.before[number], None, net=False)
-        return touched.slots[number[found.first]], instants[found.first], found.appears > 0
+        return touched.slots[number[found.first]], logical_times[found.first], found.appears > 0
 
     def _spells(
-        self, touched: _Touched, switches: tuple[Slots, Instants, Array], standing: Slots
+        self, touched: _Touched, switches: tuple[Slots, LogicalTimes, Array], standing: Slots
     ) -> tuple[Array, Array]:
         """When keys begin and cease to have rows, as `_packed` has it: ascending, and the n-th end is the n-th begin's.
 
@@ -264,15 +264,15 @@ class KeyCounts:
             switches: what becomes of them.
             standing: keys that had rows before it, ascending; touched ones may be among them.
         """
-        xp, (slots, instants, ceases) = self._kernels.xp, switches
+        xp, (slots, logical_times, ceases) = self._kernels.xp, switches
         others = standing
         if standing.size and touched.slots.size:
             at = xp.minimum(xp.searchsorted(touched.slots, standing), touched.slots.size - 1)
             others = standing[touched.slots[at] != standing]
         before = xp.concatenate([touched.slots[touched.before > 0], others])
         after = xp.concatenate([touched.slots[touched.after > 0], others])
-        begins = xp.concatenate([_packed(before, ALWAYS), _packed(slots[~ceases], instants[~ceases])])
-        ends = xp.concatenate([_packed(after, NEVER), _packed(slots[ceases], instants[ceases])])
+        begins = xp.concatenate([_packed(before, ALWAYS), _packed(slots[~ceases], logical_times[~ceases])])
+        ends = xp.concatenate([_packed(after, NEVER), _packed(slots[ceases], logical_times[ceases])])
         return xp.sort(begins), xp.sort(ends)
 
     # --- the stored form ---------------------------------------------------------------------
@@ -295,13 +295,13 @@ class KeyCounts:
         own = self._own
         if not self._beside:
             rows = self._kernels.xp.flatnonzero(own.status.values)
-            own.count[rows] = self._numbers(self._found(own, rows))
+            own.count[rows] = self._numbers(self._keys_of(own, rows))
 
 
-def _packed(keys: Slots, instants: Instants | int) -> Array:
-    """Keys and instants in one number that is sorted by both; of no key (-1) it is less than all others."""
-    return (keys << _TIME_BITS) | (instants + 1)
+def _packed(keys: Slots, logical_times: LogicalTimes | int) -> Array:
+    """Keys and logical times in one number that is sorted by both; of no key (-1) it is less than all others."""
+    return (keys << _TIME_BITS) | (logical_times + 1)
 
 
-def _time(packed: Array) -> Instants:
+def _time(packed: Array) -> LogicalTimes:
     return (packed & ((1 << _TIME_BITS) - 1)) - 1

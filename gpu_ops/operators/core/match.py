@@ -1,7 +1,7 @@
 """Matching: candidates of an index become matches.
 
-An index finds rows by a hash (and perhaps a range of times); a candidate is a match if its row is alive at the instant
-asked for, really equal in the key, and the residual condition is true of the pair. The first two are asked of all
+An index finds rows by a hash (and perhaps a range of times); a candidate is a match if its row is alive at the logical
+time asked for, really equal in the key, and the residual condition is true of the pair. The first two are asked of all
 candidates and looked at together: each look is a wait for the GPU. Every operator's matches come from here.
 """
 
@@ -133,7 +133,7 @@ def live_matches(table: KeyedTable | IntervalTable, candidates: MatchedSlots, ow
 
 def first_equal(
     kernels: Kernels,
-    wanted: tuple[Frame, Hashes, tuple[str, ...]],
+    keys: tuple[Frame, Hashes, tuple[str, ...]],
     others: tuple[Frame, Hashes, tuple[str, ...]],
     types: tuple[Any, ...],
 ) -> Positions:
@@ -141,17 +141,17 @@ def first_equal(
 
     Args:
         kernels: the backend.
-        wanted: n keys: frame, hashes, columns.
+        keys: n keys: frame, hashes, columns.
         others: m keys, likewise.
         types: the types they are compared in.
     """
     xp = kernels.xp
     order = kernels.argsort(others[1])
     sorted_ = others[1][order]
-    at = xp.searchsorted(sorted_, wanted[1], side="left")
-    end = xp.searchsorted(sorted_, wanted[1], side="right")
-    found = xp.full(wanted[1].size, -1, np.int64)
-    first, second = (Columns(frame, names) for frame, _, names in (wanted, others))
+    at = xp.searchsorted(sorted_, keys[1], side="left")
+    end = xp.searchsorted(sorted_, keys[1], side="right")
+    found = xp.full(keys[1].size, -1, np.int64)
+    first, second = (Columns(frame, names) for frame, _, names in (keys, others))
     open_ = xp.flatnonzero(at < end)
     while open_.size:
         candidate = order[at[open_]]

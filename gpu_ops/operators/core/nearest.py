@@ -35,7 +35,7 @@ class Nearest:
         kernels: the backend.
         index: of the rows that are looked for.
         types: what keys are compared as; none where there is no key.
-        found: the key columns of these rows, by slot.
+        stored: the key columns of these rows, by slot.
         alive: gives, of n slots, a mask of those that are there.
         newer: gives, of n slots, what the index orders rows of one time by (int64), the greatest is taken; None for
             arrival.
@@ -45,7 +45,7 @@ class Nearest:
     kernels: Kernels
     index: TimeIndex
     types: Sequence[pa.DataType]
-    found: Columns
+    stored: Columns
     alive: Callable[[Slots], Array]
     newer: Callable[[Slots], Array] | None = None
     staged: bool = True
@@ -142,7 +142,7 @@ class Nearest:
                 break
             mine = self.alive(slot)
             if self.types:
-                mine = mine & self.kernels.equal_at(self.types, (own[0], own[1][walking]), (self.found, slot), mine)
+                mine = mine & self.kernels.equal_at(self.types, (own[0], own[1][walking]), (self.stored, slot), mine)
             found.append((walking[mine], at[mine]))
             walking, at, steps = walking[~mine], at[~mine] + step, steps + 1
         if len(found) == 1:

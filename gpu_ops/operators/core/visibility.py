@@ -5,8 +5,8 @@ anti join) is visible while its row lives and the count is zero, a row of a semi
 and the count is not. So the changelog's part about single rows is: where visibility changes.
 
 ``per_event``: the count over the micro-batch is the count before it plus the running sum of the pairs that come and go,
-sorted by row and instant: a segmented cumulative sum. What happens at one instant is one *moment*: for a row with count
-1 whose only match goes at instant 4 and whose next one comes at instant 7,
+sorted by row and logical time: a segmented cumulative sum. What happens to a row at one logical time is one *moment*:
+for a row with count 1 whose only match goes at logical time 4 and whose next one comes at 7,
 
     moments   (row, 4)  (row, 7)
     before       1         0
@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Instants, Positions, Slots, distinct, value_changes
+from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots, distinct, value_changes
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.emission import NetPairs, TimedPairs
 from gpu_ops.state.keyed_table import KeyedTable
 
-# What happens to a row at an instant; its own birth sorts first, its death last.
+# What happens to a row at a logical time; its own birth sorts first, its death last.
 _BORN, _BEGIN, _END, _BARRIER, _DIES = range(5)
 
 _DELTA = np.array([0, 1, -1, 0, 0], np.int64)
@@ -44,13 +44,13 @@ _MARK = 1 << layouts.SLOT_BITS
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """n instants at which something happens to a row, by row and instant: arrays of n, but for `opening`, `base`.
+    """n moments: something happens to a row at a logical time. Sorted by both; arrays of n, but for `opening`, `base`.
 
     Attributes:
         start: position of the moment's first event.
         last: position of its last event.
         rows: whose moment it is.
-        instants: when.
+        logical_times: when.
         opening: which of the moments are the first ones of their rows.
         after: the row's count after it.
         row: number of its row among those that anything happens to.
@@ -60,7 +60,7 @@ class Moments:
     start: Positions
     last: Positions
     rows: Array
-    instants: Instants
+    logical_times: LogicalTimes
     opening: Positions
     after: Array
     row: Array
@@ -90,7 +90,7 @@ def moments(xp: Any, owned: Array, deltas: Array, base: Callable[[Positions], Ar
         base: gives the counts before the micro-batch, of the rows of some events.
     """
     start = xp.flatnonzero(value_changes(xp, owned))
-    rows, instants = layouts.unowned(owned[start])
+    rows, logical_times = layouts.unowned(owned[start])
     opens = value_changes(xp, rows)
     opening = xp.flatnonzero(opens)
     last = xp.empty(start.size, np.int64)
@@ -101,7 +101,7 @@ def moments(xp: Any, owned: Array, deltas: Array, base: Callable[[Positions], Ar
     before = base(row_starts).astype(np.int64)
     offset = before - xp.where(row_starts > 0, moved[row_starts - 1], 0)
     row = xp.cumsum(opens) - 1
-    return Moments(start, last, rows, instants, opening, moved[last] + offset[row], row, before)
+    return Moments(start, last, rows, logical_times, opening, moved[last] + offset[row], row, before)
 
 
 def flickers(xp: Any, rows: Array, changes: Array) -> Array:
@@ -142,14 +142,14 @@ def crossings(
 
     Args:
         kernels: the backend.
-        events: n owners (numbers), whose count each moves; n instants; n times 1 or -1.
+        events: n owners (numbers), whose count each moves; n logical times; n times 1 or -1.
         before: n counts before the micro-batch, of each event's owner.
         own: n flags: the owner itself comes or goes; moves its count, without output. None for none.
         net: leave out what comes and goes; otherwise only within one change (an upsert does both).
     """
     xp = kernels.xp
-    owner, instants, deltas = events
-    owned = layouts.owned(owner, instants)
+    owner, logical_times, deltas = events
+    owned = layouts.owned(owner, logical_times)
     order = kernels.argsort(owned)
     found = moments(xp, owned[order], deltas[order], lambda at: before[order[at]])
     first = order[found.start]
@@ -157,7 +157,7 @@ def crossings(
     if own is not None:
         at = at[xp.flatnonzero(~own[first[at]])]
     owners = owner[first[at]]
-    twin = flickers(xp, owners, xp.zeros(at.size, np.int64) if net else instants[first[at]] >> 1)
+    twin = flickers(xp, owners, xp.zeros(at.size, np.int64) if net else logical_times[first[at]] >> 1)
     hidden = xp.empty(0, np.int64)
     if bool(twin.any()):
         hidden = owners[twin] if net else hidden
@@ -171,13 +171,13 @@ class VisibilityChanges:
 
     Attributes:
         appears: whether the row becomes visible, or stops being.
-        own: whether a change of the row itself did it, or one of the other side.
+        by_own_change: whether a change of the row itself did it, or one of the other side.
     """
 
     slots: Slots
-    instants: Instants
+    logical_times: LogicalTimes
     appears: Array
-    own: Array
+    by_own_change: Array
 
 
 @dataclasses.dataclass
@@ -186,12 +186,12 @@ class Barrier:
 
     Attributes:
         before: the number before the micro-batch.
-        instants: when it changes, ascending.
+        logical_times: when it changes, ascending.
         after: the number from then on.
     """
 
     before: int
-    instants: Instants
+    logical_times: LogicalTimes
     after: Array
 
     @property
@@ -199,17 +199,17 @@ class Barrier:
         """The number in the end."""
         return int(self.after[-1]) if self.after.size else self.before
 
-    def at(self, table: KeyedTable, instants: Instants) -> Array:
-        """The number at (the end of) each instant."""
+    def at(self, table: KeyedTable, logical_times: LogicalTimes) -> Array:
+        """The number at (the end of) each logical time."""
         xp = table.kernels.xp
         steps = xp.concatenate([xp.full(1, self.before, np.int64), self.after])
-        return steps[xp.searchsorted(self.instants, instants, side="right")]
+        return steps[xp.searchsorted(self.logical_times, logical_times, side="right")]
 
-    def crossings(self, table: KeyedTable) -> Instants:
-        """Instants at which it becomes zero or stops being zero."""
+    def crossings(self, table: KeyedTable) -> LogicalTimes:
+        """Logical times at which it becomes zero or stops being zero."""
         xp = table.kernels.xp
         zero = xp.concatenate([xp.full(1, self.before, np.int64), self.after]) == 0
-        return self.instants[zero[1:] != zero[:-1]]
+        return self.logical_times[zero[1:] != zero[:-1]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,8 +241,8 @@ class Spells:
     """
 
     slots: Slots
-    begin: Instants
-    end: Instants
+    begin: LogicalTimes
+    end: LogicalTimes
     comes: Positions
     goes: Positions
     before: Callable[[Slots], Array]
@@ -251,7 +251,7 @@ class Spells:
 def visible_per_event(
     table: KeyedTable, change: Lifetimes, pairs: TimedPairs, side: int, when: When
 ) -> VisibilityChanges:
-    """Every change of visibility, instant by instant, where pairs are counted; moves the association counts.
+    """Every change of visibility in order of logical time, where pairs are counted; moves the association counts.
 
     Args:
         table: the rows' state.
@@ -269,7 +269,7 @@ def visible_per_event(
 
 
 def changes_per_event(table: KeyedTable, change: Lifetimes, spells: Spells, when: When) -> VisibilityChanges:
-    """Every change of visibility, instant by instant.
+    """Every change of visibility in order of logical time.
 
     Args:
         table: the rows' state.
@@ -289,28 +289,28 @@ def changes_per_event(table: KeyedTable, change: Lifetimes, spells: Spells, when
     barriers = when.barriers
     if barriers is not None:
         events.extend(_barrier_events(table, change, barriers))
-    # One packed number per event: sorting the numbers sorts by row, instant and order within it.
+    # One packed number per event: sorting the numbers sorts by row, logical time and order within it.
     packed = xp.sort(xp.concatenate(events))
     owned, code = kernels.fused(layouts.without_codes)(packed)
     found = moments(xp, owned, xp.asarray(_DELTA)[code], lambda at: spells.before(layouts.unowned(owned[at])[0]))
-    rows, instants = found.rows, found.instants
+    rows, logical_times = found.rows, found.logical_times
     dies = code[found.last] == _DIES
     visible = ((found.after == 0) == when.alone) & ~dies
     was_visible = (found.base == 0) == when.alone
     opening = rows[found.opening]
     if barriers is not None:
         keyless = _keyless(table, opening)
-        here = xp.where(keyless[found.row], barriers[1].at(table, instants), barriers[0].at(table, instants))
+        here = xp.where(keyless[found.row], barriers[1].at(table, logical_times), barriers[0].at(table, logical_times))
         visible &= here == 0
         was_visible &= xp.where(keyless, barriers[1].before, barriers[0].before) == 0
     was_visible &= opening < change.first_new
     at = found.switches(xp, visible, was_visible)
     own_change = (code[found.start] == _BORN) | dies
-    by_others = xp.where(own_change[at], -1, instants[at] >> 1)
+    by_others = xp.where(own_change[at], -1, logical_times[at] >> 1)
     flicker = flickers(xp, rows[at], by_others)
     if bool(flicker.any()):
         at = at[xp.flatnonzero(~flicker)]
-    return VisibilityChanges(rows[at], instants[at], visible[at], own_change[at])
+    return VisibilityChanges(rows[at], logical_times[at], visible[at], own_change[at])
 
 
 def visible_per_batch(
@@ -391,7 +391,7 @@ def _keyless(table: KeyedTable, slots: Slots) -> Array:
 
 
 def _barrier_events(table: KeyedTable, change: Lifetimes, barriers: tuple[Barrier, Barrier]) -> list[Array]:
-    """A marker for every row at every instant at which its barrier rises or falls while it lives."""
+    """A marker for every row at every logical time at which its barrier rises or falls while it lives."""
     xp = table.kernels.xp
     crossings = [b.crossings(table) for b in barriers]
     if not any(c.size for c in crossings):
@@ -399,9 +399,9 @@ def _barrier_events(table: KeyedTable, change: Lifetimes, barriers: tuple[Barrie
     rows = xp.flatnonzero(table.status.values)
     keyless = _keyless(table, rows)
     events = []
-    for instants_at, which in zip(crossings, (rows[~keyless], rows[keyless]), strict=True):
-        slots, instants = xp.repeat(which, instants_at.size), xp.tile(instants_at, which.size)
+    for logical_times_at, which in zip(crossings, (rows[~keyless], rows[keyless]), strict=True):
+        slots, logical_times = xp.repeat(which, logical_times_at.size), xp.tile(logical_times_at, which.size)
         born, died = change.born(xp, slots), change.died(xp, slots)
-        live = xp.flatnonzero((born < instants) & (instants < died))
-        events.append(layouts.moments(slots[live], instants[live], _BARRIER))
+        live = xp.flatnonzero((born < logical_times) & (logical_times < died))
+        events.append(layouts.moments(slots[live], logical_times[live], _BARRIER))
     return events

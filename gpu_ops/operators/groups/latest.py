@@ -179,14 +179,14 @@ class LatestRows(KeyedOperator):
         kernels, xp, (side,) = self.kernels, self.kernels.xp, sides
         if event_kinds is None:
             return net_rows(xp, [(side.killed,)], [(as_slots(kernels, side.first_new, side.new),)])
-        slots, instants, signs = side.events(kernels)
-        # a change takes the old row at one instant and brings the new one at the next
+        slots, logical_times, signs = side.events(kernels)
+        # a change takes the old row at one logical time and brings the new one at the next
         comes, goes = xp.zeros(event_kinds.size + 1, bool), xp.zeros(event_kinds.size + 1, bool)
-        comes[instants[signs > 0]] = True
-        goes[instants[signs < 0]] = True
-        new = xp.where(goes[xp.maximum(instants - 1, 0)], np.int8(UPDATE_AFTER), np.int8(INSERT))
-        old = xp.where(comes[instants + 1], np.int8(UPDATE_BEFORE), np.int8(DELETE))
-        return in_order(kernels, [(OutputRows(xp.where(signs > 0, new, old), (slots,), instants), JOINED)])
+        comes[logical_times[signs > 0]] = True
+        goes[logical_times[signs < 0]] = True
+        new = xp.where(goes[xp.maximum(logical_times - 1, 0)], np.int8(UPDATE_AFTER), np.int8(INSERT))
+        old = xp.where(comes[logical_times + 1], np.int8(UPDATE_BEFORE), np.int8(DELETE))
+        return in_order(kernels, [(OutputRows(xp.where(signs > 0, new, old), (slots,), logical_times), JOINED)])
 
 
 make = LatestRows

@@ -37,7 +37,7 @@ from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, as_integers, from_integers, shifted
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Kernels, as_slots, sorted_by
-from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
+from gpu_ops.operators.core.changes import Lifetimes, apply_changes, on_device
 from gpu_ops.operators.core.match import live_matches
 from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.operators.core.order import Groups
@@ -220,7 +220,7 @@ class Sessions(Operator):
 
     # --- the aggregates ----------------------------------------------------------------------
 
-    def _taken(self, goes: tuple[Slots, Array], comes: tuple[Slots, Array]) -> Ingested:
+    def _session_changes(self, goes: tuple[Slots, Array], comes: tuple[Slots, Array]) -> Ingested:
         """Rows with the starts of their sessions as changes of these: those that go, then those that come."""
         kernels, xp = self.kernels, self.kernels.xp
         slots, starts = (xp.concatenate(both) for both in zip(goes, comes, strict=True))
@@ -256,7 +256,7 @@ class Sessions(Operator):
 
     def _apply(self, change: Ingested) -> tuple[Lifetimes, _MovedRows]:
         """Take changes into the rows and their sessions."""
-        (what,) = given([self._rows], [change], net=True)
+        (what,) = on_device([self._rows], [change], net=True)
         side = apply_changes(self._rows, change.frame(self.kernels), what, None, net=True)
         return side, self._starts(side)
 
@@ -277,7 +277,7 @@ class SessionsKeptUpToDate(Sessions):
         new = as_slots(self.kernels, side.first_new, side.new)
         goes = xp.concatenate([side.killed, moved.slots]), xp.concatenate([start[side.killed], moved.before])
         comes = (slots := xp.concatenate([new, moved.slots])), start[slots]
-        made = self._groups.prepare((self._taken(goes, comes),), clock_ms, None)
+        made = self._groups.prepare((self._session_changes(goes, comes),), clock_ms, None)
         metrics = self._metrics(side, int(moved.slots.size), started, found)
         return dataclasses.replace(made, values=self._shown(made), metrics=metrics)
 
@@ -303,7 +303,7 @@ class SessionsKeptUpToDate(Sessions):
         nothing = slots[:0], slots[:0]
         for at in range(0, int(slots.size), rows_at_once(self.kernels)):
             some = slots[at : at + rows_at_once(self.kernels)]
-            self._groups.prepare((self._taken(nothing, (some, rows.beside[_START].values[some])),), 0, None)
+            self._groups.prepare((self._session_changes(nothing, (some, rows.beside[_START].values[some])),), 0, None)
             self._groups.commit(0)
             settle()
 
@@ -384,7 +384,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
             return value_schema(drop).empty_table(), np.empty(0, np.int8)
         nothing_goes = out[:0], out[:0]
         made = self._inner(None).prepare(
-            (self._taken(nothing_goes, (out, self._rows.beside[_START].values[out])),), clock_ms, None
+            (self._session_changes(nothing_goes, (out, self._rows.beside[_START].values[out])),), clock_ms, None
         )
         return self._shown(made), made.kinds
 

@@ -227,7 +227,7 @@ def plan_of(
     partitions, why = choose_partitions(description, df, state, backend, options.get("partitions"))
     plan = JoinPlan(
         plan_id=uuid.uuid4().hex[:12],
-        join=description,
+        description=description,
         name=name,
         backend=backend,
         partitions=partitions,
@@ -338,7 +338,7 @@ def _check_output(description: Description, df: DataFrame) -> None:
 
 def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | None) -> None:
     for plan in [p for side in sides for p in plans_of(side.df)]:
-        if plan.join.emit == "at_end":
+        if plan.description.emit == "at_end":
             raise DescriptionError(
                 f"'{plan.name}' has no output before its input ends: join it as it is, beside a stream that goes on, "
                 "or what gpu_ops.finish() gives, a static DataFrame"

@@ -20,7 +20,7 @@ from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.metrics.progress import join_progress
 from gpu_ops.spark.plan.changes import union_inputs_of
-from gpu_ops.spark.plan.selection import taken_of_join
+from gpu_ops.spark.plan.selection import selection_of_join
 from gpu_ops.spark.settings import Settings
 
 _LAYOUTS = {
@@ -69,9 +69,9 @@ def explain(df: DataFrame) -> str:
     queries = [plan.query for plan in plans if plan.query is not None]
     names = {plan.plan_id: plan.name for plan in plans}
     texts = [_explain(plan, names, df) for plan in plans]
-    taken = taken_of_join(df)
-    if isinstance(taken, str) and not plans[0].bounded:
-        texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {taken}"
+    selection = selection_of_join(df)
+    if isinstance(selection, str) and not plans[0].bounded:
+        texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {selection}"
     wrong = counted_twice(df)
     text = "\n\n".join([*([f"WARNING: {wrong}"] if wrong else []), *queries, *texts])
     return Explanation(text, "".join(_pictures(analyzed(df))))
@@ -84,7 +84,7 @@ def _pictures(node: Any) -> list[str]:
     if plan is None:
         return [picture for child in below for picture in _pictures(child)]
     if plan.bounded:
-        while len(below) == 1 < len(plan.join.inputs):  # down to where the inputs are brought together
+        while len(below) == 1 < len(plan.description.inputs):  # down to where the inputs are brought together
             below = children_of(below[0])
         union_inputs = {f"{plan.plan_id}.{number}": child for number, child in enumerate(below)}
     else:
@@ -92,17 +92,17 @@ def _pictures(node: Any) -> list[str]:
     boxes: dict[str, str] = {}
     for one in plan.in_task:
         sides: list[str] = []
-        for number, source in enumerate(one.join.inputs):
+        for number, source in enumerate(one.description.inputs):
             union_input = union_inputs.get(f"{one.plan_id}.{number}")
             own = [boxes[made] for made in one.sources[number : number + 1] if made is not None]
             sides += own or (_pictures(union_input) if union_input is not None else []) or [source_box(source.name)]
-        what = one.join.lines()[0].split(":")[0]
+        what = one.description.lines()[0].split(":")[0]
         boxes[one.plan_id] = operator_box(f"{one.name}: {what}", sides)
     return [boxes[plan.plan_id]]
 
 
 def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
-    description = plan.join
+    description = plan.description
     state = str(plan.state or "in memory only: a restart on an old checkpoint is refused")
     if description.emit != "at_end" and len(description.inputs) > 2:
         state = f"{state}; no intermediate state: a change is joined with the rows of the inputs, step by step"
@@ -144,20 +144,20 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
 
 def _attributes(plan: JoinPlan) -> str:
     """The operator's behaviour at the end of its input and with a backlog, in words."""
-    has = plan.join.attributes
+    has = plan.description.attributes
     words = ["output only once the input has ended" if has.output_only_after_end_of_stream else "output as input comes"]
     words.append("sorts it itself" if has.internal_sorter_supported else "sorts nothing")
     if has.switches_from_backlog:
         does = "begins with a backlog" if plan.backlog else "can begin with a backlog"
         words.append(does + (": runs with availableNow give no output" if plan.backlog else ""))
     else:
-        words.append(f"no backlog: {plan.join.why_no_backlog()}")
+        words.append(f"no backlog: {plan.description.why_no_backlog()}")
     return "; ".join(words)
 
 
 def _distribution(plan: JoinPlan) -> str:
-    by = plan.join.shuffled_by
-    if not by or len(by) == len(plan.join.equal_columns):
+    by = plan.description.shuffled_by
+    if not by or len(by) == len(plan.description.equal_columns):
         return ""
     names = ", ".join(value.columns[0] for value in by)
     return f", by {names} only: an upsert's old and new row must meet"
@@ -217,7 +217,7 @@ def _kept(description: Description, side: int) -> str:
 
 def _kept_by_time(plan: JoinPlan, names: Mapping[str, str], side: int) -> str:
     """The watermark of an input of a join by time, and the time for which its rows are kept, in words."""
-    description, upstream = plan.join, plan.upstream[side]
+    description, upstream = plan.description, plan.upstream[side]
     source = description.inputs[side]
     if description.interval is not None and description.interval.time == "processing":
         return description.kept(side)

@@ -240,7 +240,7 @@ def check_runs(node: Calc, rows: DataFrame, sql: str) -> None:
             try:
                 made = QueryColumn("part", "", pa.null)
                 alone = dataclasses.replace(
-                    node, conditions=(), made={made: part}, left=(("part", made),), row_kind=None
+                    node, conditions=(), computed={made: part}, left=(("part", made),), row_kind=None
                 )
                 check_plan(calculated(alone, stand_in))
             except (PySparkException, Py4JJavaError):

@@ -183,7 +183,7 @@ def _without_row_kinds(aggregate: Any) -> str | None:
     if ROW_KIND_COLUMN in {str(x.name()) for x in items(aggregate.references().toSeq())}:
         return None
     plan = next(plans_in(aggregate), None)
-    return None if plan is None or plan.join.by_time else plan.name
+    return None if plan is None or plan.description.by_time else plan.name
 
 
 def _refuse_between(node: Any, name: str) -> None:

@@ -315,7 +315,7 @@ class _Refresh:
         due = time.monotonic() + self._period
         while not self._stop.wait(min(_LOOK_S, self._period)) and self._session.sparkContext._jsc is not None:
             try:
-                if time.monotonic() < due or not self._taken():
+                if time.monotonic() < due or not self._was_read():
                     continue
                 due = time.monotonic() + self._period
                 self._read()
@@ -327,7 +327,7 @@ class _Refresh:
                     "input '%s' could not be read again; its rows stay, and it is tried again: %s", self._name, why
                 )
 
-    def _taken(self) -> bool:
+    def _was_read(self) -> bool:
         """True if a running query has taken the changes that were written last.
 
         Two sets of changes in one micro-batch could come in any order. A micro-batch that began after they were

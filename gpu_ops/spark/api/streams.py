@@ -138,18 +138,18 @@ def stream(
         raise DescriptionError(f"unique_key={unique_key!r}; it is a column's name, or several")
     bare = Stream(df=df, name=name or "")
 
-    def own(column: str | None, what: str) -> str | None:
+    def resolved(column: str | None, what: str) -> str | None:
         return None if column is None else resolve(df, column, bare.label, what)
 
     made = dataclasses.replace(
         bare,
         unique_key=None if unique_key is None else resolve_all(bare, unique_key, "unique_key"),
-        row_kind=own(row_kind, "row_kind"),
-        sequence_by=own(sequence_by, "sequence_by"),
+        row_kind=resolved(row_kind, "row_kind"),
+        sequence_by=resolved(sequence_by, "sequence_by"),
         ttl_ms=None if ttl is None else parse_duration(ttl),
         updates=updates,
         bad_rows=bad_rows,
-        event_time=own(event_time, "event_time"),
+        event_time=resolved(event_time, "event_time"),
         delay_ms=None if delay is None else parse_bound(delay),
         idle_timeout_ms=None if idle_timeout is None else parse_bound(idle_timeout),
         refresh_ms=None if refresh is None else parse_duration(refresh),

@@ -46,7 +46,7 @@ class Offer:
         host: the address that servers listen on.
         cores: of the machine, as far as they are for this process.
         gpus: of those that Spark gave the task, the ones that CUDA finds.
-        found: these GPUs in words, or why there are none.
+        gpu_note: these GPUs in words, or why there are none.
     """
 
     job: int
@@ -57,7 +57,7 @@ class Offer:
     host: str
     cores: int
     gpus: tuple[str, ...]
-    found: str
+    gpu_note: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -194,7 +194,7 @@ class ClusterServers(Servers):
         per_executor = min(self._cores, *(agent.offer.cores for agent in agents))
         self._pools["cpu"] = Pool(self, "cpu", len(agents) * per_executor)
         gpus = min(len(agent.offer.gpus) for agent in agents)
-        hosts = {agent.offer.found: agent.offer.host for agent in agents if gpus or not agent.offer.gpus}
+        hosts = {agent.offer.gpu_note: agent.offer.host for agent in agents if gpus or not agent.offer.gpus}
         self.gpus = "; ".join(what if len(hosts) == 1 else f"{what} ({host})" for what, host in hosts.items())
         if gpus:
             self._pools["gpu"] = Pool(self, "gpu", len(agents) * gpus)

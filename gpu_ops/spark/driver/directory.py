@@ -220,8 +220,8 @@ class Directory:
         if request.observed:
             return ReportReply(numbers)
         if known.plan is not None:
-            join, run = known.plan.join, JoinRun(known.query_id, known.run_id, known.plan.name)
-            names = metric_names(join.sides, by_time=join.by_time)
+            description, run = known.plan.description, JoinRun(known.query_id, known.run_id, known.plan.name)
+            names = metric_names(description.sides, by_time=description.by_time)
             TASK_METRICS.take(run, request.batch_id, request.partition, names, request.numbers)
         return ReportReply()
 

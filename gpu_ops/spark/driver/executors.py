@@ -95,7 +95,7 @@ class Executors:
         Raises:
             StateError: none came.
         """
-        wanted, why = self._wanted()
+        wanted, why = self._executor_count()
         count, since = 0, time.monotonic()
         while time.monotonic() < deadline and not self.stopped:
             now = len(self.ids())
@@ -207,7 +207,7 @@ class Executors:
             requests = requests.resource("gpu", self._settings.server_gpu)
         return ResourceProfileBuilder().require(requests).build
 
-    def _wanted(self) -> tuple[int | None, str]:
+    def _executor_count(self) -> tuple[int | None, str]:
         """The number of executors that the application is to have (None if unknown), and the setting that says so."""
         if self._settings.executors is not None:
             return self._settings.executors, SERVER_EXECUTORS

@@ -41,7 +41,7 @@ class JoinPlan:
 
     Attributes:
         plan_id: 12 hexadecimal digits; in Spark's plans the function is called ``gpu_join_<plan_id>``.
-        join: the description of the operator.
+        description: the description of the operator.
         name: the name of its metrics.
         backend: the backend that was asked for.
         partitions: the number of partitions.
@@ -67,7 +67,7 @@ class JoinPlan:
     """
 
     plan_id: str
-    join: Description
+    description: Description
     name: str
     backend: str
     partitions: int
@@ -104,7 +104,7 @@ class JoinPlan:
     def manifest(self, query_id: str, number: int | None) -> Manifest:
         """The manifest that the join's state folder must have, as the join of that number in a query."""
         return Manifest(
-            self.join.to_json(), self.partitions, query_id, join_number=number, union_order=self.union_order
+            self.description.to_json(), self.partitions, query_id, join_number=number, union_order=self.union_order
         )
 
     def carried_by(self, output: st.StructType) -> st.StructType:
@@ -113,12 +113,15 @@ class JoinPlan:
 
     def _to_dict(self) -> dict[str, Any]:
         chained = [plan._to_dict() for plan in self.chained]
-        return {**vars(self), "join": self.join.to_json(), "chained": chained}
+        return {**vars(self), "description": self.description.to_json(), "chained": chained}
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any]) -> JoinPlan:
         values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in data.items()}
-        values |= {"join": parse_join(data["join"]), "chained": tuple(map(cls._from_dict, data["chained"]))}
+        values |= {
+            "description": parse_join(data["description"]),
+            "chained": tuple(map(cls._from_dict, data["chained"])),
+        }
         return cls(**values)
 
     @classmethod

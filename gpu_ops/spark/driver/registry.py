@@ -107,7 +107,9 @@ class JoinState:
             deaths[request.failed] = death
         if len(deaths) >= MOST_KILLS:
             *_, last = deaths.values()
-            inputs = "" if self.plan is None else f" of join of {', '.join(x.name for x in self.plan.join.inputs)}"
+            inputs = (
+                "" if self.plan is None else f" of join of {', '.join(x.name for x in self.plan.description.inputs)}"
+            )
             raise StateError(
                 f"partition {request.partition} of {request.partitions}{inputs}, micro-batch {request.batch_id}: "
                 f"its state server was killed {len(deaths)} times. {last}"
@@ -203,11 +205,11 @@ class Registry:
 
     def _watermarks(self, known: JoinState) -> Watermarks | None:
         plan = known.plan
-        if plan is None or not plan.join.by_time:
+        if plan is None or not plan.description.by_time:
             return None
         left, right = (self._upstream(upstream, known.query_id) for upstream in plan.upstream)
         manifest = plan.manifest(known.query_id, known.number)
-        return Watermarks(plan.join, manifest, known.state, (left, right))
+        return Watermarks(plan.description, manifest, known.state, (left, right))
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
         """A function that asks a join of the same query for its output watermark; None without a join."""
@@ -236,7 +238,7 @@ class Registry:
                 continue
             other = users.setdefault(started.state.identity, plan)
             if other is not plan:
-                names = [" and ".join(f"'{x.name}'" for x in one.join.inputs) for one in (other, plan)]
+                names = [" and ".join(f"'{x.name}'" for x in one.description.inputs) for one in (other, plan)]
                 raise StateError(
                     f"state folder {started.state} is in use by another join of query {query_id}: that of {names[0]}, "
                     f"and this one is of {names[1]}; {ONE_JOIN}"

@@ -41,7 +41,7 @@ class Watermarks:
     """The watermarks of one join by time of one query.
 
     Args:
-        join: the description of the join.
+        description: the description of the join.
         manifest: the manifest that its state folder must have; it also says the number of partitions.
         state: the state folder, or None.
         upstream: for each input that is the changelog of a join by time in the same query, its output watermark.
@@ -49,13 +49,13 @@ class Watermarks:
 
     def __init__(
         self,
-        join: Description,
+        description: Description,
         manifest: Manifest,
         state: StateAddress | None,
         upstream: tuple[Upstream | None, Upstream | None] = (None, None),
     ) -> None:
-        self._join, self._manifest, self._state, self._upstream = join, manifest, state, upstream
-        self._by_event_time = join.by_event_time
+        self._description, self._manifest, self._state, self._upstream = description, manifest, state, upstream
+        self._by_event_time = description.by_event_time
         self._lock = threading.Lock()
         self._batch = -1
         self._moment, self._last = Moment(None, 0), Moment(None, 0)
@@ -104,7 +104,7 @@ class Watermarks:
         """
         with self._lock:
             watermark = self._before.watermark if batch_id == self._batch else None
-        behind = self._join.behind_ms
+        behind = self._description.behind_ms
         return None if watermark is None or behind is None else watermark - behind
 
     # --- inside ------------------------------------------------------------------------------
@@ -121,16 +121,16 @@ class Watermarks:
             self._before, done = self._stored(batch_id)
             if done is not None:
                 return done.watermark
-        inputs = range(len(self._join.inputs))
+        inputs = range(len(self._description.inputs))
         silent = tuple(clock_ms - self._rows_at[number] for number in inputs)
         input_watermarks = tuple(self._of_input(number, batch_id) for number in inputs)
-        return operator_watermark(self._join, input_watermarks, silent, self._before.watermark)
+        return operator_watermark(self._description, input_watermarks, silent, self._before.watermark)
 
     def _of_input(self, side: int, batch_id: int) -> int | None:
         upstream, latest = self._upstream[side], self._before.latest[side]
         if upstream is not None:
             return upstream(batch_id)
-        delay = self._join.inputs[side].delay_ms
+        delay = self._description.inputs[side].delay_ms
         return None if latest is None or delay is None else latest - delay
 
     def _stored(self, batch_id: int) -> tuple[Times, Times | None]:
@@ -165,21 +165,21 @@ class Watermarks:
         return times
 
     def __str__(self) -> str:
-        return f"{self._join.title} of {', '.join(source.name for source in self._join.inputs)}"
+        return f"{self._description.title} of {', '.join(source.name for source in self._description.inputs)}"
 
 
 def operator_watermark(
-    join: Description, input_watermarks: Sequence[int | None], silent_ms: Sequence[int], before: int | None
+    description: Description, input_watermarks: Sequence[int | None], silent_ms: Sequence[int], before: int | None
 ) -> int | None:
     """The watermark of a micro-batch: that of the input which is behind, and never less than before.
 
     Args:
-        join: the description; its inputs may have idle timeouts.
+        description: the description; its inputs may have idle timeouts.
         input_watermarks: each input's watermark.
         silent_ms: for each input, the milliseconds since it last brought rows.
         before: the watermark of the micro-batch before.
     """
-    timeouts = [source.idle_timeout_ms for source in join.inputs]
+    timeouts = [source.idle_timeout_ms for source in description.inputs]
     counting = [
         watermark
         for watermark, silent, timeout in zip(input_watermarks, silent_ms, timeouts, strict=True)

@@ -45,7 +45,7 @@ from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.tasks.join import Edge, Task
 from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import FirstOfGroup, OfRows
+from gpu_ops.spark.tasks.rows import EncodeRows, FirstOfGroup
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
@@ -57,7 +57,7 @@ if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not No
 else:  # before Spark 4 there are no data sources in Python
     DataSource = DataSourceStreamReader = InputPartition = object
 
-_PLACE: Final = "__place"
+_SEQUENCE: Final = "__sequence"
 """The column of a number that rises with a static input's rows."""
 
 _CO_GROUP: Final = "gpu_ops.coGroup"
@@ -80,10 +80,10 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         inputs: the inputs, in the operator's order; their columns are those of its description, and the row kinds.
         state: the state folder, or None.
     """
-    join, name = plan.join, plan.name
+    description, name = plan.description, plan.name
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
-    layout = union_columns(join, schemas)
+    layout = union_columns(description, schemas)
     readings, order = tuple(map(source_of, inputs)), union_order(inputs)
     plan = dataclasses.replace(
         plan,
@@ -93,20 +93,20 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         below=tuple(dict.fromkeys(below.plan_id for number in order for below in plans_of(inputs[number]))),
     )
     make_importable(session)
-    names = metric_names(join.sides, by_time=join.by_time)
+    names = metric_names(description.sides, by_time=description.by_time)
     directory = Directory.of(session)
-    packers, arrivals = packers_of(join, inputs, readings, layout, plan, blocks=directory.blocks)
-    hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
+    packers, arrivals = packers_of(description, inputs, readings, layout, plan, blocks=directory.blocks)
+    hidden = None if plan.reported else free_name(METRICS_COLUMN, description.output_schema.names)
     task = Task(
         plan.function_name, _command(plan, state, layout), directory.address, arrivals,
-        join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
-        blocks=directory.blocks,
+        description.output_schema, metrics=names, times=description.sides if description.by_event_time else (),
+        hidden=hidden, blocks=directory.blocks,
     )  # fmt: skip
     chain, union_inputs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
     for number in order:
         reading, packer = readings[number], packers[number]
         if reading is not None and isinstance(reading.source, JoinChanges) and chain.takes(reading.source):
-            chain.add(number, reading.source, Edge(reading.taken, packer))
+            chain.add(number, reading.source, Edge(reading.projection, packer))
             for use, frame in reading.source.union_inputs().items():
                 union_inputs.setdefault(use, frame)
         else:
@@ -116,7 +116,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         union_inputs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
     plan, function = chain.plan(tuple(union_inputs)), chain.function
     union = functools.reduce(DataFrame.unionAll, observed_once(list(union_inputs.values()), plan.in_task))
-    output = output_type(join, schemas)
+    output = output_type(description, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
     tasks = 1 if plan.chained else plan.partitions
@@ -124,7 +124,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     directory.check_at_start(plan, state)
     check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
-    return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))
+    return observing(changes, plan, hidden).select(*changelog_columns(description, name, plan.plan_id))
 
 
 def union_order(inputs: Sequence[DataFrame]) -> list[int]:
@@ -151,19 +151,19 @@ def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionC
         "op": "apply",
         "join_id": plan.plan_id,
         "state": state,
-        "description": plan.join.to_json(),
+        "description": plan.description.to_json(),
         "partitions": plan.partitions,
         "union_order": plan.union_order,
         "backend": plan.backend,
-        "wire": dataclasses.asdict(wire(layout)),
+        "wire": wire(layout).to_dict(),
         "options": {"backlog": True} if plan.backlog else {},
     }
 
 
-def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.StructType:
+def output_type(description: Description, schemas: Sequence[st.StructType]) -> st.StructType:
     """The Spark schema of an operator's changelog."""
     fields = [st.StructField(ROW_KIND_COLUMN, st.StringType(), False)]
-    for column in join.output:
+    for column in description.output:
         # A column that two inputs show together: either's type will do if it is the common one.
         candidates = [s[n].dataType for s in schemas for n in (column.column, column.other) if n in s.names]
         of_one = column.other is None and column.column in schemas[column.side].names
@@ -182,32 +182,32 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: CoGroup
         inputs: the inputs, in the operator's order; their columns are those of its description, and the row kinds.
         function: the function of a co-group, else None.
     """
-    join = plan.join
+    description = plan.description
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
-    layout = union_columns(join, schemas)
+    layout = union_columns(description, schemas)
     make_importable(session)
-    ordered = join.order_matters_at_end
+    ordered = description.order_matters_at_end
     sides = [in_union(df, number, layout) for number, df in enumerate(inputs)]
     if ordered:
-        sides = [side.withColumn(_PLACE, f.monotonically_increasing_id()) for side in sides]
-    if join.result_without_rows:
+        sides = [side.withColumn(_SEQUENCE, f.monotonically_increasing_id()) for side in sides]
+    if description.result_without_rows:
         sides.append(_row_of_no_input(sides[0]))
-    rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, layout, plan.partitions)
+    rows = shuffle(functools.reduce(DataFrame.unionAll, sides), description, layout, plan.partitions)
     if ordered:
-        rows = rows.sortWithinPartitions(*_order(join, layout))
+        rows = rows.sortWithinPartitions(*_sequence_columns(description, layout))
     task = BoundedTask(
-        plan.function_name, join.to_json(), wire(layout), wire_schema(layout),
+        plan.function_name, description.to_json(), wire(layout), wire_schema(layout),
         backend="gpu" if plan.backend == "gpu" else "cpu",
         probe=Settings.of_application(session.sparkContext).gpu_probe, function=function,
     )  # fmt: skip
-    output = output_type(join, schemas) if function is None else function.schema
+    output = output_type(description, schemas) if function is None else function.schema
     found = rows.mapInArrow(task, plan.carried_by(output))
     if function is not None:
         first, *others = (named_column(x.name) for x in output.fields)
         named = first.alias(output.fields[0].name, metadata={**output.fields[0].metadata, _CO_GROUP: plan.name})
         return found.select(named, *others)
-    return found.select(*changelog_columns(join, plan.name, plan.plan_id))
+    return found.select(*changelog_columns(description, plan.name, plan.plan_id))
 
 
 def _row_of_no_input(like: DataFrame) -> DataFrame:
@@ -216,14 +216,14 @@ def _row_of_no_input(like: DataFrame) -> DataFrame:
     return like.sparkSession.range(1).select(*values)
 
 
-def _order(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
+def _sequence_columns(description: Description, layout: Sequence[UnionColumn]) -> list[Column]:
     """The sort columns that order each input's rows: its ``sequence_by``, nulls first, then its own order."""
     by = []
-    for number, source in enumerate(join.inputs):
+    for number, source in enumerate(description.inputs):
         if source.sequence_by is not None:
             column = next(x for x in layout if x.columns[number] == source.sequence_by)
             by.append(f.when(f.col(INPUT) == number, f.col(column.name)).asc_nulls_first())
-    return [*by, f.col(_PLACE).asc()]
+    return [*by, f.col(_SEQUENCE).asc()]
 
 
 class Beats(DataSourceStreamReader):  # type: ignore[misc]
@@ -312,11 +312,11 @@ class UnionColumn(NamedTuple):
     type: st.DataType
 
 
-def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[UnionColumn]:
+def union_columns(description: Description, schemas: Sequence[st.StructType]) -> list[UnionColumn]:
     """Lays out the union columns, row kinds included; those that carry a column of several inputs come first.
 
     Args:
-        join: the description; its keys share a column where their types are equal.
+        description: the description; its keys share a column where their types are equal.
         schemas: the schemas of the DataFrames.
     """
     types = [{x.name: nullable(x.dataType) for x in schema.fields} for schema in schemas]
@@ -335,9 +335,9 @@ def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[U
                 for n, column in alike.items():
                     taken[n].add(column)
 
-    for columns in join.equal_columns:
+    for columns in description.equal_columns:
         share(columns)
-    share([source.row_kind for source in join.inputs])
+    share([source.row_kind for source in description.inputs])
     for number, own in enumerate(types):
         for column, kind in own.items():
             if column in taken[number]:
@@ -360,7 +360,7 @@ def wire(layout: Sequence[UnionColumn]) -> Wire:
 
 
 def wire_schema(layout: Sequence[UnionColumn]) -> pa.Schema:
-    """The schema of the rows on the wire: side, order and the union columns."""
+    """The schema of the rows on the wire: side, sequence and the union columns."""
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
     return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in layout)])
 
@@ -375,9 +375,9 @@ def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataF
     return df.select(*columns)
 
 
-def shuffle(rows: DataFrame, join: Description, layout: Sequence[UnionColumn], partitions: int) -> DataFrame:
+def shuffle(rows: DataFrame, description: Description, layout: Sequence[UnionColumn], partitions: int) -> DataFrame:
     """Partitions rows of `in_union` by Spark's own hash; used where no state is stored by partition."""
-    return rows.repartition(partitions, *(_distributed(value, layout) for value in join.shuffled_by))
+    return rows.repartition(partitions, *(_distributed(value, layout) for value in description.shuffled_by))
 
 
 def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
@@ -402,13 +402,15 @@ def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
     return value
 
 
-def collated_key(join: Description, schemas: Sequence[st.StructType]) -> str | None:
+def collated_key(description: Description, schemas: Sequence[st.StructType]) -> str | None:
     """The name of a compared column whose collation makes different bytes equal, or None."""
-    return next((name for n, name in join.compared_columns if not is_binary_collated(schemas[n][name].dataType)), None)
+    return next(
+        (name for n, name in description.compared_columns if not is_binary_collated(schemas[n][name].dataType)), None
+    )
 
 
 def packers_of(
-    join: Description,
+    description: Description,
     inputs: Sequence[DataFrame],
     readings: Sequence[SourceScan | None],
     layout: Sequence[UnionColumn],
@@ -422,7 +424,7 @@ def packers_of(
     shuffle and the join behind it, whose partitions would miss a micro-batch.
 
     Args:
-        join: the description.
+        description: the description.
         inputs: the inputs, in its order.
         readings: the result of `gpu_ops.spark.plan.changes.source_of` for each input.
         layout: the union columns.
@@ -430,13 +432,17 @@ def packers_of(
         blocks: the folders in which tasks leave their messages, if all are on one machine.
     """
     partitions = plan.partitions
-    schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
+    schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, description.inputs, strict=True)]
     roads, packers = routes(partitions), []
     for number, reading in enumerate(readings):
-        by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
+        by = tuple((by.columns[number], by.type) for by in description.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
-        first = FirstOfGroup.wanted(join) if reading is not None and isinstance(reading.source, JoinChanges) else None
-        name, schema = join.inputs[number].name, schemas[number]
+        first = (
+            FirstOfGroup.for_operator(description)
+            if reading is not None and isinstance(reading.source, JoinChanges)
+            else None
+        )
+        name, schema = description.inputs[number].name, schemas[number]
         packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
     return packers, Arrivals(wire_schema(layout), carried, first=plan.loaded)
@@ -444,5 +450,5 @@ def packers_of(
 
 def _packed(df: DataFrame, reading: SourceScan | None, packer: Packer) -> DataFrame:
     if reading is None:
-        return df.mapInArrow(OfRows("gpu_join_pack", packer), _PACKED_TYPE)
-    return reading.source.packed(packer, reading.taken, _PACKED_TYPE)
+        return df.mapInArrow(EncodeRows("gpu_join_pack", packer), _PACKED_TYPE)
+    return reading.source.packed(packer, reading.projection, _PACKED_TYPE)

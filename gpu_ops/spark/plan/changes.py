@@ -20,10 +20,10 @@ from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, function_of, metadata_of, plans_of
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
-from gpu_ops.spark.plan.selection import selection, taken_of_join
-from gpu_ops.spark.tasks.join import ChainedOperator, Edge, OfChanges, OperatorChain, OperatorTask, Task
+from gpu_ops.spark.plan.selection import selection, selection_of_join
+from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, OperatorChain, OperatorTask, Task
 from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
-from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
+from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Projection, Slices
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
@@ -37,7 +37,7 @@ def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
     if hidden is None:
         return rows
     for number, one in enumerate(plan.in_task):
-        names = metric_names(one.join.sides, by_time=one.join.by_time)
+        names = metric_names(one.description.sides, by_time=one.description.by_time)
         rows = rows.observe(one.name, observed(names, hidden, number))
     return rows.filter(f.isnull(hidden))
 
@@ -83,44 +83,48 @@ def task_of(node: Any, spark: SparkSession) -> OperatorTask | None:
     return task if isinstance(task, OperatorTask) else None
 
 
-def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructType, spark: SparkSession) -> DataFrame:
+def in_place_of(
+    node: Any, plan: JoinPlan, function: EncodeChanges, output: st.StructType, spark: SparkSession
+) -> DataFrame:
     """Replaces a join's node by one whose function also encodes the changes.
 
     Args:
         node: the join's node.
         plan: the plan of the join.
-        made: the function.
+        function: encodes the changes.
         output: the types of its result.
         spark: the session.
     """
-    hidden, names = made.task.hidden, output.names
+    hidden, names = function.task.hidden, output.names
     if hidden is not None:  # the row with metrics has nothing else
         output = st.StructType([st.StructField(x.name, x.dataType) for x in output]).add(
             hidden, spark_type(METRICS_TYPE)
         )
-    rows = frame_of(spark, node.children().head()).mapInArrow(made, plan.carried_by(output))
+    rows = frame_of(spark, node.children().head()).mapInArrow(function, plan.carried_by(output))
     return observing(rows, plan, hidden).select(*names)
 
 
-def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.StructType) -> DataFrame:
+def encoded_in_tasks(changes: DataFrame, encoder: Encoder, name: str, output: st.StructType) -> DataFrame:
     """Encodes rows in the tasks that have them: in the join's own task where Arrow can, else from Spark's rows.
 
     Args:
         changes: the rows.
-        maker: the encoder.
+        encoder: the encoder.
         name: the function's name in Spark's plans, where it takes Spark's rows.
         output: the types of the result.
     """
-    found, spark = taken_of_join(changes), changes.sparkSession
+    found, spark = selection_of_join(changes), changes.sparkSession
     plan = None if isinstance(found, str) else JoinPlan.of(found.node)
     if isinstance(found, str) or plan is None:
         make_importable(spark)
-        return changes.mapInArrow(OfRows(name, maker), output)
+        return changes.mapInArrow(EncodeRows(name, encoder), output)
     task = task_of(found.node, spark)
     assert task is not None
-    types = found.taken.types(task.output)
-    schema = pa.schema([pa.field(x.name, kind) for x, kind in zip(maker.schema, types, strict=True)])
-    return in_place_of(found.node, plan, OfChanges(task, found.taken, maker._replace(schema=schema)), output, spark)
+    types = found.projection.types(task.output)
+    schema = pa.schema([pa.field(x.name, kind) for x, kind in zip(encoder.schema, types, strict=True)])
+    return in_place_of(
+        found.node, plan, EncodeChanges(task, found.projection, encoder._replace(schema=schema)), output, spark
+    )
 
 
 class SourceScan(NamedTuple):
@@ -128,18 +132,18 @@ class SourceScan(NamedTuple):
 
     Attributes:
         source: the files or messages, or a join's changes; its text is shown by `explain()`.
-        taken: the filter and projection.
+        projection: the filter and projection.
     """
 
     source: sources.Source | JoinChanges
-    taken: Taken
+    projection: Projection
 
     def __str__(self) -> str:
         said = [str(self.source)]
-        if self.taken.tested:
-            said.append(f"filtered by {', '.join(self.taken.tested)}")
-        if self.taken.computed:
-            said.append(f"computing {', '.join(x.sql for x in self.taken.computed)}")
+        if self.projection.tested:
+            said.append(f"filtered by {', '.join(self.projection.tested)}")
+        if self.projection.computed:
+            said.append(f"computing {', '.join(x.sql for x in self.projection.computed)}")
         return ", ".join(said)
 
 
@@ -162,9 +166,11 @@ class JoinChanges:
     def __str__(self) -> str:
         return f"changes of '{self.plan.name}'"
 
-    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
+    def packed(self, packer: Packer, projection: Projection, packed_type: st.StructType) -> DataFrame:
         """The changes packed for the shuffle; see `gpu_ops.spark.plan.build`."""
-        return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
+        return in_place_of(
+            self.node, self.plan, EncodeChanges(self.task, projection, packer), packed_type, self.session
+        )
 
     def union_inputs(self) -> dict[str, DataFrame]:
         """The rows that Spark brings to its task, by their use; see `union_inputs_of`."""
@@ -206,7 +212,7 @@ class OperatorChainBuilder:
         self._plans: dict[str, JoinPlan] = {}
         self._tasks: dict[str, Task] = {}
         self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
-        self._sources: list[str | None] = [None] * len(plan.join.inputs)
+        self._sources: list[str | None] = [None] * len(plan.description.inputs)
 
     def takes(self, changes: JoinChanges) -> bool:
         """True if the operator that makes some changes can run in this task, with all that run in its own."""
@@ -260,7 +266,7 @@ def source_of(df: DataFrame) -> SourceScan | None:
     else:
         task = task_of(found.node, session)
         source = None if task is None else JoinChanges(found.node, plan, task, session)
-    return None if source is None else SourceScan(source, found.taken)
+    return None if source is None else SourceScan(source, found.projection)
 
 
 def holds_sources(node: Any) -> bool:
@@ -292,6 +298,6 @@ def sliced(node: LocalAggregate, rows: DataFrame) -> DataFrame:
     if reading is not None and isinstance(reading.source, sources.Source):
         reader = reading.source.reader
         if isinstance(reader, ReadFiles):  # as they are read
-            own_rows = FileRows(reader.rows.format, reader.rows.name, reading.taken, slices.schema, slices)
+            own_rows = FileRows(reader.rows.format, reader.rows.name, reading.projection, slices.schema, slices)
             return reading.source.frame.mapInArrow(ReadFiles("gpu_slices", own_rows), made)
-    return rows.mapInArrow(OfRows("gpu_slices", slices), made)
+    return rows.mapInArrow(EncodeRows("gpu_slices", slices), made)

@@ -109,22 +109,22 @@ def known_key(df: DataFrame, plan_id: str | None = None) -> tuple[str, ...] | No
     return tuple(str(name) for name in key)
 
 
-def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column]:
+def changelog_columns(description: Description, name: str, plan_id: str) -> list[Column]:
     """The changelog's columns, row kind first, with their metadata.
 
     Args:
-        join: the description.
+        description: the description.
         name: the name of its metrics.
         plan_id: the plan id of the join.
     """
-    inputs = [source.name for source in join.inputs]
+    inputs = [source.name for source in description.inputs]
     of_kind: dict[str, Any] = {CHANGELOG: name, INPUTS: inputs}
-    key = join.unique_key
+    key = description.unique_key
     if key is not None:
         of_kind[KEY] = list(key)
     columns = [f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata=of_kind)]
-    for column in join.output:
-        metadata: dict[str, Any] = _metadata(join, column, plan_id) if join.by_time else {}
+    for column in description.output:
+        metadata: dict[str, Any] = _metadata(description, column, plan_id) if description.by_time else {}
         if key is not None and column.name in key:
             metadata[KEY_COLUMN] = f"{plan_id} {column.name}"
         columns.append(
@@ -133,21 +133,21 @@ def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column
     return columns
 
 
-def _metadata(join: Description, column: OutputColumn, plan_id: str) -> dict[str, Any]:
+def _metadata(description: Description, column: OutputColumn, plan_id: str) -> dict[str, Any]:
     """The metadata of one column of the changelog of a join by time."""
     metadata: dict[str, Any] = {}
     times: list[int] = []  # the inputs whose event time it is
-    for side, source in enumerate(join.inputs):
-        own = join.own_column(side, column)
+    for side, source in enumerate(description.inputs):
+        own = description.own_column(side, column)
         if own is not None and column.side != LATER:
             metadata[OWN_COLUMN[side]] = own
         if own is not None and own == source.event_time:
             metadata[OWN_TIME[side]] = column.side != LATER
             times.append(side)
-    behind = [join.inputs[side].delay_ms for side in times]
+    behind = [description.inputs[side].delay_ms for side in times]
     known = [ms for ms in behind if ms is not None]
-    if known and len(known) == len(behind) and join.behind_ms is not None:
-        metadata |= {DELAY: max(known) + join.behind_ms, _SOURCE: plan_id}
+    if known and len(known) == len(behind) and description.behind_ms is not None:
+        metadata |= {DELAY: max(known) + description.behind_ms, _SOURCE: plan_id}
     return metadata
 
 
@@ -265,7 +265,7 @@ def lost_row_time(df: DataFrame) -> str | None:
     if plan is None or not plan.row_times:
         return None
     return (
-        f"the join '{plan.name}' below it ({plan.join.title}) does not pass on the event time of its inputs, "
+        f"the join '{plan.name}' below it ({plan.description.title}) does not pass on the event time of its inputs, "
         f"{', '.join(plan.row_times)}, as its rows may be of any age"
     )
 
@@ -283,7 +283,7 @@ def derived_key(df: DataFrame) -> tuple[str, ...] | None:
 def never_retracts(df: DataFrame) -> bool:
     """True if a changelog, perhaps filtered or projected, is insert-only, as follows from the join that makes it."""
     plan = _join_below(df, ROW_BY_ROW)
-    return plan is not None and plan.join.insert_only
+    return plan is not None and plan.description.insert_only
 
 
 def retracting(df: DataFrame) -> bool:
@@ -291,7 +291,7 @@ def retracting(df: DataFrame) -> bool:
     if not df.isStreaming or not is_changelog(df):
         return False
     plan = _join_below(df, _ONE_FOR_ONE)
-    return plan is not None and plan.join.emit != "at_end" and not plan.join.insert_only
+    return plan is not None and plan.description.emit != "at_end" and not plan.description.insert_only
 
 
 def _join_below(df: DataFrame, through: Set[str]) -> JoinPlan | None:

@@ -40,7 +40,7 @@ from gpu_ops.query.expressions import STRUCTURES, Expr, TreeReader
 from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed
 from gpu_ops.spark.plan.column_metadata import hides_metrics, observed_join
-from gpu_ops.spark.tasks.rows import ROWS, Taken
+from gpu_ops.spark.tasks.rows import ROWS, Projection
 
 _ALIKE: Final = (
     st.BooleanType, st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.FloatType, st.DoubleType,
@@ -157,10 +157,10 @@ class _RowReader(TreeReader):
             return None
         if java.foldable() and all(str(leaf.nodeName()) == "Literal" for leaf in items(java.collectLeaves())):
             return _folded(java, wanted)
-        made = self._made(expr, wanted)
+        made = self._translated(expr, wanted)
         return made if made is not None and made.type == wanted else None
 
-    def _made(self, expr: Expr, wanted: pa.DataType) -> Node | None:
+    def _translated(self, expr: Expr, wanted: pa.DataType) -> Node | None:
         java, builder = expr.java, self.builder
         match expr.kind:
             case "Between":
@@ -260,7 +260,7 @@ class Selection(NamedTuple):
     """The filter and projection between a DataFrame and a node of its logical plan."""
 
     node: Any
-    taken: Taken
+    projection: Projection
 
 
 def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
@@ -298,13 +298,13 @@ def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
         columns = [_expression(x, known, builder, texts.get(id_of(x), "")) for x in items(top.output())]
     except OnlySparkError as error:
         return f"only Spark evaluates {error}"
-    return Selection(node, Taken(tuple(columns), tuple(where)))
+    return Selection(node, Projection(tuple(columns), tuple(where)))
 
 
 def _moved(expression: Any) -> bool:
     return str(expression.nodeName()) == "AttributeReference"
 
 
-def taken_of_join(df: DataFrame) -> Selection | str:
+def selection_of_join(df: DataFrame) -> Selection | str:
     """Translates all filters and projections of a DataFrame down to the join below it; see `selection`."""
     return selection(df, lambda node: JoinPlan.of(node) is not None)

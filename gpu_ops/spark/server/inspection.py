@@ -60,11 +60,11 @@ def describe(location: Location, console: Console, *, rows: bool = True) -> None
     """
     files = Files.at(location)
     manifest = Manifest.of(files)
-    join = from_json(manifest.description)
+    description = from_json(manifest.description)
     numbers = stored_partitions(manifest.content(files))
     held = [read_partition(files, manifest, partition, rows=rows) for partition in numbers]
-    console.print(_inputs(join, manifest))
-    console.print(_partitions(held, join, rows=rows))
+    console.print(_inputs(description, manifest))
+    console.print(_partitions(held, description, rows=rows))
     empty = manifest.partitions - len(held)
     if empty:
         console.print(f"{empty} of {manifest.partitions} partitions hold nothing yet")
@@ -114,15 +114,15 @@ def _read(
     )
 
 
-def _inputs(join: Description, manifest: Manifest) -> Table:
+def _inputs(description: Description, manifest: Manifest) -> Table:
     table = Table(
-        title=f"{join.title}, emit {join.emit}\nquery {manifest.query_id}",
+        title=f"{description.title}, emit {description.emit}\nquery {manifest.query_id}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
     for heading in ("input", "unique key", "row kind", "TTL", "columns"):
         table.add_column(heading)
-    for source in join.inputs:
+    for source in description.inputs:
         table.add_row(
             source.name,
             ", ".join(source.unique_key or ()) or "none",
@@ -133,7 +133,7 @@ def _inputs(join: Description, manifest: Manifest) -> Table:
     return table
 
 
-def _partitions(held: list[StoredPartition], join: Description, *, rows: bool) -> Table:
+def _partitions(held: list[StoredPartition], description: Description, *, rows: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_footer=len(held) > 1)
     columns: list[list[str]] = []
 
@@ -151,7 +151,7 @@ def _partitions(held: list[StoredPartition], join: Description, *, rows: bool) -
     column("version", [f"{h.version:,}" for h in held])
     column("snapshot\nversion", ["none" if h.snapshot is None else f"{h.snapshot:,}" for h in held])
     numbers("snapshot\nsize", [h.snapshot_bytes for h in held], size_text)
-    for number, source in enumerate(join.inputs):
+    for number, source in enumerate(description.inputs):
         numbers(f"{source.name}\nrows", [None if h.rows is None else h.rows[number] for h in held])
     numbers("log\nsize", [h.record_bytes for h in held], size_text)
     numbers("log\nchanges", [h.changes for h in held])

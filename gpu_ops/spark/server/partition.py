@@ -118,12 +118,12 @@ class PartitionState:
         probe: Probe = "auto",
     ) -> None:
         self._budget, self._probe = budget, probe
-        self.join = parse_join(command.description)
+        self.description = parse_join(command.description)
         self.partition, self.partitions = command.partition, command.partitions
         self._identity = identity(command)
         self._location = command.state if state is None else state
         self._manifest = Manifest(
-            self.join.to_json(),
+            self.description.to_json(),
             command.partitions,
             command.query_id,
             join_number=command.join_number,
@@ -138,7 +138,7 @@ class PartitionState:
         self._last_clock = 0
         self._times = NO_TIMES
         self._in_backlog = True
-        self._by_event_time = self.join.by_event_time
+        self._by_event_time = self.description.by_event_time
         self._found = self._manifest
         self._older = False
         self._log: PartitionLog | None = None
@@ -244,7 +244,7 @@ class PartitionState:
         given: Recorded,
     ) -> Applied:
         table, parts = arrived
-        rows = wire.split(self.join, table)
+        rows = wire.split(self.description, table)
         _require(alive, batch_id)
         started = time.perf_counter()
         recorded = self._advance(batch_id)
@@ -257,14 +257,16 @@ class PartitionState:
             self._log.begin_to_write(parts)
         started = time.perf_counter()
         result = engine.prepare(
-            *rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
+            *rows.tables, orders=rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
         )
         if self._snapshots is not None:
             self._snapshots.seconds += time.perf_counter() - started
         started = time.perf_counter()
         times = NO_TIMES
         if self._by_event_time:
-            latest = pair([cast("int | None", result.metrics.get(f"{side}_max_time_ms")) for side in self.join.sides])
+            latest = pair(
+                [cast("int | None", result.metrics.get(f"{side}_max_time_ms")) for side in self.description.sides]
+            )
             times = self._times.later(Times(watermark, latest))
         record = Record(table, clock_ms, wire.to_json(), times, backlog, parts)
         stamp = why = None
@@ -322,7 +324,7 @@ class PartitionState:
         """
         with self._at(version) as engine:
             sizes = engine.state_size()
-            return tuple(sizes[f"{side}_rows"] for side in self.join.sides)
+            return tuple(sizes[f"{side}_rows"] for side in self.description.sides)
 
     @contextlib.contextmanager
     def _at(self, version: int) -> Iterator[JoinEngine]:
@@ -386,11 +388,11 @@ class PartitionState:
         self._pending = None
 
     def _replay(self, engine: JoinEngine, record: Record) -> None:
-        rows = Wire.from_json(record.wire).split(self.join, record.table)
+        rows = Wire.from_json(record.wire).split(self.description, record.table)
         try:
             under = self._under(record.times.watermark)
             clock_ms = record.clock_ms
-            engine.process(*rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=record.backlog, **under)
+            engine.process(*rows.tables, orders=rows.sequences, clock_ms=clock_ms, backlog=record.backlog, **under)
         except BaseException:
             self._forget()
             raise
@@ -485,13 +487,13 @@ class PartitionState:
 
     def _fresh(self) -> JoinEngine:
         return JoinEngine(
-            self.join,
+            self.description,
             self._backend,  # type: ignore[arg-type]  # the engine checks it
             memory_limit=self._options.get("memory_limit", self._budget),
             tiny=bool(self._options.get("tiny", False)),
             probe=self._probe,
             # also where the user does not say so any more: a backlog that is stored goes live
-            backlog=bool(self._options.get("backlog", False)) or self.join.why_no_backlog() is None,
+            backlog=bool(self._options.get("backlog", False)) or self.description.why_no_backlog() is None,
         )
 
     def _forget(self) -> None:
@@ -512,7 +514,7 @@ class PartitionState:
         return f"the state after batch {last}"
 
     def __str__(self) -> str:
-        names = ", ".join(source.name for source in self.join.inputs)
+        names = ", ".join(source.name for source in self.description.inputs)
         return f"join of {names}, partition {self.partition} of {self.partitions}"
 
 

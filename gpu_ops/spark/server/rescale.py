@@ -113,10 +113,10 @@ def rescale(
     files = Files.at(state)
     manifest = Manifest.of(files)
     check_open(files)
-    join = parse_join(manifest.description)
+    description = parse_join(manifest.description)
     if partitions < 1:
         raise DescriptionError(f"partitions={partitions}; there is at least one")
-    if partitions > 1 and not join.shuffled_by:
+    if partitions > 1 and not description.shuffled_by:
         raise DescriptionError("this join has one partition: no equality column that rows could be distributed by")
     seen = _seen(files, manifest)
     new = dataclasses.replace(
@@ -206,20 +206,20 @@ def _write(
         seen: the folder's content.
         take: called with the new state, to which it passes that of all old partitions.
     """
-    join = parse_join(manifest.description)
-    version, goes = seen.version, _Goes(join, new.partitions)
+    description = parse_join(manifest.description)
+    version, goes = seen.version, _Goes(description, new.partitions)
     final = any(version in stored.snapshots for stored in seen.stored)
     at, numbers = version if final else version - 1, range(manifest.partitions)
     logs = [PartitionLog(files, new, partition) for partition in range(new.partitions)]
     rows = [0] * new.partitions
     if at:
-        state = _CutState(join, logs, at, goes)
+        state = _CutState(description, logs, at, goes)
         take(state)
         rows = state.write()
     if not final:
         records = [PartitionLog(files, manifest, partition).read_record(at) for partition in numbers]
         then = functools.reduce(Times.later, (record.times for record in records), NO_TIMES)
-        for log, table in zip(logs, _cut_changes(join, records, goes), strict=True):
+        for log, table in zip(logs, _cut_changes(description, records, goes), strict=True):
             log.write_record(at, dataclasses.replace(records[0], table=table, times=then))
     return tuple(rows)
 
@@ -239,19 +239,19 @@ def _take_all(
 class _Goes(NamedTuple):
     """Assigns rows to the new partitions."""
 
-    join: Description
+    description: Description
     partitions: int
 
     def rows(self, table: pa.Table, number: int) -> npt.NDArray[np.int64]:
         """The new partition of each row of a table that begins with an input's columns, or with its group columns."""
         # by position, as behind the input's columns stands what may have their names
         position = table.schema.names.index
-        return self.to([table.column(position(by.columns[number])) for by in self.join.shuffled_by], len(table))
+        return self.to([table.column(position(by.columns[number])) for by in self.description.shuffled_by], len(table))
 
     def to(self, columns: Sequence[pa.ChunkedArray], rows: int) -> npt.NDArray[np.int64]:
         """The new partition of each row, by the columns that its input is distributed by."""
         keys = []
-        for by, column in zip(self.join.shuffled_by, columns, strict=True):
+        for by, column in zip(self.description.shuffled_by, columns, strict=True):
             values = column if column.type == by.type else column.cast(by.type)
             keys.append(pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], by.type))
         return partition_of(keys, rows, self.partitions).astype(np.int64)
@@ -316,17 +316,17 @@ class _CutState:
     end, as their rows may refer to each other by position. Times go to all partitions.
 
     Args:
-        join: the description.
+        description: the description.
         logs: the files of the new partitions.
         version: the version of the state.
         goes: assigns rows to the new partitions.
     """
 
-    def __init__(self, join: Description, logs: Sequence[PartitionLog], version: int, goes: _Goes) -> None:
-        self._join, self._logs, self.version, self._goes = join, logs, version, goes
-        enough = min(PIECE_BYTES, max(_LEAST, _WAITING // (len(logs) * len(join.sides))))
-        self._rows = {side: [_Rows(log, version, side, enough) for log in logs] for side in join.sides}
-        self._targets: dict[str, list[npt.NDArray[np.int64]]] = {side: [] for side in join.sides}
+    def __init__(self, description: Description, logs: Sequence[PartitionLog], version: int, goes: _Goes) -> None:
+        self._description, self._logs, self.version, self._goes = description, logs, version, goes
+        enough = min(PIECE_BYTES, max(_LEAST, _WAITING // (len(logs) * len(description.sides))))
+        self._rows = {side: [_Rows(log, version, side, enough) for log in logs] for side in description.sides}
+        self._targets: dict[str, list[npt.NDArray[np.int64]]] = {side: [] for side in description.sides}
         self._rest: list[dict[str, pa.Table]] = []
         self._clock_ms, self._times, self._backlog = 0, NO_TIMES, False
 
@@ -334,9 +334,9 @@ class _CutState:
         """Adds the live rows of an old partition, and its other tables."""
         self._clock_ms = max(self._clock_ms, held.clock_ms)
         self._times, self._backlog = self._times.later(held.times), held.backlog
-        rest = {name: table for name, table in held.tables.items() if name not in self._join.sides}
+        rest = {name: table for name, table in held.tables.items() if name not in self._description.sides}
         self._rest.append(whole(rest))
-        for number, side in enumerate(self._join.sides):
+        for number, side in enumerate(self._description.sides):
             table, targets = held.tables[side], []
             parts = [(table, {})] if isinstance(table, pa.Table) else table.snapshot_parts(_AT_ONCE)
             for rows, numbers in parts:
@@ -364,7 +364,7 @@ class _CutState:
         cut: Cut = [{} for _ in self._logs]
         if any(tables.keys() - {_TIME} for tables in self._rest):
             kernels, _ = make_kernels("cpu")
-            operator = operators.make(self._join, kernels, Memory(kernels, None))
+            operator = operators.make(self._description, kernels, Memory(kernels, None))
             parts = [{name: table for name, table in tables.items() if name != _TIME} for tables in self._rest]
             targets = list(self._targets.values())
             cut = operator.cut(parts, targets, lambda table: self._goes.rows(table, 0), len(self._logs))
@@ -382,7 +382,7 @@ def _latest(name: str, values: Sequence[int | None]) -> int | None:
     return (min if name in _EARLIEST else max)(known) if known else None
 
 
-def _cut_changes(join: Description, records: Sequence[Record], goes: _Goes) -> list[pa.Table]:
+def _cut_changes(description: Description, records: Sequence[Record], goes: _Goes) -> list[pa.Table]:
     """The last micro-batch's changes of each new partition, renumbered as old partitions may have equal numbers.
 
     Raises:
@@ -391,21 +391,21 @@ def _cut_changes(join: Description, records: Sequence[Record], goes: _Goes) -> l
     if any(record.wire != records[0].wire for record in records):
         raise StateError("the partitions' last micro-batch came from different plans: run the query once more first")
     wire = Wire.from_json(records[0].wire)
-    whole = pa.concat_tables([_net(join, wire, record.table) for record in records])
+    whole = pa.concat_tables([_net(description, wire, record.table) for record in records])
     side, target = whole[wire.side].to_numpy(), np.zeros(len(whole), np.int64)
-    for number in range(len(join.inputs)):
+    for number in range(len(description.inputs)):
         rows = np.flatnonzero(side == number)
-        lanes = [next(x[-1] for x in wire.lanes if x[number] == by.columns[number]) for by in join.shuffled_by]
-        target[rows] = goes.to([whole[str(lane)].take(pa.array(rows)) for lane in lanes], rows.size)
-    sequence = np.lexsort((whole[wire.order].to_numpy(), _brings(join, wire, whole)))
-    rank = np.empty(sequence.size, np.int64)
-    rank[sequence] = np.arange(sequence.size)
-    position = whole.schema.get_field_index(wire.order)
-    whole = whole.set_column(position, whole.schema.field(position), pa.array(rank))
+        keys = [wire.union_column(number, by.columns[number]) for by in description.shuffled_by]
+        target[rows] = goes.to([whole[key].take(pa.array(rows)) for key in keys], rows.size)
+    order = np.lexsort((whole[wire.sequence].to_numpy(), _brings(description, wire, whole)))
+    sequence = np.empty(order.size, np.int64)
+    sequence[order] = np.arange(order.size)
+    column = whole.schema.get_field_index(wire.sequence)
+    whole = whole.set_column(column, whole.schema.field(column), pa.array(sequence))
     return [whole.take(pa.array(np.flatnonzero(target == partition))) for partition in range(goes.partitions)]
 
 
-def _moving(join: Description) -> list[int]:
+def _moving(description: Description) -> list[int]:
     """The inputs whose rows may move between partitions: their unique key does not contain the distribution columns.
 
     The order of a key's changes in different partitions is not known. But the first change in a partition tells whether
@@ -414,43 +414,43 @@ def _moving(join: Description) -> list[int]:
     """
     return [
         number
-        for number, source in enumerate(join.inputs)
+        for number, source in enumerate(description.inputs)
         if source.row_kind is not None
         and source.unique_key is not None
         and source.sequence_by is None
-        and not {by.columns[number] for by in join.shuffled_by} <= set(source.unique_key)
+        and not {by.columns[number] for by in description.shuffled_by} <= set(source.unique_key)
     ]
 
 
-def _kinds(join: Description, wire: Wire, changes: pa.Table, number: int) -> tuple[npt.NDArray[np.int64], pa.Array]:
+def _kinds(
+    description: Description, wire: Wire, changes: pa.Table, number: int
+) -> tuple[npt.NDArray[np.int64], pa.Array]:
     """The positions and row kinds of an input's changes, without rows of other kinds."""
-    kind = join.inputs[number].row_kind
-    lane = next(x[-1] for x in wire.lanes if x[number] == kind)
+    kind = description.inputs[number].row_kind
     rows = np.flatnonzero(changes[wire.side].to_numpy() == number)
-    kinds = pc.cast(changes[str(lane)].take(pa.array(rows)), pa.string()).combine_chunks()
+    kinds = pc.cast(changes[wire.union_column(number, kind)].take(pa.array(rows)), pa.string()).combine_chunks()
     known = pc.is_in(kinds, value_set=pa.array(SPELLINGS))
     return rows[known.to_numpy(zero_copy_only=False)], kinds.filter(known)
 
 
-def _brings(join: Description, wire: Wire, changes: pa.Table) -> npt.NDArray[np.bool_]:
+def _brings(description: Description, wire: Wire, changes: pa.Table) -> npt.NDArray[np.bool_]:
     """A mask of the changes that add a row of an input whose rows may move."""
     brings = np.zeros(len(changes), bool)
-    for number in _moving(join):
-        rows, kinds = _kinds(join, wire, changes, number)
+    for number in _moving(description):
+        rows, kinds = _kinds(description, wire, changes, number)
         brings[rows] = ~pc.is_in(kinds, value_set=pa.array(RETRACTIONS)).to_numpy(zero_copy_only=False)
     return brings
 
 
-def _net(join: Description, wire: Wire, changes: pa.Table) -> pa.Table:
+def _net(description: Description, wire: Wire, changes: pa.Table) -> pa.Table:
     """A partition's changes without rows that come and go within it, of inputs whose rows may move."""
-    brings, keep = _brings(join, wire, changes), np.ones(len(changes), bool)
-    for number in _moving(join):
-        rows, _ = _kinds(join, wire, changes, number)
-        rows = rows[np.argsort(changes[wire.order].to_numpy()[rows], kind="stable")]
-        unique = join.inputs[number].unique_key or ()
-        lanes = [next(x[-1] for x in wire.lanes if x[number] == column) for column in unique]
-        names = [str(n) for n in range(len(lanes))]
-        columns = [changes[str(lane)].take(pa.array(rows)) for lane in lanes]
+    brings, keep = _brings(description, wire, changes), np.ones(len(changes), bool)
+    for number in _moving(description):
+        rows, _ = _kinds(description, wire, changes, number)
+        rows = rows[np.argsort(changes[wire.sequence].to_numpy()[rows], kind="stable")]
+        unique = description.inputs[number].unique_key or ()
+        names = [str(n) for n in range(len(unique))]
+        columns = [changes[wire.union_column(number, column)].take(pa.array(rows)) for column in unique]
         keyed = pa.table([*columns, pa.array(np.arange(rows.size))], [*names, "at"])
         ends = keyed.group_by(names).aggregate([("at", "min"), ("at", "max")])
         first, last = rows[ends["at_min"].to_numpy()], rows[ends["at_max"].to_numpy()]

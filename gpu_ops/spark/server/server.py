@@ -287,7 +287,7 @@ def _receive(
     """
     activity.begin(READING)
     schema = reader.schema
-    command.wire.check(partition.join, schema)
+    command.wire.check(partition.description, schema)
     batches, parts, promised, size, rows = list[pa.RecordBatch](), list[FilePart](), None, 0, 0
     for chunk in reader:
         activity.move()
@@ -295,8 +295,8 @@ def _receive(
         if chunk.app_metadata is not None:
             content = _content(chunk.app_metadata.to_pybytes())
             if isinstance(content, FilePart):
-                if content.order != rows:
-                    raise DescriptionError(f"rows in a file come as row {content.order}; it is row {rows}'s turn")
+                if content.sequence != rows:
+                    raise DescriptionError(f"rows in a file come as row {content.sequence}; it is row {rows}'s turn")
                 batch = _part(content, mapped, schema)
                 parts.append(content)
             else:
@@ -342,7 +342,7 @@ def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
         try:
             check_array(column)
         except pa.ArrowException as error:
-            names = "', '".join(source.name for source in partition.join.inputs)
+            names = "', '".join(source.name for source in partition.description.inputs)
             raise BadInputError(names, name, f"came damaged: {error}") from None
 
 

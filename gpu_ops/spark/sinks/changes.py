@@ -27,10 +27,10 @@ from gpu_ops.messages.json_texts import writes
 from gpu_ops.spark.datatypes import arrow_schema, ignores_case, named_column, spark_type, spelling
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import data_frame, message_in, refuse_connect
-from gpu_ops.spark.plan.changes import made_by_tasks
+from gpu_ops.spark.plan.changes import encoded_in_tasks
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
 from gpu_ops.spark.tasks.messages import JsonTexts, MessageWriter
-from gpu_ops.spark.tasks.rows import OfRows
+from gpu_ops.spark.tasks.rows import EncodeRows
 
 COUNT: Final = "gpu_ops_count"
 """The column of a view without a key that says how many times the row is there."""
@@ -359,7 +359,7 @@ def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers:
     schema = _written_schema(changes.schema)
     headers = headers and (changes.isStreaming or query_of(changes) != "none")
     writer = MessageWriter(schema, names, headers)
-    return made_by_tasks(changes, writer, "gpu_join_messages", spark_type(pa.struct(list(writer.made))))
+    return encoded_in_tasks(changes, writer, "gpu_join_messages", spark_type(pa.struct(list(writer.output_schema))))
 
 
 def _written_schema(schema: st.StructType) -> pa.Schema:
@@ -475,7 +475,7 @@ def _json(rows: DataFrame, columns: st.StructType) -> DataFrame:
     _written_schema(columns)
     writer = JsonTexts(arrow_schema(rows.schema, "changes"))
     make_importable(rows.sparkSession)
-    return rows.mapInArrow(OfRows("gpu_join_json", writer), spark_type(pa.struct(list(writer.made))))
+    return rows.mapInArrow(EncodeRows("gpu_join_json", writer), spark_type(pa.struct(list(writer.output_schema))))
 
 
 def _send(rows: DataFrame, servers: str, topic: str, options: Mapping[str, str] | None) -> None:

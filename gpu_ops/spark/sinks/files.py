@@ -26,7 +26,7 @@ from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.failures import data_frame
-from gpu_ops.spark.plan.changes import made_by_tasks
+from gpu_ops.spark.plan.changes import encoded_in_tasks
 from gpu_ops.spark.sinks.changes import query_of, started
 from gpu_ops.spark.sinks.delta import DeltaCommit
 from gpu_ops.spark.tasks.file import FILE_COLUMN, STAGING, FileWriter, WrittenFile
@@ -140,7 +140,7 @@ def write_files(
         file_bytes,
         compression if format != "arrow" or compression != "snappy" else "lz4",
     )
-    files = made_by_tasks(changes, writer, "gpu_join_files", st.StructType().add(FILE_COLUMN, "string"))
+    files = encoded_in_tasks(changes, writer, "gpu_join_files", st.StructType().add(FILE_COLUMN, "string"))
     written = files.writeStream.foreachBatch(lambda batch, number: _write(commit, writer.schema, batch, number))
     triggers = {
         "processingTime": processingTime, "availableNow": availableNow, "once": once, "continuous": continuous,

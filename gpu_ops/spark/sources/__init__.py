@@ -13,7 +13,7 @@ from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.driver.queries import function_of, metadata_of
 from gpu_ops.spark.tasks.messages import ReadMessages
 from gpu_ops.spark.tasks.packing import Packer, ReadFiles
-from gpu_ops.spark.tasks.rows import Taken
+from gpu_ops.spark.tasks.rows import Projection
 
 ARROW: Final = "gpu_ops.arrow"
 """Metadata key of the column of files or messages that the function above reads; only that function sees it."""
@@ -42,9 +42,9 @@ class Source:
         """The schema of the rows that the reader makes."""
         return self.reader.output
 
-    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
+    def packed(self, packer: Packer, projection: Projection, packed_type: st.StructType) -> DataFrame:
         """The rows packed for the shuffle; see `gpu_ops.spark.plan.build`."""
-        return self.listed.mapInArrow(self.reader.packing(packer, taken), packed_type)
+        return self.listed.mapInArrow(self.reader.packing(packer, projection), packed_type)
 
 
 def source(node: Any, session: SparkSession) -> Source | None:

@@ -22,7 +22,7 @@ from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.sources import ARROW
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.packing import FileRows, ReadFiles
-from gpu_ops.spark.tasks.rows import Taken
+from gpu_ops.spark.tasks.rows import Projection
 
 SOURCE_OPTIONS: Final = (
     "maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "maxCachedFiles",
@@ -107,8 +107,8 @@ def read_files(
         arrow_schema(declared, path),
         tuple((name, value) for name, value in given.items() if name not in of_source),
     )
-    files = _found(spark, path, format, given).withMetadata("path", {ARROW: path})
-    rows = FileRows(read, path, Taken.all(read.schema), read.schema)
+    files = _listed(spark, path, format, given).withMetadata("path", {ARROW: path})
+    rows = FileRows(read, path, Projection.all(read.schema), read.schema)
     if format != "delta":
         files = files.repartition(_spread(spark), "path")
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
@@ -125,7 +125,7 @@ def _spread(spark: SparkSession) -> int:
     return max(least, int(spark.sparkContext.defaultParallelism))
 
 
-def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
+def _listed(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
     """Spark's stream of the files' paths, and of the times or versions that order them."""
     if format == "delta":
         try:

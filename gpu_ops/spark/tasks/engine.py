@@ -116,7 +116,7 @@ class BoundedTask(ArrowTask):
         name: the function's name in Spark's plans.
         description: the description as JSON; it emits at the end.
         wire: the layout of the rows.
-        schema: the schema of side, order and union columns.
+        schema: the schema of side, sequence and union columns.
         backend: ``"cpu"`` or ``"gpu"``.
         probe: the way in which a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
         function: the function of a co-group, else None.
@@ -148,15 +148,15 @@ class BoundedTask(ArrowTask):
             there = (batch for batch in sent if batch.num_rows)
             for some in together(there, lambda batch: batch.num_rows, ROWS_AT_ONCE):
                 rows = self._wire.split(join, self._ordered(some))
-                yield from engine.process(*rows.tables, orders=rows.orders).to_batches()
+                yield from engine.process(*rows.tables, orders=rows.sequences).to_batches()
             for part in engine.finish_parts():
                 yield from grouped(join, self._function, part)
         finally:
             engine.close()
 
     def _to_wire(self, batch: pa.RecordBatch, inputs: int) -> pa.RecordBatch:
-        order = pa.array(np.zeros(batch.num_rows, np.int64))  # numbered when the batches are put together
-        columns = [batch.column(0), order, *batch.columns[1 : len(self._schema) - 1]]  # without what ordered them
+        sequence = pa.array(np.zeros(batch.num_rows, np.int64))  # numbered when the batches are put together
+        columns = [batch.column(0), sequence, *batch.columns[1 : len(self._schema) - 1]]  # without what ordered them
         made = typed(columns, self._schema)
         there = batch.column(0).to_numpy() < inputs
         return made if there.all() else made.filter(pa.array(there))

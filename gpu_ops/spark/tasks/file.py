@@ -70,14 +70,14 @@ class FileWriter(NamedTuple):
     compression: str | None
 
     @property
-    def made(self) -> pa.Schema:
+    def output_schema(self) -> pa.Schema:
         """The schema of the rows that go to Spark, one per file."""
         return pa.schema([(FILE_COLUMN, pa.string())])
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Writes the rows of this Spark task, and yields one row per file."""
         files = [json.dumps(file._asdict()) for file in self.write(rows, task_identity())]
-        yield pa.RecordBatch.from_arrays([pa.array(files, pa.string())], schema=self.made)
+        yield pa.RecordBatch.from_arrays([pa.array(files, pa.string())], schema=self.output_schema)
 
     def write(self, batches: Iterator[pa.RecordBatch], task: TaskIdentity) -> list[WrittenFile]:
         """Writes rows, in their order, and returns the files.

@@ -73,7 +73,7 @@ class ProcessPairs(ArrowTask):
                     if not opened:
                         getattr(self._function, "open", _nothing)()
                         opened = True
-                    parts = self._made(rows)
+                    parts = self._call(rows)
                 yield self._shown_together([*parts, *beside])
         finally:
             if opened:
@@ -90,7 +90,7 @@ class ProcessPairs(ArrowTask):
             parts.append(_Part(LATE_ROW_KIND, rows.num_rows, {name: rows[name].cast(self._shown.field(name).type)}))
         return batch.filter(joined).drop_columns([ROW_KIND_COLUMN, *self._passed]), parts
 
-    def _made(self, rows: pa.RecordBatch) -> list[_Part]:
+    def _call(self, rows: pa.RecordBatch) -> list[_Part]:
         """Calls the function with rows, and checks its results."""
         who, made = f"process= function {self.__name__}", self._function(rows)
         main, beside = made if isinstance(made, tuple) and len(made) == 2 else (made, {})

@@ -16,7 +16,7 @@ import pyarrow as pa
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.spark.tasks.arrow import PARTITION, ArrowTask, TaskIdentity, task_identity
 from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import Maker, Taken
+from gpu_ops.spark.tasks.rows import Encoder, Projection
 from gpu_ops.spark.wire.arrivals import Arrivals, Message, by_operator
 from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, ReportReply, ReportRequest, read
 from gpu_ops.spark.wire.connection import Address
@@ -205,11 +205,11 @@ class Edge(NamedTuple):
     """An edge of a chain: the changes that an operator reads of another one in the same task.
 
     Attributes:
-        taken: the filter and projection of these changes.
+        projection: the filter and projection of these changes.
         packer: divides them into the partitions of the operator that reads them.
     """
 
-    taken: Taken
+    projection: Projection
     packer: Packer
 
 
@@ -223,7 +223,7 @@ class ChainedOperator(NamedTuple):
         """Packs what the other operators read of a partition's changes."""
         rows = list(changes)
         for edge in self.edges:
-            yield from edge.taken.encoded(rows, edge.packer)
+            yield from edge.projection.encoded(rows, edge.packer)
 
 
 class OperatorChain(OperatorTask):
@@ -286,29 +286,29 @@ def _in_partition(encode: Encode, partition: int, changes: Iterator[pa.RecordBat
     return list(encode(changes))
 
 
-class OfChanges(ArrowTask):
+class EncodeChanges(ArrowTask):
     """Runs a join and encodes its changelog in the same task: as files, messages or packed rows; metrics pass through.
 
     Args:
         task: the join's task, which yields the changes.
-        taken: the filter and projection of the changes.
-        maker: encodes them.
+        projection: the filter and projection of the changes.
+        encoder: encodes them.
     """
 
-    def __init__(self, task: OperatorTask, taken: Taken, maker: Maker) -> None:
+    def __init__(self, task: OperatorTask, projection: Projection, encoder: Encoder) -> None:
         self.__name__ = task.__name__
-        self.task, self._taken, self._maker = task, taken, maker
+        self.task, self._projection, self._encoder = task, projection, encoder
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the encoded changes of a partition, and the row of metrics where the join's task has one."""
-        hidden, metrics, maker = self.task.hidden, list[str](), self._maker
-        encoded = self.task.results(batches, functools.partial(self._taken.encoded, maker=maker), metrics)
+        hidden, metrics, encoder = self.task.hidden, list[str](), self._encoder
+        encoded = self.task.results(batches, functools.partial(self._projection.encoded, encoder=encoder), metrics)
         if hidden is None:
             yield from encoded
             return
-        schema = maker.made.append(pa.field(hidden, METRICS_TYPE))
+        schema = encoder.output_schema.append(pa.field(hidden, METRICS_TYPE))
         for rows in encoded:
             yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, METRICS_TYPE)], schema=schema)
         for text in metrics:
-            nothing = [pa.nulls(1, kind) for kind in maker.made.types]
+            nothing = [pa.nulls(1, kind) for kind in encoder.output_schema.types]
             yield pa.RecordBatch.from_arrays([*nothing, pa.array([text], METRICS_TYPE)], schema=schema)

@@ -17,7 +17,7 @@ from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values
 from gpu_ops.messages.rows import Bad, MessageFormat, MessageRows
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
 from gpu_ops.spark.tasks.packing import OrderedBatches, Pack, Packer
-from gpu_ops.spark.tasks.rows import Taken
+from gpu_ops.spark.tasks.rows import Projection
 from gpu_ops.spark.wire.arrivals import typed
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class ReadMessages(ArrowTask):
             if read.bad and self._bad_rows == "fail":
                 first = read.bad[0]
                 raise BadInputError(self.location, None, _where(batch, first), _sample(batch, first))
-            yield from self._given(batch, read)
+            yield from self._output_rows(batch, read)
 
     def __str__(self) -> str:
         return f"messages of {self.location} ({self.format.name})"
@@ -83,11 +83,11 @@ class ReadMessages(ArrowTask):
         """The rows of a partition's messages, as one part."""
         return [(combined(self(batches)), source_partition(), "")]
 
-    def packing(self, packer: Packer, taken: Taken) -> Pack:
+    def packing(self, packer: Packer, projection: Projection) -> Pack:
         """Makes the function that reads the same messages and packs their rows."""
-        return Pack(packer, self, taken)
+        return Pack(packer, self, projection)
 
-    def _given(self, batch: pa.RecordBatch, found: MessageRows) -> Iterator[pa.RecordBatch]:
+    def _output_rows(self, batch: pa.RecordBatch, found: MessageRows) -> Iterator[pa.RecordBatch]:
         columns, at = found.rows.columns, found.at
         if found.bad and self._bad_rows == "tag":
             columns, at = _with_bad(columns, at, found.bad)
@@ -157,7 +157,7 @@ class JsonTexts(NamedTuple):
     schema: pa.Schema
 
     @property
-    def made(self) -> pa.Schema:
+    def output_schema(self) -> pa.Schema:
         """The schema of the texts, one column for each column of the rows."""
         return pa.schema([(name, pa.string()) for name in self.schema.names])
 
@@ -167,7 +167,7 @@ class JsonTexts(NamedTuple):
             for at in range(0, batch.num_rows, _ROWS):
                 columns = batch.slice(at, _ROWS).columns
                 texts = [pc.if_else(column.is_valid(), json_values(column), None) for column in columns]
-                yield pa.RecordBatch.from_arrays(texts, schema=self.made)
+                yield pa.RecordBatch.from_arrays(texts, schema=self.output_schema)
 
 
 class MessageWriter(NamedTuple):
@@ -184,7 +184,7 @@ class MessageWriter(NamedTuple):
     headers: bool
 
     @property
-    def made(self) -> pa.Schema:
+    def output_schema(self) -> pa.Schema:
         """The schema of the messages, as Spark's Kafka writer takes them."""
         header = pa.struct([("key", pa.string()), ("value", pa.binary())])
         fields = [("key", pa.string(), bool(self.key)), ("value", pa.string(), True)]
@@ -197,7 +197,9 @@ class MessageWriter(NamedTuple):
         for batch in rows:
             for at in range(0, batch.num_rows, _ROWS):
                 part = batch.slice(at, _ROWS)
-                yield pa.RecordBatch.from_arrays(list(self._columns(part, task, before + at)), schema=self.made)
+                yield pa.RecordBatch.from_arrays(
+                    list(self._columns(part, task, before + at)), schema=self.output_schema
+                )
             before += batch.num_rows
 
     def _columns(self, rows: pa.RecordBatch, task: TaskIdentity | None, before: int) -> Iterator[pa.Array]:
@@ -210,6 +212,6 @@ class MessageWriter(NamedTuple):
             numbers = pa.array(np.arange(before, before + size)).cast(pa.string())
             sequence = pc.binary_join_element_wise(f"[{task.batch_id},{task.number},", numbers, "]", "")
             header = [pa.repeat(SEQUENCE_HEADER, size), sequence.cast(pa.binary())]
-            one = pa.StructArray.from_arrays(header, fields=list(self.made.field("headers").type.value_type))
+            one = pa.StructArray.from_arrays(header, fields=list(self.output_schema.field("headers").type.value_type))
             offsets = pa.array(np.arange(size + 1), pa.int32())
-            yield pa.ListArray.from_arrays(offsets, one, type=self.made.field("headers").type)
+            yield pa.ListArray.from_arrays(offsets, one, type=self.output_schema.field("headers").type)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
-from gpu_ops.spark.tasks.rows import FirstOfGroup, Slices, Taken
+from gpu_ops.spark.tasks.rows import FirstOfGroup, Projection, Slices
 from gpu_ops.spark.wire.arrivals import PACKED, Message
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.blocks import INLINE, BlockFiles, Blocks
@@ -54,7 +54,7 @@ class Packer(NamedTuple):
     blocks: Blocks | None = None
 
     @property
-    def made(self) -> pa.Schema:
+    def output_schema(self) -> pa.Schema:
         """The schema of packed rows, `PACKED`."""
         return PACKED
 
@@ -136,14 +136,14 @@ class FileRows(NamedTuple):
     Attributes:
         format: the format of the files.
         name: the input's name in errors.
-        taken: the filter and projection of the rows; no other columns are read.
+        projection: the filter and projection of the rows; no other columns are read.
         schema: the schema of the projected rows.
         slices: the aggregation of each file's rows; None for none.
     """
 
     format: FileFormat
     name: str
-    taken: Taken
+    projection: Projection
     schema: pa.Schema
     slices: Slices | None = None
 
@@ -153,7 +153,9 @@ class FileRows(NamedTuple):
         Raises:
             BadInputError: the file cannot be read.
         """
-        rows = (self.taken.of(batch, self.schema) for batch in self.format.read(uri, self.taken.names, self.name))
+        rows = (
+            self.projection.of(batch, self.schema) for batch in self.format.read(uri, self.projection.names, self.name)
+        )
         yield from rows if self.slices is None else self.slices.of(rows)
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[OrderedBatches]:
@@ -174,13 +176,13 @@ class Pack(ArrowTask):
     Args:
         packer: packs the rows of the input.
         reader: reads the rows.
-        taken: the filter and projection of the rows.
+        projection: the filter and projection of the rows.
     """
 
     __name__ = "gpu_join_pack_read"
 
-    def __init__(self, packer: Packer, reader: RowReader, taken: Taken) -> None:
-        self._packer, self._reader, self._taken = packer, reader, taken
+    def __init__(self, packer: Packer, reader: RowReader, projection: Projection) -> None:
+        self._packer, self._reader, self._projection = packer, reader, projection
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the partition, packed."""
@@ -188,7 +190,7 @@ class Pack(ArrowTask):
         yield from self._packer.pack((map(self._of, rows), time, place) for rows, time, place in parts)
 
     def _of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        return self._taken.of(rows, self._packer.schema)
+        return self._projection.of(rows, self._packer.schema)
 
 
 class ReadFiles(ArrowTask):
@@ -208,14 +210,14 @@ class ReadFiles(ArrowTask):
     @property
     def output(self) -> pa.Schema:
         """The schema of the rows."""
-        return self.rows.format.schema if self.rows.slices is None else self.rows.slices.made
+        return self.rows.format.schema if self.rows.slices is None else self.rows.slices.output_schema
 
-    def packing(self, packer: Packer, taken: Taken) -> Pack:
+    def packing(self, packer: Packer, projection: Projection) -> Pack:
         """Makes the function that reads only the columns which are packed, and packs the rows."""
         if self.rows.slices is not None:
-            return Pack(packer, self.rows, taken)
-        rows = FileRows(self.rows.format, packer.input_name, taken, packer.schema)
-        return Pack(packer, rows, Taken.all(packer.schema))
+            return Pack(packer, self.rows, projection)
+        rows = FileRows(self.rows.format, packer.input_name, projection, packer.schema)
+        return Pack(packer, rows, Projection.all(packer.schema))
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the partition's files."""

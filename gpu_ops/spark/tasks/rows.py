@@ -22,7 +22,7 @@ ROWS = ""
 """The name of the one input in expressions."""
 
 
-class Taken(NamedTuple):
+class Projection(NamedTuple):
     """A filter and projection of record batches.
 
     Attributes:
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
     where: tuple[Expression, ...] = ()
 
     @classmethod
-    def all(cls, schema: pa.Schema) -> Taken:
+    def all(cls, schema: pa.Schema) -> Projection:
         """The projection that takes all columns of a schema as they are."""
         return cls(
             tuple(
@@ -85,9 +85,9 @@ class Taken(NamedTuple):
         ]
         return typed(arrays, schema)
 
-    def encoded(self, rows: Iterable[pa.RecordBatch], maker: Maker) -> Iterator[pa.RecordBatch]:
+    def encoded(self, rows: Iterable[pa.RecordBatch], encoder: Encoder) -> Iterator[pa.RecordBatch]:
         """Filters and projects batches, and encodes what is left."""
-        return maker.of(self.of(batch, maker.schema) for batch in rows)
+        return encoder.of(self.of(batch, encoder.schema) for batch in rows)
 
 
 def _named(expressions: Sequence[Expression]) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class FirstOfGroup(NamedTuple):
     n: int
 
     @classmethod
-    def wanted(cls, operator: Description) -> Self | None:
+    def for_operator(cls, operator: Description) -> Self | None:
         """The filter for the input of an operator without retractions; None where it needs all rows."""
         if not isinstance(operator, Top) or operator.emit == "per_event" or not operator.source.insert_only:
             return None
@@ -171,7 +171,7 @@ class Slices(NamedTuple):
         by: the group columns; for a bound of the window 0 (its start) or 1 (its end), for any other column None.
         calls: for each aggregate its function (count, sum of integers, min, max) and its column; None for ``count(*)``.
         schema: the schema of the rows.
-        made: the schema of the result: the group columns, then the aggregates.
+        output_schema: the schema of the result: the group columns, then the aggregates.
     """
 
     time: str
@@ -181,7 +181,7 @@ class Slices(NamedTuple):
     by: tuple[tuple[str, int | None], ...]
     calls: tuple[tuple[str, str | None], ...]
     schema: pa.Schema
-    made: pa.Schema
+    output_schema: pa.Schema
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the groups of windows; a group comes several times if it has several slices, or very many rows."""
@@ -212,8 +212,10 @@ class Slices(NamedTuple):
             ends = start, pc.add(start, pa.scalar(self.size, pa.duration("us")))
             columns_of_window = [*(totals[known[name]] if place is None else ends[place] for name, place in self.by)]
             columns_of_window += [totals[name] for name in calls]
-            arrays = [column.cast(kind) for column, kind in zip(columns_of_window, self.made.types, strict=True)]
-            yield from pa.Table.from_arrays(arrays, schema=self.made).to_batches()
+            arrays = [
+                column.cast(kind) for column, kind in zip(columns_of_window, self.output_schema.types, strict=True)
+            ]
+            yield from pa.Table.from_arrays(arrays, schema=self.output_schema).to_batches()
 
     def _starts(self, times: pa.Array) -> pa.Array:
         """The starts of the slices of times; null stays null."""
@@ -222,7 +224,7 @@ class Slices(NamedTuple):
         return pa.array(starts, mask=times.is_null().to_numpy(zero_copy_only=False)).view(times.type)
 
 
-class Maker(Protocol):
+class Encoder(Protocol):
     """Protocol of an encoder of a task's rows: as packed rows, files, messages or aggregates."""
 
     @property
@@ -230,7 +232,7 @@ class Maker(Protocol):
         """The schema of the rows that it takes."""
 
     @property
-    def made(self) -> pa.Schema:
+    def output_schema(self) -> pa.Schema:
         """The schema of its result."""
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -240,18 +242,18 @@ class Maker(Protocol):
         """A copy for rows of another schema."""
 
 
-class OfRows(ArrowTask):
+class EncodeRows(ArrowTask):
     """Function for ``mapInArrow`` that encodes Spark's rows.
 
     Args:
         name: the function's name in Spark's plans.
-        maker: encodes the rows.
+        encoder: encodes the rows.
     """
 
-    def __init__(self, name: str, maker: Maker) -> None:
+    def __init__(self, name: str, encoder: Encoder) -> None:
         self.__name__ = name
-        self._maker = maker
+        self._encoder = encoder
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the encoded rows of a partition."""
-        yield from self._maker.of(typed(batch.columns, self._maker.schema) for batch in batches)
+        yield from self._encoder.of(typed(batch.columns, self._encoder.schema) for batch in batches)

@@ -70,20 +70,20 @@ class Carried(NamedTuple):
     """The schema of an input's packed rows, and the union columns that they go into."""
 
     schema: pa.Schema
-    lanes: tuple[str | None, ...]
+    union_columns: tuple[str | None, ...]
     """For each union column the input's column that it carries, or None."""
 
     @property
     def places(self) -> tuple[int, ...]:
         """For each column of the input the number of its union column."""
-        return tuple(self.lanes.index(name) for name in self.schema.names)
+        return tuple(self.union_columns.index(name) for name in self.schema.names)
 
 
 class Arrivals:
     """Unpacks and orders rows of `PACKED`, which `gpu_ops.spark.tasks.packing` makes.
 
     Args:
-        wire: the schema of side, order and union columns.
+        wire: the schema of side, sequence and union columns.
         inputs: the layout of each input's rows.
         first: the inputs whose rows come before those of others.
     """
@@ -94,7 +94,7 @@ class Arrivals:
     def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | FilePart]:
         """Yields all rows in their total order, whatever order the batches come in.
 
-        A part of them is a batch of side, order and union columns, or says where such rows lie in a file.
+        A part of them is a batch of side, sequence and union columns, or says where such rows lie in a file.
         """
         messages, read = list[tuple[Message, pa.Scalar]](), set[Message]()
         for batch in batches:
@@ -103,15 +103,15 @@ class Arrivals:
                 if not about.source or same not in read:  # Spark may have had a file read twice
                     messages.append((about, inline))
                     read.add(same)
-        arrived, lanes = 0, [carried.places for carried in self._inputs]
+        arrived, places = 0, [carried.places for carried in self._inputs]
         messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
         for message, inline in messages:
             number, block = message.input, message.block
             if block.file:
-                yield FilePart(number, lanes[number], arrived, block)
+                yield FilePart(number, places[number], arrived, block)
                 arrived += block.rows
                 continue
             rows = pa.ipc.read_record_batch(inline.as_buffer(), self._inputs[number].schema)
             if rows.num_rows:  # else it names the partition
-                yield on_wire(rows, number, lanes[number], arrived, self.wire)
+                yield on_wire(rows, number, places[number], arrived, self.wire)
                 arrived += rows.num_rows

@@ -26,11 +26,11 @@ _Read = TypeVar("_Read", bound="DataclassInstance")
 
 
 class SideRows(NamedTuple):
-    """The rows of a micro-batch and their order, by input."""
+    """The rows of a micro-batch and their sequences, by input."""
 
     tables: tuple[pa.Table, ...]
-    orders: tuple[npt.NDArray[np.int64], ...]
-    """One integer per row; together they order the changes of all inputs."""
+    sequences: tuple[npt.NDArray[np.int64], ...]
+    """One integer per row: the sequence of its change, over all inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +39,22 @@ class Wire:
 
     Attributes:
         side: an int8 column: the number of the row's input; 0 is left, 1 right.
-        order: an int64 column: the total order of the changes.
-        lanes: the union columns, ``(column of input 0 or None, ..., column of the last or None, union column)`` each:
-            one physical column carries a column of input 0 in rows of input 0, and so on.
+        sequence: an int64 column: the sequence of the row's change in the micro-batch, over all inputs.
+        union_columns: ``(column of input 0 or None, ..., column of the last or None, union column)`` each: one physical
+            column carries a column of input 0 in rows of input 0, and so on.
     """
 
     side: str
-    order: str
-    lanes: tuple[tuple[str | None, ...], ...]
+    sequence: str
+    union_columns: tuple[tuple[str | None, ...], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The layout for JSON, as in logs of state folders: a union column is a lane there, the sequence an order."""
+        return {"side": self.side, "order": self.sequence, "lanes": self.union_columns}
 
     def to_json(self) -> str:
         """The layout as JSON text."""
-        return as_json(self)
+        return as_json(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Wire:
@@ -65,81 +69,90 @@ class Wire:
             DescriptionError: the JSON is no layout.
         """
         try:
-            lanes = tuple(_lane(lane) for lane in data["lanes"])
-            return cls(_text(data, "side"), _text(data, "order"), lanes)
+            return cls(_text(data, "side"), _text(data, "order"), tuple(map(_union_column, data["lanes"])))
         except (KeyError, TypeError, ValueError) as error:
-            raise DescriptionError(f"no mapping of columns to lanes: {error!r}") from error
+            raise DescriptionError(f"no mapping of columns to union columns: {error!r}") from error
 
-    def check(self, join: Description, schema: pa.Schema) -> None:
+    def check(self, description: Description, schema: pa.Schema) -> None:
         """Refuses a stream that cannot carry the inputs.
 
         Types of columns are the engine's to check.
 
         Args:
-            join: the description with the inputs.
+            description: the description with the inputs.
             schema: the stream's schema.
 
         Raises:
-            DescriptionError: the lanes do not carry each column of each input exactly once.
-            BadInputError: the stream's columns are not the side, the order and the lanes.
+            DescriptionError: the union columns do not carry each column of each input exactly once.
+            BadInputError: the stream's columns are not the side, the sequence and the union columns.
         """
-        for lane in self.lanes:
-            if len(lane) != len(join.inputs) + 1:
-                raise DescriptionError(f"lane {lane!r} is not one of {len(join.inputs)} inputs")
-        for side, source in enumerate(join.inputs):
+        for union_column in self.union_columns:
+            if len(union_column) != len(description.inputs) + 1:
+                raise DescriptionError(f"union column {union_column!r} is not one of {len(description.inputs)} inputs")
+        for side, source in enumerate(description.inputs):
             names = [*source.schema.names, *([source.row_kind] if source.row_kind is not None else [])]
-            carried = [lane[side] for lane in self.lanes if lane[side] is not None]
+            carried = [union_column[side] for union_column in self.union_columns if union_column[side] is not None]
             if sorted(names) != sorted(c for c in carried if c is not None):
                 raise DescriptionError(
-                    f"input '{source.name}': the lanes carry {', '.join(map(repr, carried)) or 'nothing'}; "
+                    f"input '{source.name}': the union columns carry {', '.join(map(repr, carried)) or 'nothing'}; "
                     f"its columns are {', '.join(map(repr, names))}"
                 )
-        named = [self.side, self.order, *(str(lane[-1]) for lane in self.lanes)]
+        named = [self.side, self.sequence, *(str(union_column[-1]) for union_column in self.union_columns)]
         if sorted(schema.names) != sorted(named):
             raise BadInputError(
-                _all(join),
+                _all(description),
                 None,
                 f"the stream has the columns {', '.join(schema.names)}; expected are {', '.join(named)}",
             )
-        for name, wanted_type in ((self.side, pa.int8()), (self.order, pa.int64())):
+        for name, wanted_type in ((self.side, pa.int8()), (self.sequence, pa.int64())):
             if schema.field(name).type != wanted_type:
-                raise BadInputError(_all(join), name, f"has type {schema.field(name).type}, {wanted_type} is expected")
+                raise BadInputError(
+                    _all(description), name, f"has type {schema.field(name).type}, {wanted_type} is expected"
+                )
 
-    def split(self, join: Description, table: pa.Table) -> SideRows:
+    def union_column(self, side: int, column: str | None) -> str:
+        """The name of the union column that carries a column of an input."""
+        return next(str(carried[-1]) for carried in self.union_columns if carried[side] == column)
+
+    def split(self, description: Description, table: pa.Table) -> SideRows:
         """Splits a stream into the rows of each input, in their order of arrival, under their own column names.
 
         Args:
-            join: the description with the inputs.
+            description: the description with the inputs.
             table: n rows of the stream.
 
         Raises:
-            BadInputError: a null or unknown side, or a null in the order.
+            BadInputError: a null or unknown side, or a null in the sequence.
         """
-        for name in (self.side, self.order):
+        for name in (self.side, self.sequence):
             if table[name].null_count:
-                raise BadInputError(_all(join), name, "holds nulls", "null")
-        side, order = (_numpy(table[name]) for name in (self.side, self.order))
-        known = (side >= 0) & (side < len(join.inputs))
+                raise BadInputError(_all(description), name, "holds nulls", "null")
+        side, sequence = (_numpy(table[name]) for name in (self.side, self.sequence))
+        known = (side >= 0) & (side < len(description.inputs))
         if not bool(known.all()):
-            valid = "0 (left) or 1 (right)" if join.sides == ("left", "right") else f"a number below {len(join.inputs)}"
-            raise BadInputError(_all(join), self.side, f"is {valid}", int(side[~known][0]))
+            valid = (
+                "0 (left) or 1 (right)"
+                if description.sides == ("left", "right")
+                else f"a number below {len(description.inputs)}"
+            )
+            raise BadInputError(_all(description), self.side, f"is {valid}", int(side[~known][0]))
         tables: list[pa.Table] = []
-        orders: list[npt.NDArray[np.int64]] = []
-        for number, source in enumerate(join.inputs):
+        sequences: list[npt.NDArray[np.int64]] = []
+        for number, source in enumerate(description.inputs):
             rows = np.flatnonzero(side == number)
-            orders.append(order if rows.size == side.size else order[rows])
+            sequences.append(sequence if rows.size == side.size else sequence[rows])
             tables.append(self._take(source, number, table, rows))
-        return SideRows(tuple(tables), tuple(orders))
+        return SideRows(tuple(tables), tuple(sequences))
 
     def _take(self, source: Input, side: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
         # Shuffle blocks are one-sided, so often a whole run of rows is, and needs no copy.
         whole = bool(rows.size) and int(rows[-1] - rows[0]) + 1 == rows.size
         index = None if whole else pa.array(rows)
         columns = {}
-        for lane in self.lanes:
-            name = lane[side]
+        for carried in self.union_columns:
+            name = carried[side]
             if name is not None:
-                column = table[lane[-1]]
+                column = table[carried[-1]]
                 columns[name] = column.slice(rows[0], rows.size) if index is None else column.take(index)
         return pa.table(columns).select([c for c in (*source.schema.names, source.row_kind) if c is not None])
 
@@ -198,7 +211,7 @@ class ApplyCommand:
     def to_json(self) -> str:
         """The command as JSON text."""
         state = None if self.state is None else self.state.secret_uri
-        return as_json({"op": "apply", **vars(self), "state": state})
+        return as_json({"op": "apply", **vars(self), "state": state, "wire": self.wire.to_dict()})
 
     @classmethod
     def parse(cls, content: bytes) -> ApplyCommand:
@@ -258,15 +271,15 @@ def parse_join(description: str) -> Description:
         raise DescriptionError(f"not a join of this version of gpu-join: {error!r}") from error
 
 
-def _lane(lane: Sequence[Any]) -> tuple[str | None, ...]:
-    if not (all(isinstance(part, str | None) for part in lane) and len(lane) > 1 and isinstance(lane[-1], str)):
-        raise TypeError(f"lane {lane!r}")
-    return tuple(lane)
+def _union_column(names: Sequence[Any]) -> tuple[str | None, ...]:
+    if not (all(isinstance(name, str | None) for name in names) and len(names) > 1 and isinstance(names[-1], str)):
+        raise TypeError(f"union column {names!r}")
+    return tuple(names)
 
 
-def _all(join: Description) -> str:
+def _all(description: Description) -> str:
     """The names of all inputs, to be put between quotation marks."""
-    *others, last = (source.name for source in join.inputs)
+    *others, last = (source.name for source in description.inputs)
     return "', '".join(others) + f"' and '{last}" if others else last
 
 

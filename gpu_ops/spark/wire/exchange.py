@@ -18,7 +18,7 @@ from pyarrow import flight
 from gpu_ops import errors
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.wire.connection import Address, translate
-from gpu_ops.state.blocks import FilePart, taken
+from gpu_ops.state.blocks import FilePart, take
 from gpu_ops.state.files import READING
 
 _ATTEMPTS: Final = 6
@@ -181,7 +181,7 @@ class Exchange:
                 yield chunk.data
         if "left" in self.answer:
             try:
-                batches = taken(self.answer["left"])
+                batches = take(self.answer["left"])
             except (pa.ArrowException, OSError) as error:
                 raise UnreachableError(f"the answer that the server has left is gone: {error}") from error
             yield from batches

@@ -43,7 +43,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots
-from gpu_ops.operators.core.changes import NEVER, apply_changes, given
+from gpu_ops.operators.core.changes import NEVER, apply_changes, on_device
 from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate import sums
@@ -114,7 +114,7 @@ class ContinuousAggregate(Operator):
                 if best is None:
                     own_rows = Input(measure.name, best_schema(measure, schema, order))
                     best = parts[f"rows {number}"] = ValueTable(kernels, own_rows, {})
-                extremes.append(one := Extreme(measure, f"best_{number}", best, order, own=self._rows is None))
+                extremes.append(one := Extreme(measure, f"best_{number}", best, order, exclusive=self._rows is None))
                 if self._rows is not None:
                     self._rows.indexes[one.name] = OrderIndex(kernels)
                 columns[one.name], moved = np.int64, one.moved
@@ -188,14 +188,14 @@ class ContinuousAggregate(Operator):
         if rows is None:
             frame, column, new = change.frame(kernels), change.column, int(change.kinds.size)
             row: Any = xp.arange(new, dtype=np.int64)
-            instants: Any = row if net else 2 * kernels.asarray(change.sequence) + 1
+            logical_times: Any = row if net else 2 * kernels.asarray(change.sequence) + 1
             total = new
         else:
             event_kinds = None if net else xp.zeros(2 * int(change.kinds.size) + 2, np.int8)
-            (what,) = given([rows], [change], net=net)
+            (what,) = on_device([rows], [change], net=net)
             side = apply_changes(rows, change.frame(kernels), what, event_kinds, net=net)
             unknown = int(side.unknown)
-            slots, instants, signs = side.events(kernels)  # of new rows, of killed ones, and of new ones that die
+            slots, logical_times, signs = side.events(kernels)  # of new rows, of killed ones, and of new ones that die
             new, killed = side.new, side.killed
             row = xp.arange(new + int(killed.size), dtype=np.int64)
             if side.deaths is not None:  # the same rows again
@@ -214,8 +214,8 @@ class ContinuousAggregate(Operator):
         found = self._groups.locate(frame if self.description.by else one_key(kernels, total))
         self._number(found.slots)
         # of a net change an event is a row
-        line = Timeline(kernels, found.slots, found.number if net else found.number[row], instants, net=net)
-        events = Events(row, instants, sign)
+        line = Timeline(kernels, found.slots, found.number if net else found.number[row], logical_times, net=net)
+        events = Events(row, logical_times, sign)
         return AggregateStep(self._groups, line, events, EventRows(frame, column, found.number, new, kept)), unknown
 
     def _number(self, slots: Array) -> None:
@@ -259,12 +259,12 @@ class ContinuousAggregate(Operator):
         order: npt.NDArray[np.int64] | None = None
         sequence = np.zeros(int(kinds.size), np.int64)
         if not line.net:
-            at = line.instants()
-            instants = xp.concatenate([at[minus], at[plus]])
-            rank = 2 * instants
+            at = line.logical_times()
+            logical_times = xp.concatenate([at[minus], at[plus]])
+            rank = 2 * logical_times
             rank[minus.size :] += 1
             order = kernels.asnumpy(kernels.argsort(rank))
-            sequence = (kernels.asnumpy(instants) >> 1)[order]
+            sequence = (kernels.asnumpy(logical_times) >> 1)[order]
         data: list[Any] = []
         if self.description.by:
             taken = self._groups.store.take(group, self.description.by, present=True)
@@ -276,7 +276,7 @@ class ContinuousAggregate(Operator):
                 kernels.asnumpy(xp.concatenate([before[minus], after[plus]]))
                 for before, after in list(zip(aggregate.before, aggregate.after, strict=True))[aggregate.first_made :]
             ]
-            made = aggregate.made(*numbers)
+            made = aggregate.to_arrow(*numbers)
             data.append(made if made.type == column.type else made.cast(column.type))
         found = kernels.asnumpy(kinds)
         table = pa.Table.from_arrays(data, schema=value_schema(self.description))

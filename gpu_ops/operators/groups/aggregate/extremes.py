@@ -53,14 +53,14 @@ class Extreme:
         name: of the number beside a group.
         table: where best rows lie.
         order: the column that rows are ordered by; None for arrival alone.
-        own: whether the table has best rows only.
+        exclusive: whether the table has best rows only.
     """
 
     measure: Measure
     name: str
     table: InputRows | ValueTable
     order: str | None
-    own: bool
+    exclusive: bool
 
     def moved(self, step: AggregateStep) -> Running:
         """The aggregate at each moment; the group's best row is another then."""
@@ -84,7 +84,7 @@ class _Moved:
         assert column is not None
         best = step.base(extreme.name)
         alone = self._look(best)
-        there = step.there(column)
+        there = step.not_null(column)
         self.new = xp.arange(step.new, dtype=np.int64) if there is None else xp.flatnonzero(there[: step.new])
         by = column if self._by_value else extreme.order
         names = list(dict.fromkeys([column, *([] if by is None else [by])]))
@@ -318,7 +318,7 @@ class _Moved:
         changed = xp.flatnonzero(last != self.base)
         last, size = last[changed], self.old.size
         known, is_new = last >= 0, last >= size
-        if extreme.own:
+        if extreme.exclusive:
             rows = last[xp.flatnonzero(is_new)] - size
             frame = step.kernels.frame(self._rows(step.kernels.asnumpy(rows)))
             first = len(extreme.table)
@@ -364,13 +364,13 @@ class OwnFunction:
         measure: which.
         name: of the number beside a group.
         table: the states of groups.
-        own: that table has nothing else.
+        exclusive: that table has nothing else.
     """
 
     measure: Measure
     name: str
     table: ValueTable
-    own: bool = True
+    exclusive: bool = True
 
     @property
     def function(self) -> AggregateFunction:

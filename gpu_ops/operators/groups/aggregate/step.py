@@ -1,8 +1,8 @@
 """One micro-batch as the aggregates see it: events of groups, the rows they bring or take, and numbers that move.
 
 An *event* brings a row to a group or takes one away. With ``per_event`` each event is a moment; they stand by group and
-instant, so what a group comes to at each moment is a segmented running sum. With ``per_batch`` a group has one moment,
-after all of its events.
+logical time, so what a group comes to at each moment is a segmented running sum. With ``per_batch`` a group has one
+moment, after all of its events.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Instants, Positions, Slots
+from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.key_table import KeyTable
@@ -34,24 +34,24 @@ class Timeline:
         kernels: the backend.
         slots: of g groups, each with an event at least.
         group: of n events, which of the groups it is of.
-        instants: when each is; one group has no two at an instant.
+        logical_times: when each is; one group has no two at a logical time.
         net: whether only what they come to together counts.
     """
 
-    def __init__(self, kernels: Kernels, slots: Slots, group: Array, instants: Instants, *, net: bool) -> None:
+    def __init__(self, kernels: Kernels, slots: Slots, group: Array, logical_times: LogicalTimes, *, net: bool) -> None:
         xp = kernels.xp
         self._kernels, self.slots, self.net = kernels, slots, net
         self.event_group = group
         groups = int(slots.size)
         self.groups = groups
         if net:
-            self._instants = None
+            self._logical_times = None
             self.size = groups
             self.group: Array = xp.arange(groups, dtype=np.int64)
             self.starts: Positions = self.group
             self.last: Positions = self.group
         else:
-            self._instants = instants
+            self._logical_times = logical_times
             self.size = int(group.size)
             self.group = group[self.order]
             self.starts = xp.searchsorted(self.group, xp.arange(groups, dtype=np.int64))
@@ -59,11 +59,11 @@ class Timeline:
 
     @functools.cached_property
     def order(self) -> Positions:
-        """The events by group, within a group by instant; of a net change as they stand."""
+        """The events by group, within a group by logical time; of a net change as they stand."""
         kernels = self._kernels
-        if self._instants is None:
+        if self._logical_times is None:
             return kernels.argsort(self.event_group)
-        return kernels.argsort(layouts.owned(self.event_group, self._instants))
+        return kernels.argsort(layouts.owned(self.event_group, self._logical_times))
 
     @functools.cached_property
     def moment(self) -> Positions:
@@ -75,14 +75,16 @@ class Timeline:
         place[self.order] = xp.arange(self.size, dtype=np.int64)
         return place
 
-    def instants(self) -> Instants:
+    def logical_times(self) -> LogicalTimes:
         """When the moments are; of no net change."""
-        assert self._instants is not None
-        return self._instants[self.order]
+        assert self._logical_times is not None
+        return self._logical_times[self.order]
 
-    def moment_at(self, group: Array, instants: Instants) -> Positions:
-        """The moments of some groups' events at some instants; of no net change."""
-        return self._kernels.xp.searchsorted(layouts.owned(self.group, self.instants()), layouts.owned(group, instants))
+    def moment_at(self, group: Array, logical_times: LogicalTimes) -> Positions:
+        """The moments of some groups' events at some logical times; of no net change."""
+        return self._kernels.xp.searchsorted(
+            layouts.owned(self.group, self.logical_times()), layouts.owned(group, logical_times)
+        )
 
     def moves(self, deltas: Array) -> Moves:
         """By how much numbers are moved, of n numbers (int64), one per event."""
@@ -128,14 +130,14 @@ class Running(NamedTuple):
     Attributes:
         before: arrays of one number per moment (int64 or bool); where all are the same, so is the aggregate.
         after: the same after it.
-        made: the aggregate in Arrow, of such numbers on the host.
+        to_arrow: the aggregate in Arrow, of such numbers on the host.
         compared: how many of the arrays count in that; None for all.
         first_made: how many of them, at the beginning, the aggregate is not made of.
     """
 
     before: tuple[Array, ...]
     after: tuple[Array, ...]
-    made: Callable[..., pa.Array]
+    to_arrow: Callable[..., pa.Array]
     compared: int | None = None
     first_made: int = 0
 
@@ -170,12 +172,12 @@ class Events(NamedTuple):
 
     Attributes:
         row: of each, its row.
-        instants: when it is.
+        logical_times: when it is.
         sign: 1 where its row comes, -1 where it goes (int64); None where all come.
     """
 
     row: Positions
-    instants: Instants
+    logical_times: LogicalTimes
     sign: Array | None
 
 
@@ -192,7 +194,7 @@ class AggregateStep:
     def __init__(self, groups: KeyTable, line: Timeline, events: Events, rows: EventRows) -> None:
         self.kernels, self.xp = groups.kernels, groups.kernels.xp
         self.groups, self.line = groups, line
-        self.row, self.instants, self.sign = events
+        self.row, self.logical_times, self.sign = events
         self.rows, self.kept, self.new = rows, rows.kept, rows.new
         self.floats: dict[int, tuple[Array, Array]] = {}
         self.wholes: dict[str, tuple[Moves, bool]] = {}
@@ -276,7 +278,7 @@ class AggregateStep:
             numbers = numbers[self.row]
         return numbers if self.sign is None else numbers * self.sign
 
-    def there(self, column: str) -> Array | None:
+    def not_null(self, column: str) -> Array | None:
         """Mask of rows without a null in a column; None for all."""
         found = self.column(column)
         if not found.null_count:
@@ -292,7 +294,7 @@ class AggregateStep:
         """
 
         def moves() -> Moves:
-            mask = self.there(column)
+            mask = self.not_null(column)
             return self.rows_moved if mask is None else self.moves(mask.astype(np.int64))
 
         return self.summed(f"count_{number}", moves)

@@ -358,19 +358,19 @@ def _floats(step: AggregateStep, measure: Measure, number: int, known: tuple[Arr
     assert name is not None
     cached: list[npt.NDArray[np.float64]] = []
 
-    def given() -> npt.NDArray[np.float64]:
+    def values() -> npt.NDArray[np.float64]:
         if not cached:
             cached.append(doubles_of(step.column(name)))
         return cached[0]
 
-    plain = bool(np.isfinite(given()).all())
+    plain = bool(np.isfinite(values()).all())
 
     def counted(test: Callable[[Any], Any]) -> Moves | None:
-        return None if plain else step.moves(step.kernels.asarray(test(given()).astype(np.int64)))
+        return None if plain else step.moves(step.kernels.asarray(test(values()).astype(np.int64)))
 
     odd = [step.summed(f"{of}_{number}", functools.partial(counted, test)) for of, test in ODD.items()]
     shown = []
-    for side, (total, count) in enumerate(zip(_finite(step, number, given), known, strict=True)):
+    for side, (total, count) in enumerate(zip(_finite(step, number, values), known, strict=True)):
         shown.append(of_doubles(step.xp, measure, total, count, [pair[side] for pair in odd]))
     return Running(shown[0], shown[1], doubles)
 
@@ -550,7 +550,7 @@ def crossings(step: AggregateStep, table: KeyTable, column: str) -> Array:
     """
     kernels, xp, rows = step.kernels, step.xp, step.rows
     deltas = xp.zeros(step.row.size, np.int64)
-    there = step.there(column)
+    there = step.not_null(column)
     known = xp.arange(rows.group.size, dtype=np.int64) if there is None else xp.flatnonzero(there)
     if not known.size:
         return deltas
@@ -563,7 +563,7 @@ def crossings(step: AggregateStep, table: KeyTable, column: str) -> Array:
     place[known] = found.number
     value = place[step.row]
     events = xp.flatnonzero(value >= 0)
-    line = Timeline(kernels, found.slots, value[events], step.instants[events], net=False)
+    line = Timeline(kernels, found.slots, value[events], step.logical_times[events], net=False)
     signs = xp.ones(events.size, np.int64) if step.sign is None else step.sign[events]
     before, after = line.summed(line.moves(signs), base := table.beside[_ROWS].values[found.slots])
     left = line.final(after)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pytest
 
 import gpu_ops
-from gpu_ops.descriptions.frames import UnfitError, as_table, taken
+from gpu_ops.descriptions.frames import UnfitError, as_table, cast_exactly
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.values import carried
 
@@ -372,7 +372,7 @@ def check_the_same_in_another_form(number: int) -> None:
     kind = any_type(rng)
     arrays = [any_array(rng, kind) for _ in range(rng.randint(1, 3))]
     for array in arrays:
-        found = taken(pa.chunked_array([otherwise(rng, array)]), kind)
+        found = cast_exactly(pa.chunked_array([otherwise(rng, array)]), kind)
         found.validate(full=True)
         assert found.type == kind
         assert values_of(found) == values_of(array), (number, kind)
@@ -387,12 +387,12 @@ def check_any_as_any(number: int) -> None:
         other = rng.choice([each for each in FLAT if _alike(kind, each)] or FLAT)
     column = pa.chunked_array([any_array(rng, kind), any_array(rng, kind)], kind)
     try:
-        found = taken(column, other)
+        found = cast_exactly(column, other)
     except UnfitError as error:
         if error.at is not None:
             with pytest.raises(UnfitError):
-                taken(pa.chunked_array([column.slice(error.at, 1).combine_chunks()]), other)
-            taken(column.slice(0, error.at), other)
+                cast_exactly(pa.chunked_array([column.slice(error.at, 1).combine_chunks()]), other)
+            cast_exactly(column.slice(0, error.at), other)
         return
     found.validate(full=True)
     assert found.type == other
@@ -433,7 +433,7 @@ def test_frames_of_pandas_and_polars_hold_what_was_declared() -> None:
             if carried(own.schema.field("v").type) is None:
                 continue
             try:
-                found = taken(own["v"], kind)
+                found = cast_exactly(own["v"], kind)
             except UnfitError:
                 assert "map" in str(kind)  # of which polars makes lists of structs
                 continue
