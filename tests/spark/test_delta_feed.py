@@ -45,8 +45,8 @@ def test_a_table_is_followed_commit_by_commit(spark: Any, tmp_path: Path, key: s
     deltalake.write_deltalake(path, first, configuration=FEED, partition_by=["shop"])
     items = Source(spark, tmp_path / "items", "id long, name string")
     items.add(*({"id": n, "name": f"n{n}"} for n in range(20)))
-    for _ in range(2):
-        for _ in range(5):
+    for _ in range(3):
+        for _ in range(4):
             change(path, choice)
         prices = gpu_ops.read_files(spark, path, "delta", SCHEMA, maxFilesPerTrigger=1)
         keyed: Any = {"unique_key": key, "updates": "retract"} if key else {}

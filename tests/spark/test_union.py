@@ -74,7 +74,7 @@ def feeds(spark: Any, tmp_path: Path) -> Feeds:
 
 def test_union_all_in_sql_is_as_in_spark_and_goes_on(feeds: Feeds, tmp_path: Path) -> None:
     sink = Sink()
-    for _ in range(2):  # the second time it goes on from its state folder
+    for _ in range(3):  # each time it goes on from its state folder
         feeds.arrive()
         feeds.arrive()
         changes = gpu_ops.sql(QUERY, **feeds.streams(), state=str(tmp_path / "state"), partitions=2, name="both")
