@@ -188,8 +188,8 @@ class Measure(NamedTuple):
     """One aggregate: its name in the output, its function and its column.
 
     Types and nulls are Spark's: nulls are left out, a sum or average of none is null; integers add up as bigint and
-    wrap around, decimals of precision p as decimal(p + 10), and their average has four digits more; NaN is greater than
-    any other number.
+    wrap around, decimals of precision p as decimal(p + 10), and their average has four digits more; durations
+    stay what they are; NaN is greater than any other number.
 
     Attributes:
         column: None for ``count(*)``, and for a function of one's own.
@@ -407,6 +407,8 @@ class Aggregate(Grouped):
         if measure.function in ("min", "max") and t.is_nested(kind):
             raise DescriptionError(f"{text}: there is no order")
         if measure.function in ("first", "last", "min", "max"):
+            return kind
+        if t.is_duration(kind):
             return kind
         if t.is_decimal(kind) and measure.function == "sum":
             return pa.decimal128(min(38, kind.precision + 10), kind.scale)

@@ -231,6 +231,57 @@ def test_after_every_micro_batch(engines: Backend, by: tuple[str, ...], kind: st
                 assert there == by_duckdb(aggregate, input_.rows, CALLS)
 
 
+SPANS = [0, 1, -1, 5, 7, -86_400_000_000, 2**62, 2**63 - 1, -(2**63), None]
+MORE_SPANS = {"n": "count(*)", "sum": "sum(v)", "avg": "avg(v)", "least": "min(v)"}
+
+
+def of_spans(values: list[int | None]) -> tuple[Any, ...]:
+    """The aggregates in whole numbers: an average is rounded half up, which is away from zero."""
+    known = [value for value in values if value is not None]
+    total, count = sum(known), max(1, len(known))
+    over = (2 * abs(total) + count) // (2 * count)
+    mean = (over if total >= 0 else -over) if known else None
+    return len(values), total if known and -(2**63) <= total < 2**63 else None, mean, min(known, default=None)
+
+
+@pytest.mark.one_in(9, all=3)
+@only_on("cpu-tiny", "gpu", *EMULATED)
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+@pytest.mark.parametrize("emit", ["per_batch", "per_event", "at_end"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_and_averages_of_durations(engines: Backend, kind: str, emit: Emit, unit: str) -> None:
+    """Exact, over insertions and retractions; a sum that no 64 bits hold is null."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("g", pa.string()), ("v", pa.duration(unit))])
+    aggregate = Aggregate.of(Input("t", schema, **KINDS[kind]), ("g",), MORE_SPANS, emit)  # type: ignore[arg-type]
+    choice, events, input_ = random.Random(len(kind + unit)), list[Event](), Folded(kind)
+    for _ in range(60):
+        row = (choice.randrange(6), choice.choice(["a", "b"]), choice.choice(SPANS))
+        word = "+I" if kind == "insert only" else choice.choice(["+I", "+I", "-D"])
+        events.append((word, choice.choice(events)[1] if word == "-D" and events else row))
+    there = Counter[tuple[Any, ...]]()
+
+    def check(changelog: pa.Table) -> None:
+        numbers = [
+            column.cast(pa.int64()) if pa.types.is_duration(column.type) else column for column in changelog.columns
+        ]
+        for row in pa.table(numbers, changelog.column_names).to_pylist():
+            word, *values = row.values()
+            there[tuple(values)] += 1 if word[0] == "+" else -1
+        groups = {name: [row[2] for row in input_.rows if row[1] == name] for name in ("a", "b")}
+        assert +there == Counter((name, *of_spans(values)) for name, values in groups.items() if values)
+
+    with engines.engine(aggregate) as engine:
+        for start in range(0, 60, 6):
+            part = events[start : start + 6]
+            input_.take(part)
+            made = engine.process(table_of(kind, part, schema))
+            if emit != "at_end":
+                check(made)
+        if emit == "at_end":
+            check(engine.finish())
+    assert aggregate.output_schema.field("sum").type == aggregate.output_schema.field("avg").type == pa.duration(unit)
+
+
 @only_on("cpu-tiny", "gpu")
 @pytest.mark.parametrize("emit", ["per_batch", "per_event"])
 @pytest.mark.parametrize("kind", KINDS)

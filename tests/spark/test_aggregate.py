@@ -91,6 +91,37 @@ def test_an_aggregate_goes_on_over_restarts(spark: Any, tmp_path: Path, emit: An
 
 
 @pytest.mark.thorough
+def test_sums_of_intervals_as_sparks_batch(spark: Any, tmp_path: Path) -> None:
+    """After every micro-batch, of rows that come and go, over a restart; in `sql` and in `aggregate`."""
+    choice, left = random.Random(3), list[tuple[Any, ...]]()
+    source, sinks = Source(spark, tmp_path / "in", "op string, g string, ms bigint"), (Sink(), Sink())
+    spans = "*", "make_dt_interval(0, 0, 0, CAST(ms / 1000 AS DECIMAL(18, 6))) AS d"
+    query = """SELECT g, sum(d) AS total, avg(d) AS mean, sum(d) FILTER (WHERE d > INTERVAL '1' SECOND) AS long
+        FROM t GROUP BY g HAVING count(*) > 1"""
+    for number in range(4):
+        changes = []
+        for _ in range(12):
+            if left and choice.random() < 0.4:
+                row, op = left.pop(choice.randrange(len(left))), "-D"
+            else:
+                row, op = (choice.choice("ab"), choice.choice([None, -86_400_001, 7, 1500, 10**12])), "+I"
+                left.append(row)
+            changes.append({"op": op, "g": row[0], "ms": row[1]})
+        source.add(*changes)
+        rows = stream(source.df.selectExpr(*spans), row_kind="op", name="t")
+        sums = gpu_ops.aggregate(
+            rows, by="g", aggregates={"total": "sum(d)", "mean": "avg(d)"}, state=str(tmp_path / "2"), name="sums"
+        )
+        drain(gpu_ops.sql(query, t=rows, state=str(tmp_path / "1"), name="q"), sinks[0], tmp_path / "c1")
+        drain(sums, sinks[1], tmp_path / "c2")
+        spark.createDataFrame(left, "g string, ms bigint").selectExpr(*spans).createOrReplaceTempView("t")
+        assert Counter(sinks[0].table) == Counter(map(tuple, spark.sql(query).collect())), number
+        wanted = spark.sql("SELECT g, sum(d), avg(d) FROM t GROUP BY g").collect()
+        assert Counter(sinks[1].table) == Counter(map(tuple, wanted)), number
+    spark.catalog.dropTempView("t")
+
+
+@pytest.mark.thorough
 def test_a_chain_of_join_aggregate_join_and_aggregate(spark: Any, tmp_path: Path) -> None:
     """Each is an input of the next, null groups among them."""
     feed, sink = Feed(spark, tmp_path), Sink()

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,3 +184,24 @@ def test_an_http_proxy_of_the_environment_is_passed_by(address: Address, monkeyp
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     assert ask(address, "echo", {"x": 1}) == {"x": 1}
+
+
+def test_connections_to_servers_that_are_gone_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that meets one server after the other has as many threads as with the first."""
+    monkeypatch.setattr(exchange, "_KEPT_S", 0.2)
+    kept, counts = [], []
+    for _ in range(8):
+        server = FlightServer(TOKEN, actions={"echo": echo})
+        address = Address(format_location("127.0.0.1", server.port), TOKEN)
+        client = exchange._client(address)
+        assert address.call("echo", {"x": 1}, client=client) == {"x": 1}
+        assert exchange._client(address) is client
+        kept.append(weakref.ref(client))
+        del client
+        server.end()
+        del server
+        time.sleep(0.3)
+        counts.append(threads())
+    assert [ref() is not None for ref in kept] == [False] * 7 + [True]
+    assert counts[-1] <= counts[1] + 2
+    exchange._servers.clear()

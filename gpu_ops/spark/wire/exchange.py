@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import threading
@@ -66,10 +65,23 @@ def _ask(directory: Address, action: str, request: object) -> dict[str, Any]:
     return answer
 
 
-@functools.lru_cache(maxsize=32)
+_servers: dict[Address, tuple[float, flight.FlightClient]] = {}
+"""For each state server the time when a call last began and its connection: Spark uses a worker again, for many tasks.
+
+Those of servers that are gone have to go as well: each has threads of its own.
+"""
+
+
 def _client(server: Address) -> flight.FlightClient:
-    # Spark uses a worker process again for many tasks; so is its connection.
-    return server.connect()
+    """The connection to a state server; others that have been silent for long are given up."""
+    now = time.monotonic()
+    for known, (at, _) in list(_servers.items()):
+        if now - at > _KEPT_S:
+            _servers.pop(known, None)  # a call that lasts has it still
+    _, client = _servers.get(server, (now, None))
+    client = client or server.connect()
+    _servers[server] = now, client
+    return client
 
 
 class Exchange:
@@ -113,7 +125,7 @@ class Exchange:
                         yield rows
             except UnreachableError as error:
                 failed = server.location
-                _client.cache_clear()  # a connection may be dead, and its server not
+                _servers.clear()  # a connection may be dead, and its server not
                 self.retries += 1
                 if self.retries >= _ATTEMPTS:
                     raise errors.StateError(

@@ -11,7 +11,8 @@ backend's ``groupby`` adds up.
 ``DistinctAggregate`` over its ``MapView``. A value counts while that number is not zero, so the count moves where it
 crosses zero.
 
-**Averages** of decimals are as Spark has them: of ``decimal(p, s)`` a ``decimal(p + 4, s + 4)``, rounded half up.
+**Averages** of decimals are as Spark has them: of ``decimal(p, s)`` a ``decimal(p + 4, s + 4)``, rounded half up; those
+of durations are rounded so to their own unit.
 The sum's digits and four more are one number of 160 bits, which is divided by the count as on paper, in digits of 32
 bits.
 """
@@ -153,7 +154,7 @@ def columns_of(measure: Measure, kind: pa.DataType | None, number: int) -> Itera
         return
     if pa.types.is_floating(kind):  # the parts of the sum come as they are needed
         yield from (f"{part}_{number}" for part in ("sum", *ODD))
-    elif pa.types.is_decimal(kind) or measure.function == "avg":
+    elif _in_parts(measure, kind):
         yield from (f"part{part}_{number}" for part in range(_parts(kind)))
     else:
         yield f"sum_{number}"
@@ -178,7 +179,7 @@ def moved(step: AggregateStep, measure: Measure, kind: pa.DataType | None, numbe
         return counted(known)
     if pa.types.is_floating(kind):
         return _floats(step, measure, number, known)
-    if pa.types.is_decimal(kind) or measure.function == "avg":
+    if _in_parts(measure, kind):
         return _parted(step, measure, (kind, number), known, result)
     totals = step.summed(f"sum_{number}", lambda: _whole(step, column)[0])
     before, after = ((total, count > 0) for total, count in zip(totals, known, strict=True))
@@ -206,11 +207,15 @@ def _integers_or_null(values: npt.NDArray[np.int64], known: npt.NDArray[np.bool_
 
 def integers(column: pa.Array) -> npt.NDArray[np.int64]:
     """A column's integers, 0 for null; those beyond int64 wrap around."""
-    filled = pc.fill_null(column, 0) if column.null_count else column
-    return filled.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+    values = column.cast(pa.int64(), safe=False)
+    return (pc.fill_null(values, 0) if column.null_count else values).to_numpy(zero_copy_only=False)
 
 
-# --- in parts of 32 bits: decimals, and integers of which an average is wanted -----------------
+# --- in parts of 32 bits: decimals, durations, and integers of which an average is wanted ------
+
+
+def _in_parts(measure: Measure, kind: pa.DataType) -> bool:
+    return pa.types.is_decimal(kind) or pa.types.is_duration(kind) or measure.function == "avg"
 
 
 def _parts(kind: pa.DataType) -> int:
@@ -248,7 +253,7 @@ def _parted(
 def of_parts(
     xp: Any, measure: Measure, parts: list[Array], counts: Array, types: tuple[pa.DataType, pa.DataType]
 ) -> tuple[Array, ...]:
-    """A sum or an average of decimals, or an average of integers, as numbers; see `made_of_parts`.
+    """A sum or an average of decimals or durations, or an average of integers, as numbers; see `made_of_parts`.
 
     Args:
         xp: numpy or cupy.
@@ -258,6 +263,12 @@ def of_parts(
         types: of the column and of the result.
     """
     kind, result = types
+    if pa.types.is_duration(kind):
+        low, high, known = parts[0] | (parts[1] << _PART), parts[1] >> _PART, counts > 0
+        if measure.function == "avg":
+            low, high, known = divided(xp, low, high, counts, 0)
+        known = known & (high == low >> 63)
+        return xp.where(known, low, 0), known
     if not pa.types.is_decimal(kind):
         return ((nearest(xp, parts, 0) / xp.maximum(counts, 1)).view(np.int64), counts > 0)
     low, high = parts[0] | (parts[1] << _PART), parts[1] >> _PART
@@ -274,6 +285,8 @@ def of_parts(
 def made_of_parts(types: tuple[pa.DataType, pa.DataType], *numbers: npt.NDArray[Any]) -> pa.Array:
     """In Arrow what `of_parts` gave, on the host."""
     kind, result = types
+    if pa.types.is_duration(kind):
+        return _integers_or_null(*numbers).cast(result)
     if not pa.types.is_decimal(kind):
         return doubles(*numbers)
     low, high, known = numbers
@@ -281,7 +294,7 @@ def made_of_parts(types: tuple[pa.DataType, pa.DataType], *numbers: npt.NDArray[
 
 
 def cut(column: pa.Array) -> list[npt.NDArray[np.int64]]:
-    """Integers or decimals in parts of 32 bits, the lowest first; the highest has the sign."""
+    """Integers, durations or decimals in parts of 32 bits, the lowest first; the highest has the sign."""
     if not pa.types.is_decimal(column.type):
         if column.type == pa.uint64():
             values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
@@ -318,7 +331,7 @@ def added_up(measure: Measure, column: pa.Array) -> dict[str, npt.NDArray[np.int
         parts = {str(place): part for place, part in parts_of(np, plain)}
         odd = {} if plain is values else {name: test(values).astype(np.int64) for name, test in ODD.items()}
         return parts | odd
-    if pa.types.is_decimal(kind) or measure.function == "avg":
+    if _in_parts(measure, kind):
         return {str(place): part for place, part in enumerate(cut(column))}
     return {"sum": integers(column)}
 
