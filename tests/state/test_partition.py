@@ -367,7 +367,7 @@ def test_a_defect_makes_it_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpu_ops.join_engine.JoinEngine.prepare", broken)
+        patch.setattr("gpu_ops.operator_engine.OperatorEngine.prepare_batches", broken)
         with pytest.raises(MemoryError):
             apply(partition, 2)
     assert partition.status()["version"] is None
