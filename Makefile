@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 $(VENV)/classes.jsa: $(VENV)/.ready  # without it, sessions take longer to start, and that is all
 	-$(BIN)/python tests/class_archive.py $@ >$(VENV)/classes.log 2>&1
 
-test: $(VENV)/.ready $(VENV)/classes.jsa  ## what proves the product, in about seven minutes on two cores; needs no GPU
+test: $(VENV)/.ready $(VENV)/classes.jsa  ## what proves the product, in about eight minutes on two cores; needs no GPU
 	$(PYTEST) -m "not slow and not thorough" tests $(ARGS)
 
 test-all: $(VENV)/.ready $(VENV)/classes.jsa  ## more proof, in about fourteen minutes; needs no GPU
