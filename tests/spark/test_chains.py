@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 from pyspark.sql import functions as f
 
 import gpu_ops
@@ -106,14 +107,18 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
 
 @pytest.mark.parametrize(
     ("feeds", "emit"),
-    [
-        ("spark", "per_event"),
+    slow_but(
+        [
+            ("spark", "per_event"),
+            ("arrow", "per_batch"),
+            ("arrow", "per_event"),
+            ("shares", "per_event"),
+            ("engine", "per_batch"),
+            ("card", "per_event"),
+        ],
         ("arrow", "per_batch"),
-        ("shares", "per_event"),
-        ("engine", "per_batch"),
-        pytest.param("card", "per_event", marks=pytest.mark.thorough),
-        pytest.param("arrow", "per_event", marks=pytest.mark.thorough),
-    ],
+        ("card", "per_event"),
+    ),
     indirect=["feeds"],
 )
 def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed], tmp_path: Path, emit: Any) -> None:
@@ -164,7 +169,7 @@ def test_tasks_take_shares_of_a_micro_batch_that_is_computed_once(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", ["spark", "arrow", "shares", "card"], indirect=True)
+@pytest.mark.parametrize("feeds", slow_but(["spark", "arrow", "shares", "card"], "card"), indirect=True)
 def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
 
@@ -247,7 +252,7 @@ def test_a_folder_of_operators_alone_goes_on_so(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
+@pytest.mark.parametrize("feeds", slow_but(["spark", "arrow"], "arrow"), indirect=True)
 def test_insert_only_changelogs(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     """An inner join of inputs that only grow is such an input; it is not once one of them changes."""
     _, orders, prefs, products, _ = feeds
@@ -274,7 +279,7 @@ def test_insert_only_changelogs(spark: Any, feeds: list[Feed], tmp_path: Path) -
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
+@pytest.mark.parametrize("feeds", slow_but(["spark", "arrow"], "arrow"), indirect=True)
 def test_a_changelog_that_several_joins_take(
     spark: Any, feeds: list[Feed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

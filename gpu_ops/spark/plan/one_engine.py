@@ -46,7 +46,7 @@ def _fits(plan: JoinPlan) -> bool:
 
 
 def _between(edge: Edge, source: Input, below: Description) -> Projection | None:
-    """What an operator takes of another one's changes but their row kinds, which stay; None where these are computed.
+    """Leaves the row kinds out of an edge's projection, as they pass beside it; None where they are computed or tested.
 
     Args:
         edge: between the two.

@@ -210,7 +210,7 @@ class Task(OperatorTask):
             metrics.append(total(self.metrics, answer.all))
 
     def _last_counted(self, counted: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the server has counted of the operator whose changes come out."""
+        """Selects the metrics of the operator whose changes come out."""
         return counted
 
     def _below_counted(self, counted: Mapping[str, Any], of_exchange: Mapping[str, Any]) -> list[str]:
