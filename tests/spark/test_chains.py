@@ -23,6 +23,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.plan import build as building
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.column_metadata import derived_key
+from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 from spark.feeds import Feed, check, sql_join
@@ -245,7 +246,7 @@ def test_a_folder_of_operators_alone_goes_on_so(
     drain(changes, sink, fresh / "checkpoint")
     check(sink, SQL, feeds, least=100)
     with pytest.raises(gpu_ops.DescriptionError, match="3 operators share this folder's one engine"):
-        gpu_ops.rescale(str(fresh / "left"), 2)
+        rescale(str(fresh / "left"), 2)
     monkeypatch.undo()
     with pytest.raises(gpu_ops.StateError, match=r"one engine of one partition had all 3 operators.*Give partitions=1"):
         drain(chain(feeds, fresh), sink, fresh / "checkpoint")
