@@ -30,8 +30,8 @@ from gpu_ops.errors import GpuJoinError as GpuJoinError
 from gpu_ops.errors import NotBuiltError as NotBuiltError
 from gpu_ops.errors import StateError as StateError
 from gpu_ops.join_engine import JoinEngine as JoinEngine
-from gpu_ops.join_engine import MicroBatch as MicroBatch
 from gpu_ops.join_engine import engine as engine
+from gpu_ops.operator_engine import MicroBatch as MicroBatch
 from gpu_ops.query.errors import SqlError as SqlError
 from gpu_ops.spark.api.apply import MemoryOnlyStateWarning as MemoryOnlyStateWarning
 from gpu_ops.spark.api.apply import NoWatermarkWarning as NoWatermarkWarning

@@ -1,70 +1,35 @@
-"""JoinEngine: one partition of one join, tables in, a changelog out. No Spark here."""
+"""JoinEngine: an operator's engine for notebooks: DataFrames in and out, inputs by name, and a table of the result."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import difflib
 import inspect
-import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops import operators
-from gpu_ops.backends import Backend, make_kernels
+from gpu_ops.backends import Backend
 from gpu_ops.descriptions.arguments import ENGINE_OPTIONS, check_engine_option, described, with_engine_options
-from gpu_ops.descriptions.changelog import BAD_ROW_KIND, FOLDED
+from gpu_ops.descriptions.changelog import FOLDED
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description, line
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.display import Explanation, Tables, changes_of, lookups_text, operator_box, source_box
 from gpu_ops.errors import BackendError, DescriptionError, StateError
-from gpu_ops.fields import reading, whole_number
-from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
+from gpu_ops.fields import reading
 from gpu_ops.kernels import Probe
-from gpu_ops.memory import Budget, Memory
-from gpu_ops.operators.backlog import Backlog
-from gpu_ops.operators.operator import Operator
-from gpu_ops.output import Beside, Changelog, Fold, Output, changelog, together
-from gpu_ops.state.pieces import FromSnapshot, Storable, whole
+from gpu_ops.memory import Budget
+from gpu_ops.operator_engine import InputBatch, MicroBatch, OperatorEngine, Watermark
+from gpu_ops.output import Changelog, Fold
+from gpu_ops.state.pieces import FromSnapshot
 
-InputBatch: TypeAlias = "ArrowStream | None"
-Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
-"""The operator's, or that of each input, in milliseconds since the epoch."""
 OutputFormat = Literal["arrow", "cudf", "pandas", "polars"]
 """As what an engine gives its changelogs: Arrow tables, or DataFrames of one of these."""
 
-_log = logging.getLogger("gpu_ops")
 
-_SET_BACK_MS: Final = 1000
-"""By so much more a clock is said to have been set back."""
-_KINDS: Final = ("insert", "update_before", "update_after", "delete")
-"""By their codes."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MicroBatch:
-    """The output of a micro-batch.
-
-    Attributes:
-        changelog: rows of the join's ``output_schema``: an Arrow table, or a ``cudf.DataFrame`` if the engine's
-            ``output`` is ``"cudf"``.
-        sequence: for each of them, the sequence (place in the micro-batch's total order) of the change that caused
-            it; 0 throughout in ``per_batch``, but for an interval join; -1 for what the watermark ended.
-        metrics: counts, bytes and milliseconds, by name.
-    """
-
-    changelog: Changelog
-    sequence: npt.NDArray[np.int64]
-    metrics: dict[str, int | float]
-
-
-class JoinEngine:
+class JoinEngine(OperatorEngine):
     """A streaming join over one partition.
 
     Args:
@@ -109,155 +74,28 @@ class JoinEngine:
         output: OutputFormat = "arrow",
         fold: bool = False,
     ) -> None:
-        if not isinstance(description, Description):
-            raise DescriptionError(f"an engine takes the description of a join, not {type(description).__name__}")
-        self.description = description
         if output not in get_args(OutputFormat):
             raise DescriptionError(f"output={output!r}; it is one of {', '.join(get_args(OutputFormat))}")
-        limit = memory_limit.gpu if isinstance(memory_limit, Budget) else memory_limit
-        self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit, probe=probe)
-        self.backend = self.kernels.name
+        super().__init__(description, backend, memory_limit=memory_limit, tiny=tiny, backlog=backlog, probe=probe)
         self._output = output
         if output == "cudf":
             self._give_frames()
         self._fold = Fold(description.output_schema) if fold else None
-        self.memory = Memory(self.kernels, memory_limit)
-        if backlog:
-            description.check_backlog()
-        self._clock_ms: int | None = None
-        self._clock_before: int | None = None
-        self._clock_was_set_back = False
-        self._prepared = False
-        self._finished = False
-        self._closed = False
-        self.needs_restore = False
-        """Whether a micro-batch could be neither made final nor taken back: what the engine holds is wrong."""
-        self._begins_with_backlog = backlog
-        self._backlog: Backlog | None = None
-        self._operator = self._fresh_operator()
 
     def _give_frames(self) -> None:
         """Have changelogs made as DataFrames, if they can be."""
         frames, cpu = self.kernels.dataframes, f"the GPU backend is needed, this is the CPU's ({self.backend_reason})"
         problem = cpu if frames is None else frames.lacks(self.description.output_schema)
         if problem is not None:
-            self.kernels.close()
+            self.close()
             raise BackendError(f"output='cudf': {problem}")
         self.kernels.gives_frames = True
-
-    def _fresh_operator(self) -> Operator:
-        if self._begins_with_backlog:
-            self._backlog = Backlog(self.description, self.kernels, self.memory)
-            return self._backlog
-        return operators.make(self.description, self.kernels, self.memory)
-
-    # --- micro-batches -----------------------------------------------------------------------
 
     def process(self, *inputs: InputBatch, **options: Any) -> Changelog:
         """Apply one micro-batch and return its changelog; arguments as `prepare`."""
         result = self.prepare(*inputs, **options)
         self.commit()
         return result.changelog
-
-    def finish(self) -> Changelog:
-        """End the input: the output that is left.
-
-        With ``emit="at_end"`` that is the whole result, as insertions; nothing may follow. So it is for a backlog that
-        no live micro-batch has followed, but one still may. Otherwise it is an
-        interval join's unmatched rows; rows that come after it are late.
-
-        Raises:
-            StateError: a micro-batch is prepared, or the input has ended already.
-        """
-        with self._ending() as ending:
-            parts = [self.description.output_schema.empty_table(), *ending, *self._operator.finish()]
-            return self._in_output_format(together(self.description.output_schema, self.kernels, parts))
-
-    def finish_parts(self) -> Iterator[Changelog]:
-        """Ends the input like `finish`, in parts: with ``emit="at_end"`` the result need not fit in memory."""
-        with self._ending() as ending:
-            for part in ending:
-                yield self._in_output_format(part)
-            for part in self._operator.finish():
-                yield self._in_output_format(part)
-
-    def table(self) -> Changelog:
-        """Folds the changelogs so far: the rows that are there now, in the engine's ``output`` format.
-
-        They are those of the last commit, and part of `snapshot` and `restore`.
-
-        Raises:
-            DescriptionError: the engine was not made with ``fold=True``.
-            StateError: the engine was restored from a snapshot that does not have them.
-        """
-        if self._fold is None:
-            raise DescriptionError("table() is of an engine that was made with fold=True, as gpu_ops.engine() does")
-        return self._as_output(self._fold.rows())
-
-    def __repr__(self) -> str:
-        """Describes the operator and its backend."""
-        head, *lines = self.description.lines()
-        lines += [line("emit", self.description.emit), line("backend", f"{self.backend} ({self.backend_reason})")]
-        lines += [line("lookups", lookups_text(self.kernels.lookups))] if self.backend == "gpu" else []
-        lines += [
-            line("input", f"{x.name}: {changes_of(x)}; {len(x.schema.names)} columns") for x in self.description.inputs
-        ]
-        return "\n".join([head, *lines])
-
-    def _repr_html_(self) -> str:
-        picture = operator_box(self.description.lines()[0], [source_box(x.name) for x in self.description.inputs])
-        rows = ""
-        if self._fold is not None and self._fold.known:
-            rows = Tables({"": self._fold.rows()})._repr_html_()
-        return Explanation(repr(self), picture)._repr_html_() + rows
-
-    @contextlib.contextmanager
-    def _ending(self) -> Iterator[list[Changelog]]:
-        """The changelog of what waits for the watermark, if anything may; final, once what comes of it is there."""
-        self._check_there()
-        if self._prepared:
-            raise StateError("commit or discard the prepared micro-batch before the input ends")
-        self._check_open()
-        before, last = self._clock_ms, self._operator.last_watermark_ms
-        self._finished = self.description.emit == "at_end"
-        try:
-            if last is None:
-                yield [] if self._finished else [self.description.output_schema.empty_table()]
-            else:
-                nothing = [None] * len(self.description.inputs)
-                # by processing time the clock is what goes to the end; a TTL has not passed because the input ends
-                now = self._clock if self.description.by_event_time else last
-                yield [
-                    self._begin(ingest(self.description, nothing, nothing), now, last, time.perf_counter()).changelog
-                ]
-            if self._prepared:
-                self.commit()
-            elif self._fold is not None:
-                self._fold.commit()
-        except BaseException:
-            self._finished = False
-            self.needs_restore |= self._operator.half_ended
-            if self._prepared:
-                self.discard()
-            elif self._fold is not None:
-                self._fold.discard()
-            raise
-        finally:
-            self._clock_ms = before
-
-    def _check_open(self) -> None:
-        self._check_there()
-        if self._finished:
-            raise StateError("the input has ended: with emit='at_end' nothing follows its result")
-
-    def _check_there(self) -> None:
-        if self._closed:
-            raise StateError("the engine is closed")
-        if self.needs_restore:
-            raise StateError(
-                "an error left a micro-batch half done, and it could not be taken back, so what this engine holds is "
-                "wrong: restore it from a snapshot, or make a new engine"
-            )
 
     def prepare(
         self,
@@ -304,18 +142,6 @@ class JoinEngine:
             DescriptionError: a watermark where none has a meaning; nothing has changed.
             StateError: more state, or a larger micro-batch, than ``memory_limit`` allows; nothing has changed.
         """
-        self._check_open()
-        if self._prepared:
-            raise StateError("the last micro-batch was neither committed nor discarded")
-        if watermark is not None and not self.description.by_time:
-            raise DescriptionError("a watermark has a meaning in joins by time only")
-        started = time.perf_counter()
-        if self._fold is not None:  # before anything changes, so that nothing of a commit can fail or be interrupted
-            self._fold.settle()
-        if self._backlog is not None:
-            self._backlog.backlog = backlog
-        elif backlog:
-            raise DescriptionError("this engine does not begin with a backlog: make it with backlog=True")
         if hasattr(orders, "__arrow_c_stream__") and any(source.name == "orders" for source in self.description.inputs):
             named, orders = {**named, "orders": orders}, None  # a table of an input that is called so
         if named:
@@ -324,71 +150,12 @@ class JoinEngine:
             raise DescriptionError(f"orders= takes one order per input, not {type(orders).__name__}")
         if len(inputs) == 1 and len(self.description.inputs) == 2:
             inputs = (*inputs, None)
-        given = self._one_each(inputs or None, (left, right), "the join has {count} inputs, {given} were given")
+        batches = self._one_each(inputs or None, (left, right), "the join has {count} inputs, {given} were given")
         wrong = "orders= has {given} entries for {count} inputs"
         sequences = self._one_each(orders, (left_order, right_order), wrong)
-        batches = repeatable(self.description, given)
-        changes = self.memory.within(
-            "taking in a micro-batch",
-            self._operator,
-            lambda: ingest(self.description, batches, sequences, self.kernels.dataframes),
-        )
-        now = int(time.time() * 1000) if clock_ms is None else whole_number("clock_ms", clock_ms)
-        self._check_clock(now)
-        batch = self._begin(changes, now, self._checked_watermark(watermark), started)
-        try:
-            return dataclasses.replace(batch, changelog=self._in_output_format(batch.changelog))
-        except BaseException:
-            self.discard()
-            raise
-
-    @property
-    def _clock(self) -> int:
-        """The clock of the micro-batch that is prepared, or was last; 0 before the first."""
-        return self._clock_ms or 0
-
-    def _check_clock(self, now: int) -> None:
-        """Says, once, that the clock has been set back."""
-        back = self._clock - now
-        if self._clock_ms is not None and back > _SET_BACK_MS and not self._clock_was_set_back:
-            self._clock_was_set_back = True
-            _log.warning(
-                "the clock was set back by %.1f s: rows that came before keep the times that they had, for a TTL and "
-                "for processing time", back / 1e3,
-            )  # fmt: skip
-
-    def _begin(self, changes: tuple[Ingested, ...], now: int, given: Watermark, started: float) -> MicroBatch:
-        self._clock_before, self._clock_ms = self._clock_ms, now
-        self._prepared = True
-        try:
-            return self._prepare(changes, self._watermark(given), started)
-        except BaseException:
-            self.discard()
-            raise
-
-    def _in_output_format(self, changelog: Changelog) -> Changelog:
-        """A changelog as what the engine gives; the fold takes it in with the next commit."""
-        if self.kernels.gives_frames:
-            assert self.kernels.dataframes is not None
-            frame = self.kernels.frame(changelog) if isinstance(changelog, pa.Table) else changelog
-            changelog = self.kernels.dataframes.as_dataframe(frame, self.description.output_schema)
-        if self._fold is not None:
-            self._fold.prepare(
-                changelog if isinstance(changelog, pa.Table) else changelog.to_arrow(preserve_index=False)
-            )
-        return self._as_output(changelog)
-
-    def _as_output(self, table: Changelog) -> Changelog:
-        if not isinstance(table, pa.Table) or self._output == "arrow":
-            return table
-        if self._output == "cudf":
-            assert self.kernels.dataframes is not None
-            return self.kernels.dataframes.as_dataframe(self.kernels.frame(table), table.schema)
-        if self._output == "pandas":
-            return table.to_pandas()
-        import polars as pl  # noqa: PLC0415 - optional
-
-        return pl.from_arrow(table)
+        if self._fold is not None:  # before anything changes, so that nothing of a commit can fail or be interrupted
+            self._fold.settle()
+        return self.prepare_batches(batches, sequences, clock_ms=clock_ms, watermark=watermark, backlog=backlog)
 
     def _one_each(self, given: Sequence[Any] | None, sides: tuple[Any, Any], wrong: str) -> list[Any]:
         """One for each input, however they were given.
@@ -425,176 +192,89 @@ class JoinEngine:
             )
         return tuple(named.get(name) for name in names)
 
-    @staticmethod
-    def _checked_watermark(watermark: Watermark) -> Watermark:
-        """A watermark as the caller gave it, looked at."""
-        if isinstance(watermark, tuple):
-            if len(watermark) != 2:
-                raise DescriptionError(f"watermark={watermark!r}: it is one number, or one per input")
-            left, right = (None if w is None else whole_number("watermark", w) for w in watermark)
-            return left, right
-        return None if watermark is None else whole_number("watermark", watermark)
+    def table(self) -> Changelog:
+        """Folds the changelogs so far: the rows that are there now, in the engine's ``output`` format.
 
-    def _watermark(self, given: Watermark) -> int | None:
-        if given is None or not self.description.by_event_time:
-            return self._operator.watermark_ms(self._clock)
-        if isinstance(given, tuple):
-            return None if given[0] is None or given[1] is None else min(given[0], given[1])
-        return given
-
-    def _prepare(self, changes: tuple[Ingested, ...], watermark: int | None, started: float) -> MicroBatch:
-        ingested = time.perf_counter()
-        self.memory.begin()
-        operator, rows = self._operator, sum(c.kinds.size for c in changes)
-        looked_up = dict(self.kernels.lookups)
-        bad = [Beside(n, x.tagged, BAD_ROW_KIND) for n, x in enumerate(changes) if x.tagged is not None]
-
-        def work() -> tuple[Output, Changelog, float]:
-            made = operator.prepare(changes, self._clock, watermark)
-            began = time.perf_counter()
-            output = changelog(self.description, self.kernels, dataclasses.replace(made, beside=(*made.beside, *bad)))
-            return made, output, (time.perf_counter() - began) * 1e3
-
-        what = f"a micro-batch of {rows} changes"
-        made, output, emit_ms = self.memory.within(what, operator, work, undo=operator.discard)
-        self.memory.check(self._operator.tables)
-        metrics: dict[str, int | float] = {}
-        for name, change in zip(self.description.sides, changes, strict=True):
-            metrics |= {f"{name}_rows_in": change.rows_in, f"{name}_bad_rows": change.bad_rows}
-        for name, table in zip(self.description.state_names, self._operator.tables, strict=True):
-            metrics |= {
-                f"{name}_state_rows": table.live_after(),
-                f"{name}_state_bytes": table.nbytes,
-                f"{name}_cold_bytes": 0 if self.kernels.host is None else table.host_bytes,
-                f"{name}_disk_bytes": table.disk_bytes,
-            }
-        metrics |= self.memory.moved()
-        counts = [int(np.count_nonzero(made.kinds == code)) for code in range(len(_KINDS))]
-        metrics |= {f"rows_out_{name}": count for name, count in zip(_KINDS, counts, strict=True)}
-        metrics |= {f"lookups_{way}": count - looked_up[way] for way, count in self.kernels.lookups.items()}
-        metrics |= made.metrics
-        metrics["update_ms"] = metrics.get("update_ms", 0) + (ingested - started) * 1e3
-        if "emit_ms" in metrics:
-            metrics["emit_ms"] += emit_ms
-        of_bad = np.zeros(sum(x.rows.num_rows for x in bad), np.int64)
-        return MicroBatch(output, np.concatenate([made.sequence, of_bad]), metrics)
-
-    def commit(self) -> None:
-        """Make the prepared micro-batch final."""
-        self._check_there()
-        if not self._prepared:
-            raise StateError("no micro-batch is prepared")
-        self._prepared = False
-        operator = self._operator
-        self._whole("making a micro-batch final", lambda: operator.commit(self._clock))
-        if self._fold is not None:
-            self._fold.commit()
-        self._settle()
-
-    def _settle(self) -> None:
-        """Make room after a commit. What fails there is said, and no error: the micro-batch has been applied."""
-        try:
-            self.memory.settle(self._operator.tables)
-        except Exception as error:
-            _log.warning("the micro-batch is final, but what tidies up after it failed: %s", error, exc_info=True)
-
-    def discard(self) -> None:
-        """Forget the prepared micro-batch; without one, nothing happens.
+        They are those of the last commit, and part of `snapshot` and `restore`.
 
         Raises:
-            StateError: memory ran out on the way, and nothing could be moved away. From here on the engine refuses
-                everything until it is restored (`needs_restore`).
-            MemoryError: likewise, of the host's memory.
+            DescriptionError: the engine was not made with ``fold=True``.
+            StateError: the engine was restored from a snapshot that does not have them.
         """
-        self._check_there()
-        if self._prepared:
-            self._clock_ms = self._clock_before
-        self._prepared = False
+        if self._fold is None:
+            raise DescriptionError("table() is of an engine that was made with fold=True, as gpu_ops.engine() does")
+        return self._as_output(self._fold.rows())
+
+    def __repr__(self) -> str:
+        """Describes the operator and its backend."""
+        head, *lines = self.description.lines()
+        lines += [line("emit", self.description.emit), line("backend", f"{self.backend} ({self.backend_reason})")]
+        lines += [line("lookups", lookups_text(self.kernels.lookups))] if self.backend == "gpu" else []
+        lines += [
+            line("input", f"{x.name}: {changes_of(x)}; {len(x.schema.names)} columns") for x in self.description.inputs
+        ]
+        return "\n".join([head, *lines])
+
+    def _repr_html_(self) -> str:
+        picture = operator_box(self.description.lines()[0], [source_box(x.name) for x in self.description.inputs])
+        rows = ""
+        if self._fold is not None and self._fold.known:
+            rows = Tables({"": self._fold.rows()})._repr_html_()
+        return Explanation(repr(self), picture)._repr_html_() + rows
+
+    def _emitted(self, changelog: Changelog) -> Changelog:
+        """A changelog in the output format; the fold takes it in with the next commit."""
+        if self.kernels.gives_frames:
+            assert self.kernels.dataframes is not None
+            frame = self.kernels.frame(changelog) if isinstance(changelog, pa.Table) else changelog
+            changelog = self.kernels.dataframes.as_dataframe(frame, self.description.output_schema)
+        if self._fold is not None:
+            self._fold.prepare(
+                changelog if isinstance(changelog, pa.Table) else changelog.to_arrow(preserve_index=False)
+            )
+        return self._as_output(changelog)
+
+    def _as_output(self, table: Changelog) -> Changelog:
+        if not isinstance(table, pa.Table) or self._output == "arrow":
+            return table
+        if self._output == "cudf":
+            assert self.kernels.dataframes is not None
+            return self.kernels.dataframes.as_dataframe(self.kernels.frame(table), table.schema)
+        if self._output == "pandas":
+            return table.to_pandas()
+        import polars as pl  # noqa: PLC0415 - optional
+
+        return pl.from_arrow(table)
+
+    def _committed(self) -> None:
+        if self._fold is not None:
+            self._fold.commit()
+
+    def _discarded(self) -> None:
         if self._fold is not None:
             self._fold.discard()
-        self._whole("taking back a micro-batch", self._operator.discard)
-        self.memory.charge(self._operator.tables)
-
-    def _whole(self, what: str, work: Callable[[], None]) -> None:
-        """Do what leaves the state wrong if it is done in part."""
-        self.needs_restore = True
-        self.memory.within(what, self._operator, work)
-        self.needs_restore = False
-
-    # --- state -------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The committed state, whichever backend holds it.
-
-        Returns:
-            For ``"left"`` and ``"right"``, or each of many inputs, the live rows, and behind their columns the
-            association count as ``__count`` where one is kept and the last write as ``__written`` (ms) where a TTL asks
-            for it; a column of the input may have such a name as well. With ``emit="at_end"`` all changes. For an
-            interval join with what stands beside its rows, and under ``"time"`` its watermark. And what `table` gives.
-        """
-        state = whole(self.kept())
+        """The committed state as of `OperatorEngine`, and what `table` gives."""
+        state = super().snapshot()
         if self._fold is not None and self._fold.known:
             state[FOLDED] = self._fold.rows()
         return state
 
-    def kept(self) -> dict[str, Storable]:
-        """Gives a snapshot by reference, for a state folder: what can be stored in pieces is not copied."""
-        self._check_there()
-        if self._prepared:
-            raise StateError("commit or discard the prepared micro-batch before a snapshot")
-        return self._operator.kept()
-
     def restore(self, state: Mapping[str, FromSnapshot]) -> None:
-        """Take over a snapshot, of whichever backend, into an engine that has seen nothing yet or `needs_restore`.
+        """Take over a snapshot as an `OperatorEngine` does, and the rows of `table` in it.
 
         Raises:
             StateError: it is none of this join's; the engine is as fresh as it was.
         """
-        if self.needs_restore and not self._closed:
-            self._operator.close()
-            self._operator = self._fresh_operator()
-        else:
-            self._check_there()
-        if any(len(t) for t in self._operator.tables):
-            raise StateError("restore needs a fresh engine")
         fold = self._fold
-        try:
-            with reading("snapshot of this join", StateError):
-                own = {name: stored for name, stored in state.items() if name != FOLDED}
-                self._check_snapshot(own)
-                if fold is not None:
-                    rows = state.get(FOLDED)
-                    fold = fold.restored(rows if isinstance(rows, pa.Table) else None)
-                self._operator.restore(own, lambda: self.memory.settle(self._operator.tables))
-        except BaseException:
-            self._operator = self._fresh_operator()
-            raise
-        self.needs_restore, self._fold = False, fold
-        self._settle()
-
-    def _check_snapshot(self, state: Mapping[str, FromSnapshot]) -> None:
-        """Refuses a snapshot that lacks an input."""
-        for name in self.description.state_names:
-            if not isinstance(state.get(name), FromSnapshot):
-                raise StateError(f"the snapshot lacks input '{name}'")
-
-    def state_size(self) -> dict[str, int]:
-        """Live rows and bytes of each input."""
-        self._check_there()
-        sizes = {}
-        for name, table in zip(self.description.state_names, self._operator.tables, strict=True):
-            sizes[f"{name}_rows"], sizes[f"{name}_bytes"] = table.live, table.nbytes
-        return sizes
-
-    def close(self) -> None:
-        """Give back memory; the engine is of no use afterwards."""
-        if self._closed:
-            return
-        self._closed = True
-        self._operator.close()
-        del self._operator
-        self.memory.release()
-        self.kernels.close()
+        with reading("snapshot of this join", StateError):
+            own = {name: stored for name, stored in state.items() if name != FOLDED}
+            if fold is not None:
+                rows = state.get(FOLDED)
+                fold = fold.restored(rows if isinstance(rows, pa.Table) else None)
+        super().restore(own)
+        self._fold = fold
 
 
 @with_engine_options

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gpu_ops.join_engine
+import gpu_ops.operator_engine
 import gpu_ops.output
 from benchmarks.common import Summary, summarise
-from gpu_ops.join_engine import JoinEngine
+from gpu_ops.operator_engine import JoinEngine
 
 TRANSFERS = ("frame", "to_arrow", "asarray", "asnumpy")
 """Methods of `gpu_ops.kernels.Kernels` that cross between host and card, or between Arrow and the backend."""
@@ -37,7 +37,7 @@ class Watch:
         """Within it calls are timed; gives seconds per name, complete at the end."""
         kernels: Any = self._engine.kernels
         self.seconds = dict.fromkeys((*TRANSFERS, *HOST), 0.0)
-        modules: list[tuple[Any, str]] = [(gpu_ops.join_engine, "ingest"), (gpu_ops.output, "encode_row_kinds")]
+        modules: list[tuple[Any, str]] = [(gpu_ops.operator_engine, "ingest"), (gpu_ops.output, "encode_row_kinds")]
         honest = [getattr(module, call) for module, call in modules]
         for (module, call), name, own in zip(modules, HOST, honest, strict=True):
             setattr(module, call, self._timed(name, own))

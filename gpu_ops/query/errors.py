@@ -96,7 +96,7 @@ def without_generated_names(text: str) -> str:
 
 
 _CALLS: Final = re.compile(r"(\b[\w.]+\([^()]*\))")
-_ARGUMENT: Final = r"(?<![\w.])([a-z_]+)="
+_ARGUMENT: Final = r"(?<![\w.])([a-z_]+|ON)="
 """No setting of Spark's, whose name has dots."""
 
 
@@ -107,8 +107,8 @@ def said_in_sql(text: str) -> str:
 
 
 def _without_arguments(text: str) -> str:
-    text = re.sub(r"\bon=", "ON", text)
-    text = re.sub(rf"{_ARGUMENT}(?=['\w])", r"\1 ", text)
+    text = re.sub(r"\bon(?==[^=])", "ON", text)
+    text = re.sub(rf"{_ARGUMENT}(?=['\w\[(])", r"\1 ", text)
     return re.sub(rf"{_ARGUMENT}(?!=)", r"\1", text)
 
 

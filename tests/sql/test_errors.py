@@ -15,7 +15,7 @@ import pyspark
 import pytest
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.errors import SqlError
+from gpu_ops.query.errors import SqlError, said_in_sql
 from gpu_ops.query.relations import Table
 from sql.tables import TABLES, planned
 
@@ -394,3 +394,17 @@ def test_an_error_can_be_pickled():
 def test_every_input_can_be_named_in_any_case():
     assert "orders" in TABLES
     assert planned("select O.ID from ORDERS o join Prices P on o.Id = p.iD").root.select[0].name == "ID"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("write on='k'", "write ON 'k'"),
+        ("on=[('a', 'b')] has 1 entries", "ON [('a', 'b')] has 1 entries"),
+        ("on=: names", "ON: names"),
+        ("join(): emit='at_end' has no place", "emit 'at_end' has no place"),
+        ("the call f(x=1), a == b and spark.sql.x=3", "the call f(x=1), a == b and spark.sql.x=3"),
+    ],
+)
+def test_a_message_of_a_description_in_the_words_of_sql(message, said):
+    assert said_in_sql(message) == said

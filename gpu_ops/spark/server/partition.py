@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, cast
 import pyarrow as pa
 
 from gpu_ops.errors import GpuJoinError, StateError
-from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
+from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.spark.server import recovery
 from gpu_ops.spark.server.recovery import RecoveredState, Snapshots
 from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
@@ -132,7 +132,7 @@ class PartitionState:
         self._backend, self._options = command.backend, dict(command.options)
         self._clock = clock or (lambda: time.time_ns() // 1_000_000)
         self._lock = threading.Lock()
-        self._engine: JoinEngine | None = None
+        self._engine: OperatorEngine | None = None
         self._version = 0
         self._pending: Pending | None = None
         self._last_clock = 0
@@ -256,8 +256,8 @@ class PartitionState:
         if self._log is not None:
             self._log.begin_to_write(parts)
         started = time.perf_counter()
-        result = engine.prepare(
-            *rows.tables, orders=rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
+        result = engine.prepare_batches(
+            rows.tables, rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
         )
         if self._snapshots is not None:
             self._snapshots.seconds += time.perf_counter() - started
@@ -327,7 +327,7 @@ class PartitionState:
             return tuple(sizes[f"{side}_rows"] for side in self.description.sides)
 
     @contextlib.contextmanager
-    def _at(self, version: int) -> Iterator[JoinEngine]:
+    def _at(self, version: int) -> Iterator[OperatorEngine]:
         """Context manager with an engine that has the state of a version; nothing is written."""
         with self._lock:
             self._load(version, over=True)
@@ -370,7 +370,7 @@ class PartitionState:
             self._remove_older()
         return None
 
-    def _commit(self, engine: JoinEngine, pending: Pending) -> None:
+    def _commit(self, engine: OperatorEngine, pending: Pending) -> None:
         if pending.prepared:
             try:
                 engine.commit()
@@ -387,12 +387,12 @@ class PartitionState:
             self._replay(engine, self._log.read_record(pending.batch_id))
         self._pending = None
 
-    def _replay(self, engine: JoinEngine, record: Record) -> None:
+    def _replay(self, engine: OperatorEngine, record: Record) -> None:
         rows = Wire.from_json(record.wire).split(self.description, record.table)
         try:
             under = self._under(record.times.watermark)
             clock_ms = record.clock_ms
-            engine.process(*rows.tables, orders=rows.sequences, clock_ms=clock_ms, backlog=record.backlog, **under)
+            engine.process_batches(rows.tables, rows.sequences, clock_ms=clock_ms, backlog=record.backlog, **under)
         except BaseException:
             self._forget()
             raise
@@ -466,12 +466,12 @@ class PartitionState:
 
     # --- snapshots ---------------------------------------------------------------------------
 
-    def _compact(self, engine: JoinEngine) -> None:
+    def _compact(self, engine: OperatorEngine) -> None:
         """Has a snapshot written when one is due, and deletes the files that it replaces."""
         if self._snapshots is not None:
             self._snapshots.take(self._version, lambda: self._state(engine))
 
-    def _state(self, engine: JoinEngine) -> RecoveredState:
+    def _state(self, engine: OperatorEngine) -> RecoveredState:
         return RecoveredState(engine.kept(), self._last_clock, self._times, self._in_backlog)
 
     def _remove_older(self) -> None:
@@ -485,8 +485,8 @@ class PartitionState:
 
     # --- memory ------------------------------------------------------------------------------
 
-    def _fresh(self) -> JoinEngine:
-        return JoinEngine(
+    def _fresh(self) -> OperatorEngine:
+        return OperatorEngine(
             self.description,
             self._backend,  # type: ignore[arg-type]  # the engine checks it
             memory_limit=self._options.get("memory_limit", self._budget),

@@ -18,9 +18,9 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.join import LookupJoin
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError
-from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
+from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.tasks.arrow import ArrowTask, together
 from gpu_ops.spark.tasks.functions import as_declared
@@ -142,13 +142,13 @@ class BoundedTask(ArrowTask):
         """Yields bad rows that are to be tagged, then the result."""
         look_in(self._paths)
         join = parse_join(self._description)
-        engine = JoinEngine(join, self._backend, memory_limit=Budget(host=IN_MEMORY), probe=self._probe)
+        engine = OperatorEngine(join, self._backend, memory_limit=Budget(host=IN_MEMORY), probe=self._probe)
         try:
             sent = (self._to_wire(batch, len(join.inputs)) for batch in batches)
             there = (batch for batch in sent if batch.num_rows)
             for some in together(there, lambda batch: batch.num_rows, ROWS_AT_ONCE):
                 rows = self._wire.split(join, self._ordered(some))
-                yield from engine.process(*rows.tables, orders=rows.sequences).to_batches()
+                yield from engine.process_batches(rows.tables, rows.sequences).to_batches()
             for part in engine.finish_parts():
                 yield from grouped(join, self._function, part)
         finally:
@@ -214,8 +214,8 @@ class LookupTask(ArrowTask):
             return
         left = pa.Table.from_batches(rows).cast(schema)
         cache = _caches.setdefault(self._token, _Cache(described, self._lookups))
-        with contextlib.closing(JoinEngine(described, "cpu")) as engine:
-            yield from engine.process(left=left, right=cache.rows_of(left)).to_batches()
+        with contextlib.closing(OperatorEngine(described, "cpu")) as engine:
+            yield from engine.process_batches([left, cache.rows_of(left)], [None, None]).to_batches()
 
 
 class _Cache:
