@@ -240,15 +240,15 @@ class TwoWayJoin(KeyedOperator):
             emission.net_pairs if net else emission.timed_pairs,
             (self.description.left.name, self.description.right.name),
         )
-        wanted, both = emission.Wanted(self.description.condition, names, self.check_output), (sides[0], sides[1])
+        request, both = emission.PairRequest(self.description.condition, names, self.check_output), (sides[0], sides[1])
         if self.description.condition is None and any(self._counted) and not self.by_key:
             changes = sum(side.new + int(side.killed.size) for side in sides)
             most = changes if self.kernels.tiny_segments else _PAIRS_A_CHANGE * changes + _FEW_PAIRS
             try:
-                return find(self.tables, both, wanted._replace(at_most=most))
+                return find(self.tables, both, request._replace(at_most=most))
             except TooMany:
                 self._count_by_key()
-        return find(self.tables, both, wanted) if needed or not self.by_key else None
+        return find(self.tables, both, request) if needed or not self.by_key else None
 
     def visible(self, side: int, sides: Sequence[Lifetimes], pairs: Any, when: When, *, net: bool) -> Any:
         """Computes how the visibility of one input's rows changes; moves their association counts.
