@@ -26,10 +26,10 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 $(VENV)/classes.jsa: $(VENV)/.ready  # without it, sessions take longer to start, and that is all
 	-$(BIN)/python tests/class_archive.py $@ >$(VENV)/classes.log 2>&1
 
-test: $(VENV)/.ready $(VENV)/classes.jsa  ## what proves the product, in eight minutes on two cores; needs no GPU
+test: $(VENV)/.ready $(VENV)/classes.jsa  ## what proves the product, in about eight minutes on two cores; needs no GPU
 	$(PYTEST) -m "not slow and not thorough" tests $(ARGS)
 
-test-all: $(VENV)/.ready $(VENV)/classes.jsa  ## the other tests that need no GPU: `make test test-all` runs all
+test-all: $(VENV)/.ready $(VENV)/classes.jsa  ## more proof, in about fourteen minutes; needs no GPU
 	$(PYTEST) --nbmake -m "thorough and not slow" tests notebooks $(ARGS)
 
 services:  ## Kafka, Postgres and the jars of Spark's sinks, in .services
@@ -42,8 +42,8 @@ soak-views: $(VENV)/.ready services  ## kills while views write (KILLS=50 SEED=1
 	GPU_JOIN_SERVICES=.services GPU_JOIN_KILLS=$(or $(KILLS),50) GPU_JOIN_SEED=$(or $(SEED),1) \
 		$(BIN)/python -m pytest -q -s -rs tests/services/test_killed_views.py $(ARGS)
 
-soak: $(VENV)/.ready  ## the long tests: more random traces, then more kills, which want the machine for themselves
-	HYPOTHESIS_PROFILE=soak $(PYTEST) -m slow --ignore tests/faults tests $(ARGS)
+soak: $(VENV)/.ready  ## all other tests: more parameters, more random traces, then more kills, which want the machine for themselves
+	HYPOTHESIS_PROFILE=soak $(PYTEST) --nbmake -m slow --ignore tests/faults tests notebooks $(ARGS)
 	$(BIN)/python -m pytest -m slow tests/faults $(ARGS)
 
 lint: $(VENV)/.ready  ## style and strict types

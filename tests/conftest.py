@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1{_CLASSES}")
 _QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
 settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=_QUIET)
 settings.register_profile(
-    "ci", parent=settings.get_profile("default"), max_examples=30, derandomize=True, print_blob=True
+    "ci", parent=settings.get_profile("default"), max_examples=20, derandomize=True, print_blob=True
 )
 settings.register_profile("soak", parent=settings.get_profile("default"), max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
@@ -89,12 +89,28 @@ def combined(*axes: Sequence[Any]) -> list[Any]:
     return found
 
 
+def slow_but(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Parameters of a test, of which a run of every change has those that are kept; `make soak` has the others."""
+    values = list(values)
+    assert all(value in values for value in kept), kept
+    return [
+        value
+        if value in kept
+        else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.slow)
+        for value in values
+    ]
+
+
+NOTEBOOKS = ("01_first_join", "02_interval_join", "07_asof")
+"""Those that `make test-all` runs."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Which tests are `make test`'s, which are left to `make test-all` (``thorough``) and to `make soak` (``slow``).
 
     Of those marked ``one_in(n, all=m)`` `make test` has every n-th by name, `make test-all` every m-th besides (none
-    without ``all``), the soak all. Notebooks are thorough.
+    without ``all``), the soak all. So has it all notebooks, `make test-all` some.
 
     Without a card the tests that need one are left out, and counted.
     """
@@ -104,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if mark is not None and not item.get_closest_marker("gpu") and number % mark.args[0]:
             item.add_marker("slow" if number % mark.kwargs.get("all", mark.args[0]) else "thorough")
         if item.path.suffix == ".ipynb":
-            item.add_marker("thorough")
+            item.add_marker("thorough" if item.path.stem in NOTEBOOKS else "slow")
     left_out = [] if gpu_status()[0] else [item for item in items if item.get_closest_marker("gpu")]
     if left_out:
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]

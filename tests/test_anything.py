@@ -495,6 +495,7 @@ def test_every_call_ends_in_a_result_or_an_error_of_the_pack(seed: int) -> None:
     attempt(seed)
 
 
+@pytest.mark.slow
 def test_most_of_what_is_drawn_is_taken() -> None:
     """So that the property is not one of refusals."""
     found = Counter(attempt(seed) for seed in range(40))

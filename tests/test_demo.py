@@ -309,6 +309,7 @@ def test_queries_read_what_they_name():
         assert query(name).title
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_query_runs_to_the_end(tmp_path):
     """The command itself, which is no terminal here."""

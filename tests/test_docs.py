@@ -32,9 +32,16 @@ def blocks(path: Path) -> list[tuple[str, str]]:
     return BLOCK.findall(path.read_text())
 
 
-def run_blocks(path: Path) -> None:
-    """Run a file's Python blocks in one namespace, comparing their output."""
+def run_blocks(path: Path, again: bool = False) -> None:
+    """Run a file's Python blocks in one namespace, comparing their output.
+
+    Args:
+        path: the file.
+        again: whether they ran before, in this folder: then each says at once what the last one said.
+    """
     found = blocks(path)
+    texts = [text for language, text in found if language == "text"]
+    said = []
     names: dict[str, object] = {"__name__": "__main__"}
     for number, (language, code) in enumerate(found):
         if language != "python":
@@ -44,24 +51,28 @@ def run_blocks(path: Path) -> None:
             exec(compile(code, f"{path.name} block {number}", "exec"), names)
         after = found[number + 1] if number + 1 < len(found) else ("", "")
         if after[0] == "text":
-            assert printed.getvalue() == after[1]
+            said.append(printed.getvalue())
+            assert again or said[-1] == after[1]
+    assert not again or said == [texts[0], texts[-1], texts[-1]]
 
 
 def run_pages(pages: Iterable[str], answers: TextIO) -> None:
     """Run pages, each in a session of its own that it starts itself, and in the working folder, emptied before.
 
     Args:
-        pages: their paths, a line each.
+        pages: their paths, a line each; one after "again " runs once more, in the folder as it left it.
         answers: a line for each: JSON of what went wrong, or of nothing.
     """
     from pyspark.sql import SparkSession  # not everyone who tests has it
 
     for page in pages:
-        for left in Path().iterdir():
+        path = page.strip().removeprefix("again ")
+        again = path != page.strip()
+        for left in [] if again else list(Path().iterdir()):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         wrong = ""
         try:
-            run_blocks(Path(page.strip()))
+            run_blocks(Path(path), again)
         except BaseException:  # whatever it is, it is the page's
             wrong = traceback.format_exc()
         session = SparkSession.getActiveSession()
@@ -90,43 +101,35 @@ run_pages(sys.stdin, answers)"""
         process.stdin.close()
 
 
+THOROUGH = ("sql", "sinks", "files", "kafka", "from_spark")
+"""Pages of docs/ that `make test-all` runs."""
+
+
 def page(path: Path) -> object:
-    """A page as a parameter; `make test` runs the first two that one reads."""
-    first = path in (ROOT / "README.md", ROOT / "docs" / "index.md")
-    return pytest.param(path, id=path.name, marks=[] if first else pytest.mark.thorough)
+    """A page as a parameter; `make test` runs the first one that one reads."""
+    mark = pytest.mark.thorough if path.stem in THOROUGH else pytest.mark.slow
+    return pytest.param(path, id=path.name, marks=[] if path == ROOT / "README.md" else mark)
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("path", [page(p) for p in FILES if any(b[0] == "python" for b in blocks(p))])
 def test_blocks(path, page_runner):
-    print(path, file=page_runner.stdin, flush=True)
-    answer = page_runner.stdout.readline()
+    check_page(page_runner, path)
+
+
+def check_page(runner, path, before=""):
+    print(f"{before}{path}", file=runner.stdin, flush=True)
+    answer = runner.stdout.readline()
     assert answer, "the process has ended"
     assert not json.loads(answer), json.loads(answer)
 
 
-AGAIN = """
-import sys; sys.path.insert(0, {root!r})
-from tests.test_docs import blocks
-import pathlib
-for language, code in blocks(pathlib.Path({page!r})):
-    if language == "python":
-        exec(code)
-"""
-
-
 @pytest.mark.thorough
 @pytest.mark.spark
-def test_the_first_page_goes_on_where_it_stopped(tmp_path):
-    page = ROOT / "docs" / "index.md"
-    said = []
-    for _ in range(2):
-        command = [sys.executable, "-c", AGAIN.format(root=str(ROOT), page=str(page))]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
-    tables = [text for language, text in blocks(page) if language == "text"]
-    assert said == ["".join(tables), "".join([tables[0], tables[-1], tables[-1]])]
+def test_the_first_page_goes_on_where_it_stopped(page_runner):
+    """Its blocks run, and say what it says; then once more over what they left, in a session of its own."""
+    check_page(page_runner, ROOT / "docs" / "index.md")
+    check_page(page_runner, ROOT / "docs" / "index.md", before="again ")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

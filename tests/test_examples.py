@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 from rich.console import Console
 from spark.conftest import spark
 
@@ -25,8 +26,6 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "feed")
 WITH_SPARK = [name for name in PROGRAMS if "feed" in (EXAMPLES / f"{name}.py").read_text()]
 _SETTINGS = ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone")
-
-on_spark = [pytest.mark.spark]
 
 
 def expected(name: str) -> str:
@@ -49,8 +48,8 @@ def test_without_spark(name):
     assert done.stdout == expected(name)
 
 
-@pytest.mark.one_in(100, all=2)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=on_spark) for name in WITH_SPARK])
+@pytest.mark.spark
+@pytest.mark.parametrize("name", slow_but(WITH_SPARK, "left_join_view", "multi_way_join", "semi_anti_join"))
 def test_on_spark(name, session, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.delitem(sys.modules, "feed", raising=False)  # a folder of its own for each

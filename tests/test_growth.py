@@ -26,7 +26,7 @@ def test_counting_rows_notices_a_pass_over_them() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", list(cases()), ids="-".join)
 def test_costs_grow_as_results_do(case: tuple[str, str]) -> None:
     """Of one change and of a micro-batch, as what is there doubles four times; measured again before it fails."""

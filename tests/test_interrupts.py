@@ -62,6 +62,7 @@ def test_ctrl_c_in_a_terminal_is_one_line(seconds: int, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_result_is_on_the_terminal_until_ctrl_c(tmp_path: Path) -> None:
     job, temporary_files = tmp_path / "job.sql", tmp_path / "tmp"

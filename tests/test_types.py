@@ -105,6 +105,7 @@ def payload_join(how: Any, kind: pa.DataType) -> Join:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("how", ["left", "full"])
 def test_as_payload(how: str, name: str, backend: Backend) -> None:
@@ -263,6 +264,7 @@ WIDTHS: dict[str, tuple[pa.DataType, pa.DataType, list[Any], pa.DataType, Any]] 
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
 @pytest.mark.parametrize("name", WIDTHS)
 def test_keys_of_two_widths(name: str, how: Any, backend: Backend) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from conftest import slow_but
 from oracle.drive import Backend
 
 from conformance.test_aggregates import SCHEMA, changes, size
@@ -36,7 +37,7 @@ def flink(name: str) -> list[tuple[str, ...]]:
         return [tuple(line.rstrip("\n").split("\t")) for line in file]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, "retracted_number", "grown"))
 def test_each_event_gives_what_flink_gives(backend: Backend, name: str) -> None:
     order, n, number = CASES[name]
     grows, given = name.startswith("grown"), changes()

@@ -34,8 +34,8 @@ def only_on(*names: str) -> Callable[[Test], Test]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every test that takes ``kernels`` or ``engines`` on each backend.
 
-    Engines and state tables also run with tiny segments, where more happens. Stand-ins are for `make test-all`, and
-    only in the soak with segments that are not tiny.
+    Engines and state tables also run with tiny segments, where more happens. Stand-ins are for `make test-all`, which has
+    half of those that have other parameters as well, and only in the soak with segments that are not tiny.
     """
     for fixture in ("kernels", "engines"):
         if fixture in metafunc.fixturenames:
@@ -44,8 +44,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             names = [n for n in names if segmented or not n.endswith("-tiny")]
             names = [n for n in names if n in getattr(metafunc.function, "only_on", names)]
             params = []
+            wide = metafunc.definition.get_closest_marker("parametrize") is not None
+            wide &= metafunc.definition.get_closest_marker("one_in") is None
             for name in names:
                 marks = [pytest.mark.thorough] if name in EMULATED else []
+                marks += [pytest.mark.one_in(2)] if name in EMULATED and wide else []
                 marks += [pytest.mark.slow] if (name, fixture) == ("emulated", "engines") else []
                 params.append(backend_param(Backend(name), name=name, marks=marks))
             metafunc.parametrize(fixture, params, indirect=True)

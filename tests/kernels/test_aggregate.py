@@ -205,7 +205,7 @@ def told(changelog: pa.Table) -> list[tuple[str, tuple[Any, ...]]]:
     ]
 
 
-@pytest.mark.one_in(2, all=1)
+@pytest.mark.one_in(4, all=2)
 @only_on("cpu-tiny", "gpu")
 @pytest.mark.parametrize(
     ("by", "kind", "emit", "size"),
@@ -342,6 +342,7 @@ def test_the_one_row_of_sql_after_a_backlog(engines: Backend) -> None:
             assert told(engine.process(table_of("retractions", []))) == []
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", [("g",), ()], ids="-".join)
 def test_each_event_gives_what_a_micro_batch_of_its_own_does(backend: Backend, by: tuple[str, ...], kind: str) -> None:
@@ -433,6 +434,7 @@ def test_many_events(engines: Backend, emit: Emit) -> None:
             assert _without_order(aggregate, there) == _without_order(aggregate, wanted)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sequence_by", [None, "i"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", [("g",), ()], ids=["g", "all"])
@@ -483,6 +485,7 @@ def test_a_backlog_comes_first(engines: Backend, kind: str) -> None:
         assert first == by_duckdb(aggregate, input_.rows, CALLS)
 
 
+@pytest.mark.one_in(3)
 @only_on("cpu-tiny", "gpu", *EMULATED)
 @pytest.mark.parametrize("emit", ["per_batch", "per_event"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -68,6 +68,7 @@ class Expected:
         return by_duckdb(self.aggregate, rows, CALLS) if rows else Counter()
 
 
+@pytest.mark.one_in(2)
 @only_on("cpu-tiny", "gpu")
 @pytest.mark.parametrize(
     ("by", "kind", "size"), combined([("w", "g"), ("f", "w", "b"), ("d", "t", "e")], list(KINDS), [1, 7, 60])
@@ -141,6 +142,7 @@ def with_late_rows(engines: Backend, by: tuple[str, ...], size: int, length: int
     assert (count > 0) == (size < length)
 
 
+@pytest.mark.one_in(2)
 @only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_as_the_cpu(engines: Backend, kind: str) -> None:
@@ -150,6 +152,7 @@ def test_same_as_the_cpu(engines: Backend, kind: str) -> None:
     alike(run(engines, described(kind), batches), run(CPU, described(kind), batches))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_goes_on_from_a_snapshot(engines: Backend, kind: str) -> None:
     """After a restart, on the other backend as well, what follows is the same."""

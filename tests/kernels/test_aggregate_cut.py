@@ -53,7 +53,7 @@ def parted(table: pa.Table, count: int) -> list[pa.Table]:
     return [table.take(pa.array(np.flatnonzero(where == n))) for n in range(count)]
 
 
-@pytest.mark.one_in(3, all=1)
+@pytest.mark.one_in(6, all=3)
 @pytest.mark.parametrize(
     ("kind", "what", "counts"),
     combined(list(KINDS), ["groups", "ttl", "top", "windows", "sessions"], [(1, 3), (3, 2), (2, 1)]),

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from conftest import slow_but
 from oracle.asof_rules import LAYOUTS, LEFT, RIGHT, ByHand, described, trace
 from oracle.drive import Backend, Change, Event, Row, by_event, canonical, changes, cuts, difference, fold, run
 
@@ -87,7 +88,7 @@ def check(backend: Backend, number: int, emit: str, split: int) -> None:
             assert +held == wanted, difference(wanted, +held)
 
 
-@pytest.mark.one_in(3, all=1)
+@pytest.mark.one_in(6, all=3)
 @only_on("cpu", "cpu-tiny", "gpu", "gpu-tiny")
 @pytest.mark.parametrize("split", [1, 7, ALL])
 @pytest.mark.parametrize("emit", EMITS)
@@ -154,7 +155,12 @@ def in_sequence(events: list[Event]) -> list[Event]:
 
 
 @only_on("cpu-tiny", "gpu", *EMULATED)
-@pytest.mark.parametrize(("emit", "split"), [("per_event", 1), ("per_event", 7), ("per_batch", 7), ("per_batch", ALL)])
+@pytest.mark.parametrize(
+    ("emit", "split"),
+    slow_but(
+        [("per_event", 1), ("per_event", 7), ("per_batch", 7), ("per_batch", ALL)], ("per_event", 7), ("per_batch", 7)
+    ),
+)
 def test_rows_of_one_time_by_their_sequence(engines: Backend, emit: str, split: int) -> None:
     """Not the row that came last, but the one with the greatest number, of equal ones the last; also of one batch."""
     choice = random.Random(4)

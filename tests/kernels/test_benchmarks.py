@@ -319,6 +319,7 @@ def test_one_core() -> None:
     assert one_core(case, 0.01)["left_out"].startswith("time: ")
 
 
+@pytest.mark.slow
 def test_all_parts(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "results" / "gpu.json"
     monkeypatch.setattr(first, "processes", lambda *_: {"cold": {}})  # a process of its own has no stand-ins
@@ -340,6 +341,7 @@ def test_all_parts(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {target["name"] for target in results["targets"]} >= {"join alone", "Arrow to Arrow", "probe", "demo"}
 
 
+@pytest.mark.slow
 def test_parts_one_by_one(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "gpu.json"
     first = bench.measure(out, ["transfer"], TINY, Clock())["results"]

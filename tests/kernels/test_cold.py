@@ -23,7 +23,7 @@ from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
 from kernels.test_engine import INTERVAL, all_types, batches_of
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.thorough]
+pytestmark = [pytest.mark.one_in(4), pytest.mark.thorough]
 
 ON_GPU = ("gpu", "gpu-tiny", *EMULATED)
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")

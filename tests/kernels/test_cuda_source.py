@@ -247,6 +247,7 @@ def test_groups(kernels: Any, compiled: dict[str, int]) -> None:
     assert compiled["begin_groups"] == compiled["number_groups"] == 2
 
 
+@pytest.mark.one_in(1)
 @only_on("emulated")
 @pytest.mark.parametrize("rows", [None, [2, 0, 2]])
 def test_entries(kernels: Any, compiled: dict[str, int], rows: list[int] | None) -> None:

@@ -16,7 +16,7 @@ from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
 
 
-@pytest.mark.one_in(16, all=4)
+@pytest.mark.one_in(32, all=8)
 @only_on("gpu", "gpu-tiny", *EMULATED)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("seed", range(12))

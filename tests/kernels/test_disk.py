@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from conftest import slow_but
 from oracle.drive import Backend, all_on_disk
 from oracle.interval_traces import IntervalShape
 from oracle.multi_traces import SHAPES as MULTI
@@ -246,7 +247,7 @@ def test_a_disk_that_does_not_answer(place: Disk, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("dtypes", [[np.int64], [np.int32], [np.int8, np.int64, np.int64], [np.int32, np.int8]])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but(range(4), 0))
 def test_numbers_that_go_to_disk(seed: int, dtypes: list[Any], place: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """They grow, change, are dropped and copied as those in memory do; a full disk refuses more and has lost none."""
     monkeypatch.setattr(disk, "_STEP", 4096)
@@ -419,6 +420,7 @@ def test_a_snapshot_comes_from_disk_and_goes_there() -> None:
     alike(run(ON_DISK, join, batches[half:], first[2]), run(CPU, join, batches[half:], wanted[2]))
 
 
+@pytest.mark.thorough
 def test_rows_that_expire_on_disk(tmp_path: Path) -> None:
     """Dead rows are dropped there, and those that live stay there: in memory are no more of them than before."""
     join = wide_join(ttl_ms=1000)

@@ -25,7 +25,7 @@ from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
 from kernels.support import TYPES, everything, plain_rows
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 

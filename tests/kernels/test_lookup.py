@@ -77,7 +77,7 @@ def folded(table: list[tuple[Any, ...]], changes: list[tuple[Any, ...]], *, keye
     return table
 
 
-@pytest.mark.one_in(2, all=1)
+@pytest.mark.one_in(4, all=2)
 @pytest.mark.parametrize("keyed", [True, False])
 @pytest.mark.parametrize(("how", "where", "null_safe"), [
     ("left", None, False), ("inner", None, True), ("left", "r.v = 'a' AND l.n > r.id", False),

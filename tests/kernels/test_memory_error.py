@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from conftest import slow_but
 from oracle.drive import Backend, same_state
 from oracle.interval_traces import IntervalShape
 from oracle.multi_traces import SHAPES as MULTI
@@ -166,7 +167,7 @@ def case(name: str) -> tuple[Description, Batches]:
 
 
 @only_on(*ON_GPU)
-@pytest.mark.parametrize("name", ["two", "interval", "multi"])
+@pytest.mark.parametrize("name", slow_but(["two", "interval", "multi"], "multi"))
 def test_memory_runs_out_once(engines: Backend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     join, batches = case(name)
     wanted = run(CPU, join, batches)
@@ -256,7 +257,7 @@ def test_memory_stays_short(engines: Backend, monkeypatch: pytest.MonkeyPatch) -
 
 
 @only_on(*ON_GPU)
-@pytest.mark.parametrize("name", ["two", "interval", "multi"])
+@pytest.mark.parametrize("name", slow_but(["two", "interval", "multi"], "two"))
 def test_nothing_is_left_after_close(engines: Backend, name: str) -> None:
     """No allocation of an engine outlives it, also when part of its state was moved away."""
     from gpu_ops.backends import make_kernels
@@ -415,7 +416,7 @@ class Steps(Failing):
 
 
 @only_on("cpu", "cpu-tiny")
-@pytest.mark.parametrize("name", UNDONE)
+@pytest.mark.parametrize("name", slow_but(UNDONE, "multi", "asof", "top"))
 def test_an_undo_that_fails_at_any_step_goes_on_there_or_the_engine_is_refused(
     engines: Backend, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,7 +457,7 @@ def test_an_undo_that_fails_at_any_step_goes_on_there_or_the_engine_is_refused(
 
 
 @only_on("gpu-tiny", "emulated-tiny")
-@pytest.mark.parametrize("name", UNDONE)
+@pytest.mark.parametrize("name", slow_but(UNDONE, "multi", "aggregate"))
 def test_an_undo_that_fails_goes_on_when_room_was_made(
     engines: Backend, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,7 +482,7 @@ def test_an_undo_that_fails_goes_on_when_room_was_made(
 
 
 @only_on("cpu")
-@pytest.mark.parametrize("name", UNDONE)
+@pytest.mark.parametrize("name", slow_but(UNDONE, "full", "aggregate", "top"))
 def test_memory_of_the_host_that_runs_out_while_a_micro_batch_is_prepared(
     engines: Backend, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,7 +223,7 @@ def _code(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", KINDS)
 def test_every_way_of_emitting_gives_the_same_bits(engines: Backend, name: str) -> None:
     """All functions of a type: event by event, by micro-batches of any size, at the watermark, at the end."""

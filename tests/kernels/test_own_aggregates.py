@@ -66,7 +66,7 @@ def by_duckdb(aggregate: Aggregate, rows: list[tuple[Any, ...]]) -> Counter[tupl
     return Counter(DUCKDB.sql(f"SELECT {', '.join([*aggregate.by, shown])} FROM own_rows {group}").fetchall())
 
 
-@pytest.mark.one_in(3, all=1)
+@pytest.mark.one_in(6, all=3)
 @pytest.mark.parametrize(
     ("by", "emit", "kind", "size"), combined([("g",), ()], ["per_batch", "per_event"], list(KINDS), [1, 7, 90])
 )

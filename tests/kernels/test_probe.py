@@ -33,7 +33,7 @@ from kernels.engines import CPU, alike, run
 from kernels.support import same
 from kernels.test_engine import INTERVAL, MULTI, batches_of
 
-pytestmark = [pytest.mark.one_in(4), pytest.mark.thorough]
+pytestmark = [pytest.mark.one_in(6), pytest.mark.thorough]
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 WAYS: dict[str, tuple[Probe, set[str]]] = {

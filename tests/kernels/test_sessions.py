@@ -105,6 +105,7 @@ def told(changelog: pa.Table) -> list[tuple[str, Row]]:
     return found
 
 
+@pytest.mark.one_in(2)
 @only_on("cpu-tiny", "gpu")
 @pytest.mark.parametrize(("by", "kind", "size"), combined([("g",), ()], list(KINDS), [1, 6, 45]))
 def test_after_every_micro_batch(engines: Backend, by: tuple[str, ...], kind: str, size: int) -> None:
@@ -169,6 +170,7 @@ class AtWatermark:
         return out
 
 
+@pytest.mark.one_in(2)
 @only_on("cpu-tiny", "gpu")
 @pytest.mark.parametrize(("by", "kind", "size"), combined([("g",), ()], list(KINDS), [1, 6, 45]))
 def test_final_at_the_watermark(engines: Backend, by: tuple[str, ...], kind: str, size: int) -> None:

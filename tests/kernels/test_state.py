@@ -31,6 +31,7 @@ from kernels.support import TYPES, everything, rows_of, same
 from kernels.test_probe import keeping, unlike
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(12))
 def test_store_is_a_growing_table(kernels: Kernels, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Appends, truncations, takes and retains at random, beside an Arrow table that does the same."""
@@ -129,6 +130,7 @@ def test_segments_are_merged_up_to_a_columns_size(kernels: Kernels, monkeypatch:
                 assert not pa.types.is_string(lists.type) or pc.sum(pc.binary_length(lists)).as_py() <= 1000
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [n for n in TYPES if n != "null"])
 def test_store_of_several_appends_without_nulls(kernels: Kernels, name: str) -> None:
     """Rows of all of them in one take, of one column and of two, with and without a null in what comes last."""
@@ -250,6 +252,7 @@ _BY: dict[str, Any] = {"keys": (Key("k", "k"),), "suffixes": ("", "_r")}
 _NEAR = Interval(0, 9000, min_cleanup_ms=100)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "join",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from conftest import slow_but
 from oracle.drive import Backend
 from oracle.interval_drive import ends, timed_cuts
 from oracle.interval_traces import IntervalShape, TimedRecipe, timed_trace
@@ -29,14 +30,14 @@ def batches_of(shape: IntervalShape, *, events: int = 200) -> Batches:
 
 
 @only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", slow_but(SHAPES, SHAPES[1]), ids=str)
 def test_same_as_the_cpu(engines: Backend, shape: IntervalShape) -> None:
     join, batches = temporal_join(shape), batches_of(shape)
     alike(run(engines, join, batches), run(CPU, join, batches))
 
 
 @only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", slow_but(SHAPES, SHAPES[0]), ids=str)
 def test_a_ttl_forgets_the_same(engines: Backend, shape: IntervalShape) -> None:
     join, ticks = temporal_join(shape, ttl=TTL), Ticks(4)
     batches = [{**batch, "clock_ms": ticks.next()} for batch in batches_of(shape)]
@@ -44,15 +45,15 @@ def test_a_ttl_forgets_the_same(engines: Backend, shape: IntervalShape) -> None:
 
 
 @only_on("gpu", "gpu-tiny", *EMULATED)
-@pytest.mark.parametrize("number", [1, 2, 4, 5])
+@pytest.mark.parametrize("number", slow_but([1, 2, 4, 5], 4))
 def test_final_asof_joins_too(engines: Backend, number: int) -> None:
     join = described(*AT_WATERMARK[number])
     batches = [cut.inputs for cut in timed_cuts(join, trace(number, 150), (40, 1, 17), shuffle=1)]
     alike(run(engines, join, batches), run(CPU, join, batches))
 
 
-@pytest.mark.parametrize(("distinct", "shift"), [(1, 0), (0, 32)], ids=["one", "upper_half"])
-@pytest.mark.parametrize("ttl", [None, TTL])
+@pytest.mark.parametrize(("distinct", "shift"), slow_but([(1, 0), (0, 32)], (0, 32)), ids=["one", "upper_half"])
+@pytest.mark.parametrize("ttl", slow_but([None, TTL], TTL))
 def test_collisions_of_hashes_change_nothing(
     engines: Backend, ttl: int | None, distinct: int, shift: int, one_hash: Any
 ) -> None:

@@ -177,7 +177,7 @@ def test_groups_that_nothing_changes_are_forgotten(
     assert expired > 5
 
 
-@pytest.mark.one_in(3, all=2)
+@pytest.mark.one_in(6, all=3)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_after_every_micro_batch(other_backend: Backend, order: str, emit: Emit) -> None:
@@ -231,6 +231,7 @@ def by_hand(changes: Sequence[Change], n: int, number: bool, *, keyed: bool) -> 
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("keyed", [True, False])
 @pytest.mark.parametrize("number", ["number", None])
 @pytest.mark.parametrize("size", [1, 7, 90])
@@ -307,6 +308,7 @@ def test_rows_in_front_that_go_again_and_again() -> None:
             assert engine.process(gone)["id"].to_pylist() == [at, at + 500]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("by", [("g",), ()], ids=["g", "all"])
 @pytest.mark.parametrize("kind", ["insert only", "retractions", "upserts"])
 @pytest.mark.parametrize("order", ORDERS[:9:4])

@@ -67,6 +67,7 @@ def test_tests(checkout: Path) -> None:
     assert "numbers" in failed
 
 
+@pytest.mark.slow
 def test_a_run_cut_short_is_gone_on_with(checkout: Path, tmp_path: Path) -> None:
     # by its name it comes after the other one
     slow = "import os, time\ndef test_slowly(): time.sleep(0 if os.path.exists('quick') else 60)\n"

@@ -160,14 +160,14 @@ def check_shape(
     return total
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("split", [1, 7, 1000], ids=["split1", "split7", "all"])
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=NAMES)
 def test_rows_come_out_when_they_are_final(number: int, split: int, backend: Backend) -> None:
     assert check(number, trace(number, 120 if split == 1 else 240), split, backend) >= 5
 
 
-@pytest.mark.one_in(4, all=1)
+@pytest.mark.one_in(8, all=2)
 @pytest.mark.parametrize("number", [0, 3, 5, 8])
 def test_a_hot_key_and_many_late_rows(number: int, backend: Backend) -> None:
     assert check(number, trace(number, 700, keys=30, skew=0.4, disorder=90, late=0.3), (200, 70), backend) > 200

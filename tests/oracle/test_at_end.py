@@ -27,7 +27,7 @@ from oracle.drive import Backend, Change, changes, cuts, difference, fold, run
 from oracle.sql import reference
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(6)
 
 SHAPES = [
     *(Shape(how, a, b) for how in HOWS for a, b in zip(LAYOUTS, (*LAYOUTS[1:], LAYOUTS[0]), strict=True)),

@@ -96,7 +96,7 @@ def check_each_event(flow: Dataflow, events: Sequence[Event], batches: Sequence[
             at += size
 
 
-@pytest.mark.one_in(16, all=4)
+@pytest.mark.one_in(32, all=8)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_dataflows(seed: int, emit: str, backend: Backend) -> None:

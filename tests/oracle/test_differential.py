@@ -33,7 +33,7 @@ from oracle.drive import (
 from oracle.rules import Rules
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 CPU = Backend("cpu")
 SHAPES = [

@@ -50,7 +50,7 @@ def some_times(rng: random.Random, count: int) -> list[int]:
 # --- traces in the usual generators, moved to the ends -----------------------------------------
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("end", [0, 1], ids=["first", "last"])
 @pytest.mark.parametrize("clock", UNITS)
 def test_rows_and_late_rows_by_the_rules_near_either_end(clock: ClockName, end: int, backend: Backend) -> None:
@@ -169,7 +169,7 @@ def beside(left: Row, right: Row | None) -> Row:
     return (*left, *(right or (None,) * 3))
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "not exact"])
 @pytest.mark.parametrize("direction", ["backward", "forward", "nearest"])
 def test_asof_at_the_watermark_is_what_the_definition_says(direction: Any, exact: bool, backend: Backend) -> None:
@@ -182,7 +182,7 @@ def test_asof_at_the_watermark_is_what_the_definition_says(direction: Any, exact
         assert fold(made.through(join, backend)) == wanted, (made, asof)
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("late", ["join", "drop"])
 @pytest.mark.parametrize("how", ["full", "semi", "anti"])
 def test_interval_joins_are_what_the_definition_says(how: Any, late: Any, backend: Backend) -> None:
@@ -241,7 +241,7 @@ def test_windows_close_when_the_watermark_reaches_their_ends(backend: Backend) -
 KEYS = (Key("lk", "rk"),)
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch", "at_end"])
 @pytest.mark.parametrize("direction", ["backward", "forward", "nearest"])
 def test_asof_joins_of_changelogs_are_what_the_definition_says(direction: Any, emit: str, backend: Backend) -> None:

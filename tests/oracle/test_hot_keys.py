@@ -52,14 +52,14 @@ def checked(shape: Shape, number: int, backend: Backend, ttls: tuple[int | None,
     check(shape, number, emit, split, backend, made=made, restarts=number % 3 == 0, ttls=ttls)
 
 
-@pytest.mark.one_in(24, all=12)
+@pytest.mark.one_in(48, all=24)
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=map(str, SHAPES))
 def test_hot_keys_by_the_rules(number: int, backend: Backend, switch: str) -> None:
     del switch
     checked(SHAPES[number], number, backend, (None, None))
 
 
-@pytest.mark.one_in(48, all=24)
+@pytest.mark.one_in(96, all=48)
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=map(str, SHAPES))
 def test_hot_keys_that_expire_by_the_rules(number: int, backend: Backend, switch: str) -> None:
     del switch
@@ -75,7 +75,7 @@ def test_random_hot_keys_by_the_rules(number: int, backend: Backend, monkeypatch
     checked(rng.choice(SHAPES), rng.randrange(1 << 20), backend, rng.choice([*TTLS, *[(None, None)] * 5]))
 
 
-@pytest.mark.one_in(16, all=8)
+@pytest.mark.one_in(32, all=16)
 @pytest.mark.parametrize("shape", SHAPES[:: len(LAYOUTS)], ids=str)
 def test_restarts_discards_and_splits_of_hot_keys(shape: Shape, backend: Backend, switch: str) -> None:
     del switch
@@ -86,7 +86,7 @@ def test_restarts_discards_and_splits_of_hot_keys(shape: Shape, backend: Backend
         same_after_discards(backend, join, parts)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("shape", SHAPES[:: len(LAYOUTS)], ids=str)
 def test_rows_do_not_depend_on_how_matches_are_counted(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a restart, which forgets it, gives the last answer again to the row."""
@@ -133,7 +133,7 @@ def cost(how: str, emit: Emit, n: int) -> tuple[float, int, int]:
     return took, peak, out
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("emit", ["per_batch", "per_event", "at_end"])
 @pytest.mark.parametrize("how", ["semi", "anti", "null_aware_anti"])
 def test_a_hot_key_costs_its_rows(how: str, emit: Emit) -> None:
@@ -146,7 +146,7 @@ def test_a_hot_key_costs_its_rows(how: str, emit: Emit) -> None:
     assert double[1] < 64 << 20
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("emit", ["per_batch", "per_event"])
 @pytest.mark.parametrize("how", ["semi", "anti", "null_aware_anti"])
 def test_a_row_of_a_key_that_has_matches_costs_one_row(how: str, emit: Emit) -> None:
@@ -164,7 +164,7 @@ def test_a_row_of_a_key_that_has_matches_costs_one_row(how: str, emit: Emit) -> 
     assert took[160_000] < 4 * max(took[20_000], 0.02)
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("emit", ["per_batch", "per_event", "at_end"])
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
 def test_pairs_of_a_hot_key_cost_what_comes_out(how: str, emit: Emit) -> None:
@@ -174,7 +174,7 @@ def test_pairs_of_a_hot_key_cost_what_comes_out(how: str, emit: Emit) -> None:
     assert double[1] / double[2] < 1.6 * one[1] / one[2]
 
 
-@pytest.mark.one_in(6, all=3)
+@pytest.mark.one_in(12, all=6)
 @pytest.mark.parametrize("emit", ["per_batch", "per_event", "at_end"])
 @pytest.mark.parametrize("how", ["inner", "left", "semi", "anti"])
 def test_pairs_that_a_condition_looks_at_are_made_in_pieces(how: str, emit: Emit) -> None:

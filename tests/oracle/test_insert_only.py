@@ -61,7 +61,7 @@ CASES: list[tuple[Description, bool]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("emit", ["per_batch", "per_event"])
 @pytest.mark.parametrize(("described", "insert_only"), CASES, ids=[case.title for case, _ in CASES])
 def test_insertions_in(described: Description, insert_only: bool, backend: Backend, emit: Emit) -> None:

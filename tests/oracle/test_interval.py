@@ -27,7 +27,7 @@ from oracle.interval_rules import END, LATE, START, WATERMARK, TimedEvent
 from oracle.interval_sql import sql_join
 from oracle.interval_traces import BOUNDS, HOWS, IntervalShape, TimedRecipe, timed_trace
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 CPU = Backend("cpu")
 X = (("a_x", ">", "b_x"),)
@@ -295,7 +295,7 @@ def test_a_restart_goes_unnoticed(shape: IntervalShape, backend: Backend) -> Non
     same_after_restarts(backend, shape.join(), parts, timed_run, every=3)
 
 
-@pytest.mark.one_in(8, all=4)
+@pytest.mark.one_in(16, all=8)
 @pytest.mark.parametrize("shape", [*SQL[1::2], *STRICT[::3], *KEYED[::3], *SEMI[2:]], ids=str)
 def test_a_discarded_micro_batch_leaves_nothing(shape: IntervalShape, backend: Backend) -> None:
     """Its rows are gone, and so are its watermark and what that took away."""

@@ -22,7 +22,7 @@ from oracle.drive import Backend, Change, Event, Row, changes, difference, table
 from oracle.interval_rules import Terms
 from oracle.interval_traces import HOWS
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(6)
 
 BOUNDS = ((-20, 10), (-12, 0), (0, 25), (3, 15), (-9, -2), (0, 0))
 WIDTH = 3
@@ -56,7 +56,7 @@ def batches(seed: int) -> Iterator[tuple[int, list[Event]]]:
         yield clock, rows
 
 
-@pytest.mark.one_in(6, all=3)
+@pytest.mark.one_in(12, all=6)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 @pytest.mark.parametrize("how", HOWS)
@@ -143,7 +143,7 @@ def jumping(seed: int, split: int) -> Iterator[tuple[int, list[Event]]]:
             yield now, events[start : start + split]
 
 
-@pytest.mark.one_in(36, all=9)
+@pytest.mark.one_in(72, all=18)
 @pytest.mark.parametrize("split", [1, 2, 100])
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)

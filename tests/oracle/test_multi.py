@@ -124,6 +124,7 @@ def check_view(
 # --- the fixed shapes ------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("made", SHAPES, ids=str)
 def test_every_event_by_the_rules(made: MultiShape, backend: Backend) -> None:
     """In large micro-batches, given in any order: an event sees what came before it in its own."""

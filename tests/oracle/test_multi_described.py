@@ -206,7 +206,7 @@ def random_events(written: Written, count: int, seed: int) -> list[Event]:
     return found
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("name", list(CASES))
 def test_as_written(name: str, emit: Emit, backend: Backend) -> None:

@@ -15,7 +15,7 @@ from oracle.drive import Backend, cuts
 from oracle.sql import reference
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 
@@ -66,7 +66,7 @@ def by_turns(backend: Backend, number: int) -> Emit:
 BIG = [Shape(how, layout, layout) for how in HOWS for layout in LAYOUTS]
 
 
-@pytest.mark.one_in(16, all=8)
+@pytest.mark.one_in(32, all=16)
 @pytest.mark.parametrize("shape", BIG, ids=str)
 def test_twenty_thousand_events(shape: Shape, backend: Backend) -> None:
     """Every join type and state layout, malformed input included."""

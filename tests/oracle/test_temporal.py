@@ -66,7 +66,7 @@ def check(
     return total
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("split", [1, 7, 1000], ids=["split1", "split7", "all"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_event_by_the_rules(shape: IntervalShape, split: int, backend: Backend) -> None:

@@ -77,14 +77,14 @@ def check(
     return other
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("split", [1, 7, (40, 3, 90)], ids=["split1", "split7", "more"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_event_by_the_rules(shape: IntervalShape, split: int | tuple[int, ...], backend: Backend) -> None:
     assert check(shape, trace(shape, 5, 120 if split == 1 else 300), split, backend) > 0
 
 
-@pytest.mark.one_in(6, all=3)
+@pytest.mark.one_in(12, all=6)
 @pytest.mark.parametrize("split", [1, 7, (40, 3, 90)], ids=["split1", "split7", "more"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_clock_that_jumps(shape: IntervalShape, split: int | tuple[int, ...], backend: Backend) -> None:
@@ -97,7 +97,7 @@ def test_any_trace(number: int, backend: Backend) -> None:
     check(SHAPES[number % len(SHAPES)], trace(SHAPES[number % len(SHAPES)], number, 500), (1, 9, 60), backend)
 
 
-@pytest.mark.one_in(2, all=1)
+@pytest.mark.one_in(4, all=2)
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 def test_restarts_and_discarded_micro_batches_change_nothing(shape: IntervalShape, backend: Backend) -> None:
     """The clean-up times of keys are in a snapshot, and taken back with a micro-batch."""

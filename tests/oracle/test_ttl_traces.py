@@ -139,7 +139,7 @@ def drawn(number: int) -> Shape:
     )
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("number", range(len(EVERY)), ids=[str(s) for s in EVERY])
 def test_ttl_by_the_rules(number: int, backend: Backend) -> None:
     emit: Emit = ("per_event", "per_batch")[number % 2]
@@ -154,7 +154,7 @@ def check_number(shape: Shape, number: int, emit: Emit, split: Sequence[int], ba
     return check(shape, number, emit, split, backend, made=made, restarts=restarts, ttls=ttls)
 
 
-@pytest.mark.one_in(20, all=8)
+@pytest.mark.one_in(40, all=16)
 @pytest.mark.parametrize("number", range(len(EVERY)), ids=[str(s) for s in EVERY])
 def test_ttl_under_a_clock_that_jumps(number: int, backend: Backend) -> None:
     """A row's time is the clock that its micro-batch was given: no jump widens what is kept after it."""

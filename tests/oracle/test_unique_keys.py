@@ -85,7 +85,7 @@ def test_enough_shapes_have_a_key() -> None:
     assert {how for how, _, _ in found} == {"inner", "left", "right", "semi", "anti"}
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("updates", ["upsert", "retract"])
 def test_two_inputs(emit: Emit, updates: Updates) -> None:
@@ -99,7 +99,7 @@ def test_two_inputs(emit: Emit, updates: Updates) -> None:
     assert seen > 900
 
 
-@pytest.mark.one_in(4, all=2)
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("updates", ["upsert", "retract"])
 def test_many_inputs(emit: Emit, updates: Updates) -> None:

@@ -69,7 +69,7 @@ CALLS = {"n": "count(*)", "total": "sum(quantity)", "top": "max(id)", "kinds": "
 TOTALS = "SELECT item, count(*), sum(quantity), max(id), count(DISTINCT quantity) FROM orders GROUP BY item"
 
 
-@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.slow)])
 def test_an_aggregate_goes_on_over_restarts(spark: Any, tmp_path: Path, emit: Any) -> None:
     feed, sink = Feed(spark, tmp_path), Sink()
     for _ in range(3):

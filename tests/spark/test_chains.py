@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
@@ -87,7 +88,7 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
 
 @pytest.mark.parametrize(
     ("feeds", "emit"),
-    [("spark", "per_event"), ("arrow", "per_batch"), pytest.param("arrow", "per_event", marks=pytest.mark.thorough)],
+    slow_but([("spark", "per_event"), ("arrow", "per_batch"), ("arrow", "per_event")], ("arrow", "per_batch")),
     indirect=["feeds"],
 )
 def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed], tmp_path: Path, emit: Any) -> None:
@@ -102,7 +103,7 @@ def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed],
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
+@pytest.mark.parametrize("feeds", slow_but(["spark", "arrow"], "arrow"), indirect=True)
 def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
 
@@ -156,7 +157,7 @@ def test_a_chain_goes_on_in_stages_and_in_one_task(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
+@pytest.mark.parametrize("feeds", slow_but(["spark", "arrow"], "arrow"), indirect=True)
 def test_insert_only_changelogs(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     """An inner join of inputs that only grow is such an input; it is not once one of them changes."""
     _, orders, prefs, products, _ = feeds
@@ -183,7 +184,7 @@ def test_insert_only_changelogs(spark: Any, feeds: list[Feed], tmp_path: Path) -
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
+@pytest.mark.parametrize("feeds", slow_but(["spark", "arrow"], "arrow"), indirect=True)
 def test_a_changelog_that_several_joins_take(
     spark: Any, feeds: list[Feed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

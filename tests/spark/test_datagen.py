@@ -67,6 +67,7 @@ def console(**options: Any) -> Console:
     return Console(record=True, width=200, file=io.StringIO(), **options)
 
 
+@pytest.mark.thorough
 def test_every_type_by_its_definition(spark: Any) -> None:
     many = 4000
     found = made(spark, TYPES.format(seed=1), many)
@@ -181,6 +182,7 @@ def test_a_job_ends_with_its_rows_and_goes_on_after_a_crash(spark: Any, tmp_path
     assert sunk(spark, tmp_path) == sorted(wanted, key=repr)
 
 
+@pytest.mark.slow
 def test_all_rows_at_once_and_at_the_end(spark: Any, tmp_path: Path) -> None:
     text = JOB.format(rows=120).replace("SET trigger", "SET emit = at_end; SET trigger")
     path = tmp_path / "job.sql"
@@ -202,6 +204,7 @@ def test_all_rows_at_once_and_at_the_end(spark: Any, tmp_path: Path) -> None:
     assert runner.run(load(path), console(), once=True).rows_in == 170
 
 
+@pytest.mark.slow
 def test_show_without_a_terminal_is_lines_and_keeps_nothing(spark: Any, tmp_path: Path) -> None:
     path = tmp_path / "job.sql"
     path.write_text(JOB.format(rows=60))

@@ -9,6 +9,7 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
@@ -37,7 +38,7 @@ def change(path: str, choice: random.Random) -> None:
             merge.when_matched_update_all().when_not_matched_insert_all().execute()
 
 
-@pytest.mark.parametrize("key", ["id", None])
+@pytest.mark.parametrize("key", slow_but(["id", None], "id"))
 def test_a_table_is_followed_commit_by_commit(spark: Any, tmp_path: Path, key: str | None) -> None:
     path, choice, sink = str(tmp_path / "prices"), random.Random(5), Sink()
     first = pa.table({"id": [1, 2], "shop": ["a", "b"], "price": [0.5, 1.5]})
@@ -92,6 +93,7 @@ def cleaned(path: str, *versions: int) -> None:
         (Path(path) / "_delta_log" / f"{version:020}.json").unlink()
 
 
+@pytest.mark.slow
 def test_commits_that_log_cleanup_has_removed_are_missed(spark: Any, tmp_path: Path) -> None:
     """On resuming and at the start their rows were left out without a word."""
     path, sink = str(tmp_path / "prices"), Sink()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from conftest import slow_but
 from pyarrow import flight
 from state.test_partition import opened
 
@@ -218,7 +219,7 @@ def test_a_server_that_is_killed_each_time_it_starts_says_so() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but(range(3), 2))
 def test_servers_are_killed_at_any_moment_of_their_start(seed: int) -> None:
     """Two of them: whoever asked has a server; where it was up by then, the next one who asks has another."""
     choice, servers = random.Random(seed), EmbeddedServers(1)
@@ -334,6 +335,7 @@ def test_a_server_without_memory_says_which_it_is_and_what_helps(error: Exceptio
         server.end()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_query_whose_servers_are_killed_three_times_ends_with_that(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -409,7 +411,7 @@ def test_servers_are_killed_between_and_during_batches(spark: Any, tmp_path: Pat
     assert sink.table == slow_join("left", left.table(["k", "a"], None), right.table(["k", "b"], None), 2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_server_that_stops_within_a_micro_batch_is_replaced(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
@@ -47,10 +48,12 @@ def write(folder: Path, name: str, at: int, *rows: dict[str, Any], end: str = "\
 
 @pytest.mark.parametrize(
     ("how", "emit"),
-    [("full", "per_event")]
-    + [
-        pytest.param(*case, marks=pytest.mark.thorough)
-        for case in (("inner", "per_batch"), ("left", "per_event"), ("right", "per_batch"))
+    [
+        ("full", "per_event"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("inner", "per_batch"), ("left", "per_event"), ("right", "per_batch"))
+        ),
     ],
 )
 def test_joins_after_every_micro_batch(feeds: tuple[Feed, Feed], how: str, emit: Any, tmp_path: Path) -> None:
@@ -76,7 +79,7 @@ def test_joins_after_every_micro_batch(feeds: tuple[Feed, Feed], how: str, emit:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("how", ["semi", "anti"])
+@pytest.mark.parametrize("how", slow_but(["semi", "anti"], "anti"))
 def test_semi_and_anti_join(feeds: tuple[Feed, Feed], how: str, tmp_path: Path) -> None:
     left, right = feeds
     make = gpu_ops.semi_join if how == "semi" else gpu_ops.anti_join
@@ -159,7 +162,10 @@ def test_columns_left_out_moved_and_renamed_are_still_read_by_arrow(spark: Any, 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("condition", "by_arrow"), [("< 'z'", True), ("|| '' <> 'z'", False), ("NOT LIKE 'z%'", True)])
+@pytest.mark.parametrize(
+    ("condition", "by_arrow"),
+    [("< 'z'", True), ("|| '' <> 'z'", False), pytest.param("NOT LIKE 'z%'", True, marks=pytest.mark.slow)],
+)
 def test_a_filter_leaves_the_state_where_it_is(spark: Any, tmp_path: Path, condition: str, *, by_arrow: bool) -> None:
     left, right = ArrowSource(spark, tmp_path / "l", "k long, a string"), Source(spark, tmp_path / "r", "k long, b int")
     checkpoint, sink = tmp_path / "checkpoint", Sink()

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 from gpu_ops import sinks
 from gpu_ops.errors import BadInputError, DatabaseError
@@ -22,7 +23,7 @@ def rows(spark: Any, url: str) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, spark.read.format("jdbc").options(url=url, dbtable="v").load().collect()), key=repr)
 
 
-@pytest.mark.parametrize("key", ["id", pytest.param(None, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("key", ["id", pytest.param(None, marks=pytest.mark.slow)])
 def test_rows_of_an_attempt_that_does_not_count_are_left_out(
     spark: Any, monkeypatch: pytest.MonkeyPatch, key: Any
 ) -> None:
@@ -54,7 +55,7 @@ def test_staged_rows_that_are_not_all_there_are_an_error(spark: Any, monkeypatch
     assert rows(spark, url) == [(1, "a")]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_attempts_that_the_driver_was_not_told_of_are_an_error(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark only logs an accumulator's update that fails: of one task, or of all."""
     url = "jdbc:derby:memory:untold;create=true"
@@ -89,7 +90,7 @@ def test_columns_of_others_stay_and_rows_of_others_are_noticed(spark: Any) -> No
     database.close()
 
 
-@pytest.mark.parametrize("case", ["key", "others", "no key"])
+@pytest.mark.parametrize("case", slow_but(["key", "others", "no key"], "key"))
 def test_a_text_that_the_database_holds_for_another_is_an_error(spark: Any, case: str) -> None:
     """By a collation that ignores case, or as blanks at the end do not count; the row of the other key stays."""
     name = case.replace(" ", "")

@@ -11,6 +11,7 @@ from typing import Any
 
 import deltalake
 import pytest
+from conftest import slow_but
 from rich.console import Console
 
 import gpu_ops
@@ -75,7 +76,9 @@ def written(spark: Any, folder: Path, form: str) -> list[tuple[Any, ...]]:
     return table(spark.read.format(form).load(str(folder / "totals")))
 
 
-@pytest.mark.parametrize("form", ["json", "parquet", "parquet, arrow", "delta, arrow"])
+@pytest.mark.parametrize(
+    "form", slow_but(["json", "parquet", "parquet, arrow", "delta, arrow"], "json", "delta, arrow")
+)
 def test_the_result_is_in_the_files(spark: Any, tmp_path: Path, form: str) -> None:
     form, _, by_tasks = form.partition(", ")
     run = job(tmp_path, FILES.format(form) + (", 'writer' = 'arrow'" if by_tasks else ""))
@@ -92,6 +95,7 @@ class CutError(Exception):
     """What ends a job in the middle, as a kill does."""
 
 
+@pytest.mark.slow
 def test_a_job_that_is_cut_short_on_the_way_to_its_sink(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from conftest import slow_but
 from rich.console import Console
 
 from gpu_ops.errors import GpuJoinError
@@ -82,7 +83,11 @@ def result(spark: Any, folder: Path, form: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     ("form", "reader"),
-    [("json", "spark"), *(pytest.param(form, "arrow", marks=pytest.mark.thorough) for form in ("parquet", "csv"))],
+    [
+        ("json", "spark"),
+        pytest.param("csv", "arrow", marks=pytest.mark.thorough),
+        pytest.param("parquet", "arrow", marks=pytest.mark.slow),
+    ],
 )
 def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) -> None:
     path = tmp_path / "shop.sql"
@@ -109,7 +114,7 @@ def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("form", ["parquet", "delta", "arrow"])
+@pytest.mark.parametrize("form", slow_but(["parquet", "delta", "arrow"], "delta"))
 def test_files_that_the_tasks_write(spark: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Arrow has them, without Spark's rows; a second run goes on, a repeated one adds nothing."""
     ways: list[Any] = []
@@ -148,7 +153,7 @@ WITH ('connector' = 'jdbc', 'url' = '{url}', 'table' = 'totals');
 SET"""
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_view_in_a_database(spark: Any, tmp_path: Path) -> None:
     url = f"jdbc:derby:memory:{tmp_path.name};create=true"
     path = tmp_path / "shop.sql"
@@ -165,9 +170,12 @@ def test_a_view_in_a_database(spark: Any, tmp_path: Path) -> None:
     assert sorted(tuple(row) for row in found) == [(1, "book", None), (2, "pen", 0.5)]
 
 
+WHERE = " WHERE p.price IS NULL OR o.item <> 'book'"
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("reported", [False, True])
-@pytest.mark.parametrize("where", ["", " WHERE p.price IS NULL OR o.item <> 'book'"])
+@pytest.mark.parametrize("reported", slow_but([False, True], True))
+@pytest.mark.parametrize("where", slow_but(["", WHERE], WHERE))
 def test_changes_are_counted_where_they_can_be(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, *, reported: bool
 ) -> None:
@@ -273,7 +281,9 @@ SELECT t.id, q.price FROM trades t {join};
             "ASOF LEFT JOIN quotes q ON t.k = q.k AND t.at >= q.at AND t.at - q.at <= INTERVAL 1 HOUR",
             7,
         ),
-        ("", "ASOF LEFT JOIN quotes q MATCH_CONDITION (t.at >= q.at) ON t.k = q.k", 7),
+        pytest.param(
+            "", "ASOF LEFT JOIN quotes q MATCH_CONDITION (t.at >= q.at) ON t.k = q.k", 7, marks=pytest.mark.slow
+        ),
     ],
     ids=["temporal", "final", "asof"],
 )
@@ -416,7 +426,7 @@ def test_json_messages(spark: Any) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("wrapped", slow_but([False, True], True))
 def test_debezium_messages(spark: Any, wrapped: bool) -> None:
     a, b = {"id": 1, "name": "a"}, {"id": 1, "name": "b"}
     said = [
@@ -484,7 +494,7 @@ def test_rate(spark: Any) -> None:
 # --- the command -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_ctrl_c_and_again(spark: Any, tmp_path: Path) -> None:
     """As in a terminal, where an interrupt goes to every process of the job."""
     (tmp_path / "shop.sql").write_text(JOB.format(format="json"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 from pyspark.sql import functions as f
 
 import gpu_ops
@@ -72,7 +73,7 @@ def test_left_join_with_retractions_and_restarts(left: Source, right: Source, tm
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("how", ["semi", "anti"])
+@pytest.mark.parametrize("how", slow_but(["semi", "anti"], "semi"))
 def test_semi_and_anti_join(how: str, left: Source, right: Source, tmp_path: Path) -> None:
     fill_left(left)
     fill_right(right)
@@ -212,7 +213,7 @@ def test_order_within_a_source_partition_is_kept(spark: Any, tmp_path: Path) -> 
     assert sink.table == sorted(((k, v, k) for k, v in last.items()), key=repr)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_queries_over_one_changelog_in_memory(left: Source, right: Source, tmp_path: Path) -> None:
     fill_left(left)
     fill_right(right)
@@ -229,7 +230,7 @@ def counted(sales: Feed) -> Any:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("mode", ["update", "complete"])
+@pytest.mark.parametrize("mode", slow_but(["update", "complete"], "update"))
 def test_a_streaming_aggregate_is_joined_by_its_unique_key(spark: Any, tmp_path: Path, mode: str) -> None:
     """The row of a group comes again and again, and replaces the one before it; above it a filter sees both."""
     sales = Feed(spark, tmp_path, "sales", {"k": ("int", (1, 2, 3, 4)), "v": ("int", range(5))}, changing=False)

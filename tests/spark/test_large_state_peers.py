@@ -15,7 +15,9 @@ from benchmarks.large_state_peers import expected, joined, save
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 
-@pytest.mark.parametrize("name", ["ours", "spark_left", "spark_inner"])
+@pytest.mark.parametrize(
+    "name", ["ours", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spark_left", "spark_inner"))]
+)
 def test_same_rows(spark: Any, tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
     zone = "spark.sql.session.timeZone"
     request.addfinalizer(functools.partial(spark.conf.set, zone, spark.conf.get(zone)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
@@ -53,7 +54,7 @@ class Upserts:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("emit", slow_but(["per_batch", "per_event"], "per_event"))
 def test_a_join_of_upserts_by_another_column_is_distributed_by_it(spark: Any, tmp_path: Path, emit: Any) -> None:
     feed, state, sink = Upserts(spark, tmp_path), tmp_path / "state", Sink()
     for partitions in (2, 3, 2):
@@ -140,7 +141,7 @@ def test_latest_alone(spark: Any, tmp_path: Path) -> None:
         gpu_ops.latest(spark.range(1), "id")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_rows_that_move_between_partitions_of_a_join_below_another(spark: Any, tmp_path: Path) -> None:
     """A row's -D and +I come from the partitions of its old and its new item, in any order."""
     source, sink, choice = Source(spark, tmp_path / "orders", "id long, item string"), Sink(), random.Random(2)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
@@ -67,7 +68,7 @@ def test_a_changelog_in_sql(spark: Any, tmp_path: Path, clicks: Source) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("option", ["backlog", "wait_for_table"])
+@pytest.mark.parametrize("option", slow_but(["backlog", "wait_for_table"], "backlog"))
 def test_left_rows_wait_for_the_tables_history(spark: Any, tmp_path: Path, clicks: Source, option: Any) -> None:
     items, sink = Source(spark, tmp_path / "items", "op string, item string, price int"), Sink()
     table = stream(items.df, row_kind="op", unique_key="item")

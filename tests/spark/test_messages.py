@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 from pyspark.sql import types as st
 
 import gpu_ops
@@ -145,7 +146,7 @@ def test_tagged_messages_come_out_of_a_join(spark: Any, topic: Topic, tmp_path: 
 LARGE = "__debezium_unavailable_value"
 
 
-@pytest.mark.parametrize("by_job", [False, True])
+@pytest.mark.parametrize("by_job", slow_but([False, True], False))
 def test_a_large_value_that_did_not_change_is_the_one_from_before(
     spark: Any, topic: Topic, tmp_path: Path, by_job: bool
 ) -> None:

@@ -34,7 +34,7 @@ SHOP = """SELECT users.user_id, name, order_id, n, paid FROM users LEFT JOIN ord
     JOIN payments ON users.user_id = payments.user_id AND payments.paid < coalesce(orders.n, 1)"""
 
 
-@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.slow)])
 def test_three_inputs_with_restarts_and_a_repeated_micro_batch(shop: list[Feed], tmp_path: Path, emit: Any) -> None:
     users, orders, payments = shop
 
@@ -140,7 +140,7 @@ def test_a_right_join_first(spark: Any, tmp_path: Path) -> None:
     assert "b_rows_in" in query.lastProgress["observedMetrics"]["turned"]["metrics"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_same_stream_three_times(spark: Any, tmp_path: Path) -> None:
     feed = Feed(spark, tmp_path, "t", {"k": ("long", (1, 2, 3)), "v": ("int", (1, 2, 3))})
     sides = [stream(feed.df, name=name, row_kind="op") for name in "xyz"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 
@@ -26,7 +27,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "reader"), [("q4", "spark"), ("q23", "spark"), ("q20", "arrow")])
+@pytest.mark.parametrize(
+    ("name", "reader"), slow_but([("q4", "spark"), ("q23", "spark"), ("q20", "arrow")], ("q20", "arrow"))
+)
 def test_our_changelog(spark: Any, data: Path, tmp_path: Path, name: str, reader: Reader) -> None:
     changes = pipelines.ours(spark, data, query(name), tmp_path, reader=reader)
     # q20 filters auctions by their category
@@ -39,6 +42,7 @@ def test_our_changelog(spark: Any, data: Path, tmp_path: Path, name: str, reader
     assert measured["rows_out"] == found
 
 
+@pytest.mark.slow
 def test_the_pipelines_read_the_same(spark: Any, data: Path, tmp_path: Path) -> None:
     one = query("q3")
     own = pipelines.run(pipelines.sparks(spark, data, one), tmp_path / "spark")
@@ -61,7 +65,7 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("q4", 5), ("q9", 400)] + [pytest.param(*x, marks=pytest.mark.slow) for x in (("q5", 15), ("q7", 3))],
+    [("q4", 5)] + [pytest.param(*x, marks=pytest.mark.slow) for x in (("q5", 15), ("q7", 3), ("q9", 400))],
 )
 def test_whole_queries(spark: Any, slower: Path, tmp_path: Path, name: str, least: int) -> None:
     tables = {table: pipelines.read(spark, slower, table) for table in whole.TABLES[name]}

@@ -58,6 +58,7 @@ def test_a_function_that_reads_a_part_is_told_at_the_next_micro_batch(spark: Any
         query.run(1, look)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_function_that_reads_in_its_own_way_is_let_alone(spark: Any, tmp_path: Path) -> None:
     sink, query = Sink(), Query(spark, tmp_path, stored=True)

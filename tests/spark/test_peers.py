@@ -11,8 +11,9 @@ import pytest
 from benchmarks.peers import data, engines
 
 PYTHON = str(Path(sys.prefix, "peers", "bin", "python"))
+SOME = [("ours", "changes"), ("spark", "inserts")]
 CASES = [
-    pytest.param(name, query, marks=[pytest.mark.slow] if name == "flink" else [])
+    pytest.param(name, query, marks=[] if (name, query) in SOME else pytest.mark.slow)
     for name, peer in engines.peers(None, PYTHON, 0).items()
     for query in peer.queries
 ]

@@ -82,6 +82,7 @@ def gaps_of(marks: Path) -> Any:
     return Gaps(marks)
 
 
+@pytest.mark.slow
 def test_a_rich_function_beside_late_rows(orders: Source, shipments: Source, tmp_path: Path) -> None:
     """Its side output and the late rows are apart; each copy that was opened is closed, also where it has failed."""
     marks = tmp_path / "marks"

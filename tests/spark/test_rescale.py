@@ -54,9 +54,7 @@ class Query:
         (self.checkpoint / "commits" / str(done)).unlink()
 
 
-@pytest.mark.parametrize(
-    "read_by_arrow", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["spark", "arrow"]
-)
+@pytest.mark.parametrize("read_by_arrow", [pytest.param(False, marks=pytest.mark.slow), True], ids=["spark", "arrow"])
 def test_a_query_goes_on_with_more_and_with_fewer_partitions(
     spark: Any, tmp_path: Path, *, read_by_arrow: bool
 ) -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("moto")
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 
+@pytest.mark.slow
 def test_credentials_of_a_state_folder_are_shown_nowhere(spark: object, tmp_path: Path) -> None:
     del spark  # skips where there is none
     from spark.secrets_app import PARTS

@@ -103,6 +103,7 @@ def test_what_the_analyser_refuses_is_an_error_alone(spark: Any, capfd: pytest.C
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_failed_query_is_one_traceback_and_its_reason_last(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -145,7 +146,8 @@ for ask in (
 """
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_session_that_is_gone_is_said_to_be(tmp_path: Path, how: str) -> None:
     """It was "schema='k long' is no schema", and Py4J's errors of all kinds."""
     done = subprocess.run(

@@ -39,6 +39,7 @@ def changes(choice: random.Random, live: list[dict[str, Any]], width: int) -> li
     return found
 
 
+@pytest.mark.slow
 def test_after_each_micro_batch_as_sparks_batch(spark: Any, tmp_path: Path) -> None:
     """Sessions that grow, become one and part; with a HAVING above them, and as DISTINCT; over a restart."""
     choice, live = random.Random(3), list[dict[str, Any]]()
@@ -111,6 +112,7 @@ def test_final_as_sparks_own_stream(spark: Any, tmp_path: Path) -> None:
     assert dropped > 0
 
 
+@pytest.mark.thorough
 def test_of_static_rows_and_what_is_refused(spark: Any) -> None:
     """As Spark's batch, of an input that has ended; gaps that are none."""
     given = [("a", at(0), 1), ("a", at(5), 2), ("a", at(11), 4), ("b", at(5), 8), ("b", None, 16)]

@@ -158,7 +158,7 @@ def test_keys_that_are_times_and_rows_without_a_key(spark: Any, sent: list[pa.Ta
     assert sorted(envelopes["key"].to_pylist()) == [f'{{"id":{n},"at":"{times[2 - n]}"}}' for n in (1, 2)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_zeros_of_both_signs(spark: Any, sent: list[pa.Table]) -> None:
     """They are one key, and two values: a change from one to the other is one."""
     rows = [("+I", 1, 0.0, [-0.0]), ("+I", 2, -0.0, [0.0]), ("+I", 3, -0.0, None)]

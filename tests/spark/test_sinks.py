@@ -44,7 +44,7 @@ def test_net_is_a_difference_of_multisets_in_whatever_order(spark: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "emit"), [("left", "per_batch"), pytest.param("full", "per_event", marks=pytest.mark.thorough)]
+    ("how", "emit"), [("left", "per_batch"), pytest.param("full", "per_event", marks=pytest.mark.slow)]
 )
 def test_a_view_in_memory_is_right_after_every_micro_batch(spark: Any, tmp_path: Path, how: str, emit: str) -> None:
     shop = Shop(spark, tmp_path, how, keyed=how == "left", emit=emit)
@@ -121,6 +121,7 @@ def test_a_repeated_micro_batch_is_written_once(spark: Any) -> None:
     assert derby(spark, url) == [("a", 1, 2, 1.5)] * 4
 
 
+@pytest.mark.thorough
 def test_a_view_with_other_columns_is_refused(spark: Any) -> None:
     url = "jdbc:derby:memory:other;create=true"
     sinks.jdbc_view(url, "v", key="id", options=DERBY)(changelog(spark, ("+I", 1, "a")), 0)

@@ -132,6 +132,7 @@ PLAIN = {"upper(k)": "k", "v % 100": "v", "d > -500 OR d IS NULL": "v > -2000000
 """Without what only Spark computes: then files are aggregated as Arrow reads them."""
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("reader", "files"),

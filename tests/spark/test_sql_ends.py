@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
@@ -64,7 +65,7 @@ def asked(sql: str, feeds: list[Feed], state: Path, **options: Any) -> Any:
     return gpu_ops.sql(sql, tables=tables, state=str(state), **options)
 
 
-@pytest.mark.parametrize("what", ENDS)
+@pytest.mark.parametrize("what", slow_but(ENDS, "groups", "a join, groups, the first of them", "groups, joined"))
 def test_the_end_gives_what_the_query_selects(spark: Any, feeds: list[Feed], tmp_path: Path, what: str) -> None:
     sql, state, sink = ENDS[what], tmp_path / "state", Sink()
     drain(asked(sql, feeds, state, emit="at_end"), sink, tmp_path / "checkpoint")

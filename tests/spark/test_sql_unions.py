@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
@@ -27,7 +28,9 @@ QUERIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", QUERIES)
+@pytest.mark.parametrize(
+    "what", slow_but(QUERIES, "below an aggregate", "of changelogs, tables and streams, one in another")
+)
 def test_as_spark_has_it(spark: Any, tmp_path: Path, what: str) -> None:
     pairs = "k int, v bigint"
     static = {"a": [(1, 100), (3, 300)], "b": [(1, 7), (5, 8)], "s": [(1, 10), (2, 20)], "c": [(1, 10), (2, 30)]}

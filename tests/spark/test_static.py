@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from conftest import slow_but
 from pyspark.sql import functions as f
 from rich.console import Console
 
@@ -40,7 +41,9 @@ def changing(source: Source) -> Any:
     return stream(source.df, name="orders", row_kind="op", unique_key="id")
 
 
-@pytest.mark.parametrize("how", ["left", *(pytest.param(how, marks=pytest.mark.thorough) for how in ("full", "anti"))])
+@pytest.mark.parametrize(
+    "how", ["left", pytest.param("full", marks=pytest.mark.thorough), pytest.param("anti", marks=pytest.mark.slow)]
+)
 def test_a_join_of_a_stream_and_a_table(spark: Any, tmp_path: Path, how: Any) -> None:
     source, sink, state = orders(spark, tmp_path), Sink(), str(tmp_path / "state")
     reads = spark.sparkContext.accumulator(0)
@@ -108,7 +111,7 @@ def test_what_finish_gives_goes_on_beside_a_stream(spark: Any, tmp_path: Path) -
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("how", ["aggregate", "query"])
+@pytest.mark.parametrize("how", slow_but(["aggregate", "query"], "aggregate"))
 def test_a_result_at_the_end_beside_a_stream(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -165,7 +168,7 @@ MIXED = """SELECT o.id, o.item, h.total, h.best FROM orders o LEFT JOIN (
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("begun_live", [False, True])
+@pytest.mark.parametrize("begun_live", slow_but([False, True], True))
 def test_operators_over_tables_alone_are_done_before_the_stream(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun_live: bool
 ) -> None:
@@ -196,7 +199,7 @@ def test_operators_over_tables_alone_are_done_before_the_stream(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize("rows", slow_but([0, 3], 0))
 def test_an_aggregate_of_all_rows_counts_0_in_an_empty_table(spark: Any, tmp_path: Path, rows: int) -> None:
     """Of a static table as of a stream that has not begun, in a query that has a stream, as in a batch query."""
     query = "SELECT o.id, t.n FROM orders o LEFT JOIN (SELECT count(*) AS n, sum(k) AS s FROM sales) t ON o.id = t.n"
@@ -240,7 +243,7 @@ def test_versions_that_do_not_change(spark: Any, tmp_path: Path) -> None:
     assert sink.table == [("a", 15, 2), ("a", 5, 1), ("b", 20, None)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["item", pytest.param(None, marks=pytest.mark.slow)])
 def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None) -> None:
     source, sink, state = orders(spark, tmp_path), Sink(), str(tmp_path / "state")
@@ -361,7 +364,7 @@ def test_an_input_of_any_name_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert static._folder_name("orders 1") == "orders%201"  # as folders have it that are there
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_in_a_job(spark: Any, tmp_path: Path) -> None:
     orders(spark, tmp_path)
     spark.createDataFrame([("a", 1), ("b", 2)], "item string, price int").write.json(str(tmp_path / "items"))

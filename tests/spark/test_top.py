@@ -57,7 +57,7 @@ def firsts(rows: list[Row], by: int, amount: int, n: int) -> list[Row]:
     return sorted(found, key=repr)
 
 
-@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.slow)])
 def test_of_upserts_by_another_column(spark: Any, tmp_path: Path, emit: Any) -> None:
     shop, state, sink = Shop(spark, tmp_path), str(tmp_path / "state"), Sink()
     for _ in range(3):

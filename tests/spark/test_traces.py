@@ -215,6 +215,7 @@ def check_multi(spark: Any, number: int, folder: Path, count: int) -> None:
     assert want, told
 
 
+@pytest.mark.slow
 def test_interval_joins_interrupted_and_cut_anew(spark: Any, tmp_path: Path) -> None:
     check_interval(spark, 7, tmp_path, 6)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
@@ -95,7 +96,8 @@ BELOW = {
 }
 
 
-@pytest.mark.parametrize("what", BELOW)
+@pytest.mark.thorough
+@pytest.mark.parametrize("what", slow_but(BELOW, "joined"))
 def test_union_below_other_operators_is_as_in_spark_and_goes_on(feeds: Feeds, tmp_path: Path, what: str) -> None:
     sink = Sink()
     for _ in range(3):

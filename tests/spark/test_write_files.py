@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import slow_but
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 
@@ -101,10 +102,11 @@ def same(rows: list[Row], *others: list[Row]) -> None:
 
 @pytest.mark.parametrize(
     ("format", "options"),
-    [("parquet", {})]
-    + [
-        pytest.param(*case, marks=pytest.mark.thorough)
-        for case in (("parquet", {"partition_by": "item", "file_bytes": 1}), ("arrow", {}), ("delta", {}))
+    [
+        ("parquet", {}),
+        pytest.param("parquet", {"partition_by": "item", "file_bytes": 1}, marks=pytest.mark.slow),
+        pytest.param("arrow", {}, marks=pytest.mark.slow),
+        pytest.param("delta", {}, marks=pytest.mark.thorough),
     ],
 )
 def test_every_change_once_through_restarts_and_repeated_micro_batches(
@@ -156,8 +158,8 @@ def test_folders_and_files_are_open_as_the_umask_says(spark: Any, tmp_path: Path
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("moment", ["_log", *(pytest.param(one, marks=pytest.mark.slow) for one in ("_move", "tidy"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["_log", "_move", "tidy"])
 def test_a_commit_that_breaks_off_is_made_again(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -185,7 +187,7 @@ def test_a_commit_that_breaks_off_is_made_again(
     assert not list(written.folder.glob("_staging/*"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_selected_rows_and_columns_are_arrows_too(spark: Any, tmp_path: Path) -> None:
     written = Written(spark, tmp_path, "parquet")
     whole = written.changes
@@ -200,7 +202,7 @@ def test_selected_rows_and_columns_are_arrows_too(spark: Any, tmp_path: Path) ->
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("by_arrow", [True, False])
+@pytest.mark.parametrize("by_arrow", slow_but([True, False], False))
 def test_computed_columns_are_written(spark: Any, tmp_path: Path, by_arrow: bool) -> None:
     """Arrow's, or through Spark's rows where only Spark computes them."""
     written = Written(spark, tmp_path, "parquet")

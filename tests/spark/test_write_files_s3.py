@@ -104,6 +104,7 @@ def test_every_change_once_through_restarts_and_repeated_micro_batches(
     assert not [name for name in names if name.startswith("_staging")]
 
 
+@pytest.mark.slow
 def test_each_tenth_entry_of_the_log_has_all_files(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "_KEPT_S", -60)
     log, names = sink.ObjectLog(Files.at(store.uri)), list[str]()

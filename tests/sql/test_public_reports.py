@@ -25,7 +25,7 @@ from sql.tables import planned
 from sql.test_random import TABLES as NUMBERS
 from sql.test_run import history
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.one_in(3), pytest.mark.thorough]
 
 DOUBLE, TINY, LONG, TIME = pa.float64(), pa.int8(), pa.int64(), pa.timestamp("us", "UTC")
 TABLES = {

@@ -285,7 +285,7 @@ RANDOM = queries(), histories(), st.sampled_from(["per_batch", "per_event"]), st
 
 @pytest.mark.spark
 @given(*RANDOM)
-@settings(max_examples=10, phases=[Phase.generate])
+@settings(max_examples=6, phases=[Phase.generate])
 def test_a_query_is_sparks_own(spark, sql, history, emit, multi_way):
     against_spark(spark, sql, history, emit, multi_way)
 
@@ -316,7 +316,7 @@ ASKING = asking(), *RANDOM[1:]
 
 @pytest.mark.spark
 @given(*ASKING)
-@settings(max_examples=8, phases=[Phase.generate])
+@settings(max_examples=5, phases=[Phase.generate])
 def test_sub_queries_are_sparks_own(spark, sql, history, emit, multi_way):
     against_spark(spark, sql, history, emit, multi_way)
 
@@ -389,7 +389,7 @@ UNITING = uniting(), *RANDOM[1:]
 
 @pytest.mark.spark
 @given(*UNITING)
-@settings(max_examples=12, phases=[Phase.generate])
+@settings(max_examples=7, phases=[Phase.generate])
 def test_unions_are_sparks_own(spark, sql, history, emit, multi_way):
     against_spark(spark, sql, history, emit, multi_way)
 

@@ -45,7 +45,7 @@ _WORDS = r"""
 WORDS = _WORDS.split()
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(4000, marks=pytest.mark.slow)])
 def test_each_word_is_understood_or_refused(spark: Any, count: int) -> None:
     rng = random.Random(count)
     frames = {name: spark.createDataFrame(rows, schema) for name, (schema, rows) in TABLES.items()}

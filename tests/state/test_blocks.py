@@ -142,6 +142,7 @@ def test_a_record_of_files_comes_back(tmp_path: Path, inline: tuple[int, ...]) -
     assert size == stamp[0] + sum(path.stat().st_size for path in kept(tmp_path))
 
 
+@pytest.mark.slow
 def test_every_damaged_byte_of_a_file_is_found(tmp_path: Path) -> None:
     log(tmp_path).write_record(0, record(tmp_path))
     (path,) = kept(tmp_path)

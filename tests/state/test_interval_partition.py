@@ -91,7 +91,7 @@ def test_the_trace_has_what_it_is_to_test() -> None:
     assert LEFT_OVER.num_rows > 1
 
 
-@pytest.mark.one_in(2, all=1)
+@pytest.mark.one_in(4, all=2)
 @pytest.mark.parametrize("options", [{}, {"snapshot_every": 1}, {"snapshot_every": 3}])
 @pytest.mark.parametrize("seed", range(4))
 def test_restarts_and_repetitions_answer_alike(tmp_path: Path, options: dict[str, Any], seed: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from conftest import slow_but
 from oracle.drive import Backend
 
 from gpu_ops.descriptions.inputs import Input
@@ -113,7 +114,7 @@ def test_a_restart_at_any_point_answers_alike(tmp_path: Path, options: dict[str,
     assert bool(list((tmp_path / "p" / "0").glob("*.snapshot"))) == bool(options)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_but(range(12), *range(4)))
 def test_servers_that_take_turns_answer_alike(tmp_path: Path, seed: int) -> None:
     """Three servers, some with stale state, some just started; batches repeated at will."""
     rng = np.random.default_rng(seed)

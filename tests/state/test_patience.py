@@ -148,6 +148,7 @@ class Flock:
         self._asleep.discard(address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, pytest.param(150, marks=pytest.mark.slow)])
 def test_servers_that_stop_and_die_at_any_moment_change_no_row(tmp_path: Path, count: int) -> None:
     batches = wire_batches(count, rows=100, seed=count)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import combined
+from conftest import slow_but
 
 from gpu_ops.errors import StateError
 from gpu_ops.join_engine import JoinEngine
@@ -131,8 +132,8 @@ def full() -> BaseException:
     return OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize(("name", "seed"), combined(list(CASES), range(12)))
+@pytest.mark.parametrize("beside", slow_but([False, True], True))
+@pytest.mark.parametrize(("name", "seed"), slow_but(itertools.product(CASES, range(12)), ("full", 0), ("multi", 8)))
 def test_faults_change_no_answer(
     name: str, seed: int, beside: bool, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

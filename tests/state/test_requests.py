@@ -158,7 +158,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_odd_commands_are_answered_by_errors_of_ours(server: Server, seed: int) -> None:
     counted = odd_exchanges(server, server.log.parent, seed, 120 if seed == 1 else 1000)
     assert counted.get("DescriptionError", 0) > 20, counted

@@ -128,6 +128,7 @@ def counted(tables: list[pa.Table]) -> Counter[str]:
     return Counter(repr(sorted(row.items())) for table in tables for row in table.to_pylist())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "earlier", "seed"), combined(list(CASES), [False, True], range(3)))
 def test_partitions_that_are_cut_anew_answer_as_one_engine(
     name: str, earlier: bool, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -188,7 +188,7 @@ def many(where: Path, seed: int, rounds: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_programs_that_start_and_end_at_once(seed: int, tmp_path: Path) -> None:
-    many(tmp_path / "folders", seed, 8 if seed == 1 else 100)
+    many(tmp_path / "folders", seed, 8 if seed == 1 else 40)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import slow_but
 
 from cpu_fallback import CpuKernels, search
 from gpu_ops.state import runs, time_index
@@ -142,7 +143,7 @@ def test_some_entries_at_a_time_follow_as_all_at_once(seed: int) -> None:
     assert complete > 6
 
 
-@pytest.mark.parametrize("span", SPANS)
+@pytest.mark.parametrize("span", slow_but(SPANS, SPANS[0]))
 def test_no_micro_batch_waits_for_a_merge(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many entries there are, some for each that comes are merged; what has been taken meanwhile stays so."""
     done, rng, kernels, each = [0], np.random.default_rng(span), CpuKernels(), 64  # entries in each micro-batch
