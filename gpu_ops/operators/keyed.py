@@ -60,11 +60,11 @@ class KeyedOperator(Operator):
         """
 
     @abc.abstractmethod
-    def rows(self, found: Any, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: Any, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The rows of the changelog, in order.
 
         Args:
-            found: what `find` gave.
+            matches: what `find` gave.
             sides: the lifetimes of each input's rows.
             event_kinds: the row kind of each logical time; None for a net change.
         """
@@ -122,9 +122,9 @@ class KeyedOperator(Operator):
             for table, change, what in zip(self.tables, changes, on_device(self.tables, changes, net=net), strict=True)
         ]
         updated = time.perf_counter()
-        found = self.find(sides, net=net)
+        matches = self.find(sides, net=net)
         probed = time.perf_counter()
-        rows = self.rows(found, sides, event_kinds)
+        rows = self.rows(matches, sides, event_kinds)
         self.check_output(rows.size)
         frame = self.values(rows)
         kinds = _on_host(kernels, rows.kinds)

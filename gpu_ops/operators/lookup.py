@@ -49,9 +49,9 @@ class LookupOperator(KeyedOperator):
         )
         return probe(self.tables, (sides[0], sides[1]), 0, request, dying=False)
 
-    def rows(self, found: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The pairs, and left rows without one, in the order of the left rows."""
-        (left, right), xp, (side, _) = found, self.kernels.xp, sides
+        (left, right), xp, (side, _) = matches, self.kernels.xp, sides
         new = as_slots(self.kernels, side.first_new, side.new)
         self.tables[0].end_stillborn(new)
         if self.description.how == "left":
