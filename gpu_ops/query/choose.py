@@ -287,23 +287,23 @@ class Chooser(Scope):
         grows = choice.kind in ("interval", "temporal", "lookup") or (choice.kind == "asof" and self.final)
         return None if grows else f"the {choice.shown} join below takes rows back"
 
-    def _lost(self, relation: Relation, column: QueryColumn) -> str | None:
+    def lost(self, relation: Relation, column: QueryColumn) -> str | None:
         """The place in a relation where an event time ceases to be one, in words; None if there is no such place."""
         if isinstance(relation, RowByRow):
-            return self._lost(relation.below, column)
+            return self.lost(relation.below, column)
         if isinstance(relation, Scan):
             return None
         if isinstance(relation, UnionOf):
             timed = any(of in self.event_times(part) for part in relation.parts for of in relation.of_parts[column])
-            why = "each part of a UNION ALL has its own watermark"
+            why = "each part of a UNION ALL has its own watermark (give the union of the DataFrames one, withWatermark)"
             return f"{column} is no event time any more: {why}" if timed else None
         if isinstance(relation, OfGroups):
             if column not in self.event_times(relation.below):
-                return self._lost(relation.below, column)
+                return self.lost(relation.below, column)
             return f"{column} is no event time any more: {self.taken_back(relation)}"
         assert isinstance(relation, JoinOf)
         side = relation.left if column in relation.left.columns else relation.right
-        below = self._lost(side, column)
+        below = self.lost(side, column)
         if below is not None or column not in self.event_times(side) or column in self.event_times(relation):
             return below
         choice = self.choice(relation)
@@ -510,7 +510,7 @@ class Chooser(Scope):
         left, right = self.event_times(join.left), self.event_times(join.right)
         for condition in timed:
             for column in sorted(condition.times - left - right, key=str):
-                lost = self._lost(join.left if column in join.left.columns else join.right, column)
+                lost = self.lost(join.left if column in join.left.columns else join.right, column)
                 self.fail(f"{lost}. Join on both event times first. {_PLAIN.format(column)}", condition.java)
         bounds_of: list[tuple[Expr, list[Bound]]] = []
         for condition in timed:
@@ -570,7 +570,7 @@ class Chooser(Scope):
             if why is not None:
                 self.fail(f"with emit 'at_watermark' an ASOF join takes inputs that only grow, and {why}", join.java)
             if time not in self.event_times(side):
-                lost = self._lost(side, time) or f"{time} has none: withWatermark, or event_time of its stream"
+                lost = self.lost(side, time) or f"{time} has none: withWatermark, or event_time of its stream"
                 self.fail(f"emit 'at_watermark' goes by the watermarks of both times, and {lost}", join.java)
         which = "the last up to" if asof.direction == "backward" else "the first from"
         if not asof.exact:
@@ -585,7 +585,7 @@ class Chooser(Scope):
         """The rule of a temporal join."""
         left = None if said.as_of is None else join.left.shown.get(said.as_of)
         if left is None or left not in self.event_times(join.left):
-            lost = None if left is None else self._lost(join.left, left)
+            lost = None if left is None else self.lost(join.left, left)
             takes = "FOR SYSTEM_TIME AS OF takes an event time of the left input"
             how = "join by time first" if lost else "withWatermark, or event_time of its stream"
             self.fail(f"{takes}{f', and {lost}' if lost else ''} ({how})", join.java)

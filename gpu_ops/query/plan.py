@@ -337,11 +337,9 @@ class PlanBuilder:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
         if isinstance(relation, relations.SessionsOf):
             if self.chooser.final and relation.time not in self.chooser.event_times(relation.below):
-                self.chooser.fail(
-                    f"emit 'at_watermark' goes by an event time, and {relation.time} is none: withWatermark, or "
-                    "event_time of its stream",
-                    relation.java,
-                )
+                why = self.chooser.lost(relation.below, relation.time)
+                why = why or f"{relation.time} is none: withWatermark, or event_time of its stream"
+                self.chooser.fail(f"emit 'at_watermark' goes by an event time, and {why}", relation.java)
             return [relation.time]
         if not self.chooser.final:
             return []
@@ -355,6 +353,9 @@ class PlanBuilder:
             if isinstance(below, relations.Compute):
                 wanted |= _inside({made: expr for made, expr in below.computed.items() if made in wanted})
             below = below.below
+        lost = next(filter(None, (self.chooser.lost(below, c) for c in sorted(wanted & below.columns, key=str))), None)
+        if lost is not None and not known:
+            self.chooser.fail(f"emit 'at_watermark' goes by an event time, and {lost}", relation.java)
         return [c for c in known if c in wanted] or known[:1]
 
     # --- joins ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.plan.column_metadata import has_watermarks_of_parts
 from spark.support import Sink, Source, drain, start
 
 pytestmark = pytest.mark.spark
@@ -189,6 +190,15 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
     ]:
         with pytest.raises(DescriptionError, match=message):
             make()
+    parts = windowed(df.drop("w")).union(windowed(Source(spark, tmp_path / "other", SCHEMA).df))
+    for union in (parts, parts.where("x > 1")):
+        with pytest.raises(DescriptionError, match=r"a watermark each, .* withWatermark\('t', ...\) behind"):
+            gpu_ops.aggregate(union, "w", n, emit="at_watermark")
+        with pytest.raises(DescriptionError, match="'left' is a union of streams with a watermark each"):
+            gpu_ops.interval_join(union.drop("w"), df.drop("w"), "k", lower=0, upper=5)
+    assert has_watermarks_of_parts(parts)
+    assert not has_watermarks_of_parts(windowed(parts.drop("w")))
+    assert not has_watermarks_of_parts(df)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         days = df.withColumn("day", f.date_trunc("day", "t"))

@@ -51,6 +51,7 @@ AS_OF = "SELECT c.x FROM clicks c JOIN views FOR SYSTEM_TIME AS OF"
 BOUNDED = "clicks c JOIN views v ON c.uid = v.uid AND c.ts BETWEEN v.ts - INTERVAL 1 HOUR AND v.ts"
 TWO = "FROM clicks c JOIN users q ON q.uid = c.uid"
 GROUPED = "(SELECT max(name) AS m, uid FROM users GROUP BY uid) u"
+UNITED = "(SELECT ts FROM clicks UNION ALL SELECT ts FROM views) q"
 KEPT = Table("kept", TABLES["users"].schema, ttl_ms=1000)
 CARDS = Table("cards", TABLES["edits"].schema, row_kind="op", unique_key=("uid",), event_times=("ts",))
 FILTERED = FINAL | {"tables": {"cards": CARDS}}
@@ -67,6 +68,8 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("SELECT y.uid FROM payments y ASOF JOIN views v ON y.uid = v.uid AND y.at >= v.ts", FINAL),
     ("SELECT count(*) AS n FROM clicks\n GROUP BY window(ts, '10 seconds', '5 seconds')", FINAL),
     ("SELECT count(*) AS n FROM clicks GROUP BY uid", FINAL),
+    (f"SELECT count(*) AS n FROM {UNITED} GROUP BY window(ts, '10 minutes')", FINAL),
+    (f"SELECT count(*) AS n FROM {UNITED} GROUP BY session_window(ts, '10 minutes')", FINAL),
     ("SELECT count(*) AS n FROM payments GROUP BY uid", FINAL),
     ("SELECT count(*) AS n FROM payments GROUP BY session_window(at, '5 minutes')", FINAL),
     ("SELECT count(*) AS n FROM clicks GROUP BY session_window(ts, IF(x > 1, '1 hour', '2 hours'))", {}),

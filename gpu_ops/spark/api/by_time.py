@@ -41,6 +41,7 @@ from gpu_ops.spark.plan.column_metadata import (
     SIDE,
     Delay,
     delays,
+    has_watermarks_of_parts,
     inputs_metadata,
     late_struct,
     lost_row_time,
@@ -197,35 +198,38 @@ def heartbeat_ms(heartbeat: Duration | None, emit: Emit) -> int | None:
 
 
 def timed(
-    sides: Sequence[Stream], time: str | tuple[str, str] | None = None
+    sides: Sequence[Stream], time: str | tuple[str, str] | None = None, *, goes_by_watermark: bool = True
 ) -> tuple[tuple[Stream, Stream], tuple[str | None, str | None]]:
     """Finds the event times and delays of two inputs, and the plan ids of the joins that their watermarks come from.
 
     Args:
         sides: the left and the right input.
         time: the event-time columns, as in `asof_join`.
+        goes_by_watermark: whether the operator has a watermark.
 
     Raises:
-        DescriptionError: an input does not say what its event time is.
+        DescriptionError: an input does not say what its event time is, or is a union with several watermarks.
     """
     both = (time, time) if isinstance(time, str) else time
     if both is not None and not (isinstance(both, tuple) and len(both) == 2 and all(isinstance(c, str) for c in both)):
         raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or one name for both")
     (left, from_left), (right, from_right) = (
-        timed_input(side, own) for side, own in zip(sides, both or (None, None), strict=True)
+        timed_input(side, own, goes_by_watermark=goes_by_watermark)
+        for side, own in zip(sides, both or (None, None), strict=True)
     )
     return (left, right), (from_left, from_right)
 
 
-def timed_input(side: Stream, time: str | None = None) -> tuple[Stream, str | None]:
+def timed_input(side: Stream, time: str | None = None, *, goes_by_watermark: bool = True) -> tuple[Stream, str | None]:
     """Finds the event time and delay of an input, and the plan id of the join by time that its watermark comes from.
 
     Args:
         side: the input.
         time: its event-time column; None where the input names it.
+        goes_by_watermark: whether the operator has a watermark.
 
     Raises:
-        DescriptionError: it does not say what its event time is.
+        DescriptionError: it does not say what its event time is, or is a union with several watermarks.
     """
     label = side.label
     found = {name: known for name, known in delays(side.df).items() if not is_window(side.df.schema[name].dataType)}
@@ -248,6 +252,12 @@ def timed_input(side: Stream, time: str | None = None) -> tuple[Stream, str | No
         (column,) = found
     known = found.get(column, Delay(0, None)) if side.delay_ms is None else Delay(side.delay_ms, None)
     given = side.delay_ms is not None or column in found
+    of_spark = goes_by_watermark and given and side.delay_ms is None and known.plan_id is None
+    if of_spark and has_watermarks_of_parts(side.df):
+        raise DescriptionError(
+            f"input '{label}' is a union of streams with a watermark each, of which the smallest would be its own: "
+            f"give it one for all of its rows instead, withWatermark({column!r}, ...) behind the union"
+        )
     side = dataclasses.replace(side, event_time=column, delay_ms=known.ms if given else None)
     # The join that made a row knows how old its next ones may be; a column on its own only guesses.
     made = None if known.plan_id is None else made_by(side.df)
@@ -323,7 +333,7 @@ def asof_join(
     """
     check_options(asof_join, options, AsofJoinOptions)
     sides, emit = settled(two_streams(left, right), options)
-    sides, upstream = timed(sides, time)
+    sides, upstream = timed(sides, time, goes_by_watermark=emit == "at_watermark")
     description, sides, _ = two_sided(
         AsofJoin,
         how,

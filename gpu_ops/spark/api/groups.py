@@ -111,7 +111,7 @@ def aggregate(
     if period is not None and emit != "at_watermark":
         raise DescriptionError("heartbeat= goes with emit='at_watermark' only")
     if emit == "at_watermark" or session_gap is not None:
-        source, above = timed_input(source)
+        source, above = timed_input(source, goes_by_watermark=emit == "at_watermark")
         upstream = above if emit == "at_watermark" else None
     late = "drop" if static else late
     described: Aggregate

@@ -88,6 +88,26 @@ def delays(df: DataFrame) -> dict[str, Delay]:
     return found
 
 
+def has_watermarks_of_parts(df: DataFrame) -> bool:
+    """True for a union of streams with watermarks of their own, of which Spark takes the smallest, and none above it.
+
+    The metadata of its columns are those of its first part.
+    """
+    node = analyzed(df)
+    while str(node.nodeName()) not in ("EventTimeWatermark", "Union"):
+        below = children_of(node)
+        if len(below) != 1:
+            return False
+        (node,) = below
+    waiting = children_of(node) if str(node.nodeName()) == "Union" else []
+    while waiting:
+        node = waiting.pop()
+        if str(node.nodeName()) == "EventTimeWatermark":
+            return True
+        waiting += children_of(node)
+    return False
+
+
 def is_changelog(df: DataFrame) -> bool:
     """True if a DataFrame still has the row-kind column of an operator of this package."""
     return any(x.name == ROW_KIND_COLUMN and CHANGELOG in (x.metadata or {}) for x in df.schema.fields)
