@@ -247,6 +247,13 @@ def test_a_folder_of_operators_alone_goes_on_so(
     check(sink, SQL, feeds, least=100)
     with pytest.raises(gpu_ops.DescriptionError, match="3 operators share this folder's one engine"):
         rescale(str(fresh / "left"), 2)
+    more_keys = stream(feeds[2].df, name="more", row_kind="op")
+    above = gpu_ops.semi_join(
+        chain(feeds, tmp_path / "o"), more_keys, on="user_id", partitions=2, state=str(tmp_path / "o" / "above")
+    )
+    assert gpu_ops.explain(above).count("in the same Spark task") == 3
+    folders = {str(x.state) for x in Directory.of(above.sparkSession).registry.started.values()}
+    assert {str(tmp_path / "o" / name) for name in ("bought", "sized", "left", "above")} <= folders
     monkeypatch.undo()
     with pytest.raises(gpu_ops.StateError, match=r"one engine of one partition had all 3 operators.*Give partitions=1"):
         drain(chain(feeds, fresh), sink, fresh / "checkpoint")

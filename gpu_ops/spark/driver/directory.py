@@ -23,7 +23,6 @@ from gpu_ops.spark.driver.cluster import ClusterServers
 from gpu_ops.spark.driver.executors import Executors, on_cluster
 from gpu_ops.spark.driver.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.driver.process import START_S, EmbeddedServers
-from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.driver.registry import ONE_JOIN, JoinState, Registry, Started
 from gpu_ops.spark.metrics.metrics import TASK_METRICS, JoinRun, metric_names
 from gpu_ops.spark.metrics.progress import ProgressListener, serve
@@ -164,10 +163,12 @@ class Directory:
         active = self._active_runs()
         return next((query_id for query_id, run_id in self.registry.users(state) if run_id in active), None)
 
-    def check_at_start(self, plan: JoinPlan, state: StateAddress | None) -> None:
-        """Registers a join's state folder, to be checked when its query is started; see `check_started`."""
-        if state is not None:
-            self.registry.started[plan.plan_id] = Started(state)
+    def check_at_start(self, plan_id: str, state: StateAddress | None) -> None:
+        """Registers the state folder of an operator, or that it has none, for the check of a query that is started."""
+        if state is None:
+            self.registry.started.pop(plan_id, None)
+        else:
+            self.registry.started[plan_id] = Started(state)
 
     @classmethod
     def check_started(cls, query: Any) -> None:
