@@ -2,7 +2,8 @@
 
 Three questions:
 - a micro-batch of 2,000 rows within one engine, by the number of operators, by CPU time of the process;
-- the same through Spark, in one task and as a stage for each operator, by the CPU time of the whole machine;
+- the same through Spark, by the CPU time of the whole machine: in one engine (one partition each), in one task and as a
+  stage for each operator (two partitions each);
 - a join and an aggregate over 1M rows in micro-batches of 250,000, beside polars, which reads all rows at once.
 
     python -m benchmarks.chain [--rounds 5] [--batches 60] [--quick]
@@ -68,20 +69,25 @@ def ours(operators: int, tables: tuple[pa.Table, pa.Table], batch: int, *, per_b
     return spent / (left.num_rows / batch) if per_batch else spent
 
 
-def through_spark(operators: int, batches: int, *, stages: bool) -> float:
+_WAYS = {"one engine": (4, 1), "one task": (4, 2), "stages": (0, 2)}
+"""The most partitions of an operator that shares a task, and the partitions of each."""
+
+
+def through_spark(operators: int, batches: int, *, way: str) -> float:
     """CPU seconds of the machine in one micro-batch of a query, after some that are not counted."""
-    changes.MOST_IN_ONE_TASK = 0 if stages else 4
+    changes.MOST_IN_ONE_TASK, partitions = _WAYS[way]
     spark = local_session(2)
     left, right = (
         spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load().selectExpr(*columns)
         for columns in (("value AS k", "value % 5000 AS c"), ("value AS k", "value % 100 AS v"))
     )
     work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
-    df = gpu_ops.join(left, right, on="k", state=f"{work}/1", name="o1")
+    df = gpu_ops.join(left, right, on="k", state=f"{work}/1", name="o1", partitions=partitions)
     by, of = "c", "v"
     for number in range(2, operators + 1):
         measures = {f"n{number}": "count(*)", f"t{number}": f"sum({of})"}
-        df = gpu_ops.aggregate(df, by=by, aggregates=measures, state=f"{work}/{number}", name=f"o{number}")
+        own = {"state": f"{work}/{number}", "name": f"o{number}", "partitions": partitions}
+        df = gpu_ops.aggregate(df, by=by, aggregates=measures, **own)
         by, of = f"n{number}", f"t{number}"
     query = df.writeStream.format("noop").option("checkpointLocation", f"{work}/checkpoint").start()
 
@@ -124,15 +130,15 @@ def main() -> None:
     whole = {name: summarise(x) for name, x in interleave(pair, options.rounds, warmup=1).items()}
     counts = (1, 2) if options.quick else (1, 2, 3, MOST)
     queries = {
-        f"{n} operators{', stages' if stages else ''}": partial(through_spark, n, options.batches, stages=stages)
+        f"{n} operators, {way}": partial(through_spark, n, options.batches, way=way)
         for n in counts
-        for stages in ((False, True) if n > 1 else (False,))
+        for way in _WAYS
+        if n > 1 or way != "stages"
     }
     spark = {name: summarise(x) for name, x in interleave(queries, options.rounds, warmup=1).items()}
-    whole_chain, alone = f"{counts[-1]} operators", spark["1 operators"].median
+    alone = {way: spark[f"1 operators, {'one task' if way == 'stages' else way}"].median for way in _WAYS}
     further_in_spark = {
-        way: (spark[f"{whole_chain}{suffix}"].median - alone) / (counts[-1] - 1)
-        for way, suffix in (("one task", ""), ("stages", ", stages"))
+        way: (spark[f"{counts[-1]} operators, {way}"].median - alone[way]) / (counts[-1] - 1) for way in _WAYS
     }
     further = (found[f"{MOST} operators"].median - found["1 operators"].median) / (MOST - 1)
     results = {

@@ -16,7 +16,7 @@ from cpu_fallback.hashing import UInt64s, equal_arrays, expand, hash_rows, valid
 from cpu_fallback.store import CpuStore, Frame, Growable
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Ints, Mask, Positions
-from gpu_ops.conditions import Condition
+from gpu_ops.conditions import Expression
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import LOOKUPS, DataFrames, Kernels, SearchedRun, TooMany, as_slots
 from gpu_ops.values import fitted, one_array
@@ -124,7 +124,7 @@ class CpuKernels:
     sole_matches = search.sole_matches
     grouped = search.grouped
 
-    def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Mask:
+    def evaluate(self, condition: Expression, frames: Mapping[str, Frame], length: int) -> Mask:
         """Mask of rows for which the condition is true."""
         batches = {name: frame.batch() for name, frame in frames.items()}
         return evaluate(condition, batches, length=length)

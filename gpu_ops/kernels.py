@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Mask, Positions, Slots
-from gpu_ops.conditions import Condition
+from gpu_ops.conditions import Expression
 from gpu_ops.files.disk import Disk
 
 Frame = Any
@@ -353,7 +353,7 @@ class Kernels(Protocol):
             one before it, though their hashes look alike: few or none.
         """
 
-    def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
+    def evaluate(self, condition: Expression, frames: Mapping[str, Frame], length: int) -> Array:
         """Mask of rows for which the condition is true; unknown is not true."""
 
     # --- arrays ------------------------------------------------------------------------------

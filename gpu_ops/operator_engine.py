@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
-from gpu_ops.descriptions.changelog import BAD_ROW_KIND
+from gpu_ops.descriptions.changelog import BAD_ROW_KIND, LONG_STRINGS
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.fields import reading, whole_number
@@ -35,8 +35,6 @@ _log = logging.getLogger("gpu_ops")
 
 _SET_BACK_MS: Final = 1000
 """By so much more a clock is said to have been set back."""
-_KINDS: Final = ("insert", "update_before", "update_after", "delete")
-"""By their codes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,8 +324,8 @@ class OperatorEngine:
                 f"{name}_disk_bytes": table.disk_bytes,
             }
         metrics |= self.memory.moved()
-        counts = [int(np.count_nonzero(made.kinds == code)) for code in range(len(_KINDS))]
-        metrics |= {f"rows_out_{name}": count for name, count in zip(_KINDS, counts, strict=True)}
+        counts = [int(np.count_nonzero(made.kinds == code)) for code in range(len(LONG_STRINGS))]
+        metrics |= {f"rows_out_{name}": count for name, count in zip(LONG_STRINGS, counts, strict=True)}
         metrics |= {f"lookups_{way}": count - looked_up[way] for way, count in self.kernels.lookups.items()}
         metrics |= made.metrics
         metrics["update_ms"] = metrics.get("update_ms", 0) + (ingested - started) * 1e3

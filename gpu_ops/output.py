@@ -65,14 +65,9 @@ class Output:
     beside: tuple[Beside, ...] = ()
 
 
-def value_schema(description: Description) -> pa.Schema:
-    """The changelog's columns without the row kind."""
-    return pa.schema(list(description.output_schema)[1:])
-
-
 def no_output(description: Description, metrics: dict[str, int | float]) -> Output:
     """The output of a micro-batch without any rows."""
-    return Output(value_schema(description).empty_table(), np.empty(0, np.int8), np.empty(0, np.int64), metrics)
+    return Output(description.values_schema.empty_table(), np.empty(0, np.int8), np.empty(0, np.int64), metrics)
 
 
 def changelog(description: Description, kernels: Kernels, output: Output) -> Changelog:
@@ -151,7 +146,7 @@ def values_table(
     description: Description, kernels: Kernels, values: Frame | pa.Table, later: Array | None = None
 ) -> pa.Table:
     """The values of n rows in Arrow; arguments as the fields of `Output`."""
-    schema = value_schema(description)
+    schema = description.values_schema
     if isinstance(values, pa.Table):
         return values
     if later is None:

@@ -154,20 +154,42 @@ class Condition(Expression):
         An item is a column's input and name, a constant's value and type, or an operation, the places of its operands
         and the type of what it gives.
         """
-        items: dict[str, list[Any]] = {}
-        places: dict[int, int] = {}
-        order: dict[str, int] = {}
-        for node in nodes_of(self.root):
-            if isinstance(node, ColumnRef):
-                item: list[Any] = [node.input, node.name]
-            elif isinstance(node, Literal):
-                value = str(node.value) if isinstance(node.value, Decimal) else node.value
-                item = [{"value": value, "type": str(node.type)}]
-            else:
-                item = [node.op, [places[id(arg)] for arg in node.args], str(node.type)]
-            items.setdefault(repr(item), item)  # so that equal trees are equal lists
-            places[id(node)] = order.setdefault(repr(item), len(order))
-        return {"text": self.sql, "tree": list(items.values())}
+        return {"text": self.sql, "tree": tree_of(self.root)}
+
+
+def tree_of(root: Node) -> list[Any]:
+    """An expression tree for JSON, as `Condition.to_dict` says; equal trees give equal lists."""
+    items: dict[str, list[Any]] = {}
+    places: dict[int, int] = {}
+    order: dict[str, int] = {}
+    for node in nodes_of(root):
+        if isinstance(node, ColumnRef):
+            item: list[Any] = [node.input, node.name]
+        elif isinstance(node, Literal):
+            value = str(node.value) if isinstance(node.value, Decimal) else node.value
+            item = [{"value": value, "type": str(node.type)}]
+        else:
+            item = [node.op, [places[id(arg)] for arg in node.args], str(node.type)]
+        items.setdefault(repr(item), item)
+        places[id(node)] = order.setdefault(repr(item), len(order))
+    return list(items.values())
+
+
+def read_tree(tree: Sequence[Any], inputs: Mapping[str, pa.Schema]) -> Node:
+    """The tree that `tree_of` has written, over columns of the inputs."""
+    nodes: list[Node] = []
+    for item in tree:
+        if len(item) == 1:
+            type_ = _type_of(item[0]["type"])
+            value = item[0]["value"]
+            nodes.append(Literal(Decimal(value) if kind(type_) == "decimal" and value is not None else value, type_))
+        elif len(item) == 2:
+            name, column = item
+            nodes.append(ColumnRef(name, column, column_type(inputs[name].field(column).type)))
+        else:
+            op, args, name = item
+            nodes.append(Call(Op(op), tuple(nodes[place] for place in args), _type_of(name)))
+    return nodes[-1]
 
 
 Where = str | Mapping[str, Any] | Condition | None
@@ -194,19 +216,7 @@ def condition_of(where: Where, inputs: Mapping[str, pa.Schema], *, ansi: bool) -
         return of_tree(where.sql, [where.root], inputs, ansi=ansi, mode_matters=where.mode_matters)
     if not isinstance(where, Mapping) or not where.keys() >= {"text", "tree"}:
         raise DescriptionError(f"where={where!r}; it is a condition's text, such as 'left.x > right.y'")
-    nodes: list[Node] = []
-    for item in where["tree"]:
-        if len(item) == 1:
-            type_ = _type_of(item[0]["type"])
-            value = item[0]["value"]
-            nodes.append(Literal(Decimal(value) if kind(type_) == "decimal" and value is not None else value, type_))
-        elif len(item) == 2:
-            name, column = item
-            nodes.append(ColumnRef(name, column, column_type(inputs[name].field(column).type)))
-        else:
-            op, args, name = item
-            nodes.append(Call(Op(op), tuple(nodes[place] for place in args), _type_of(name)))
-    return of_tree(where["text"], nodes[-1:], inputs, ansi=ansi, mode_matters=ansi)
+    return of_tree(where["text"], [read_tree(where["tree"], inputs)], inputs, ansi=ansi, mode_matters=ansi)
 
 
 def _type_of(text: str) -> pa.DataType:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
-from gpu_ops.conditions import Condition, nodes_of
+from gpu_ops.conditions import Expression, nodes_of
 from gpu_ops.conditions.expressions import FLOAT, Call, ColumnRef, Literal, Op, kind
 from gpu_ops.cudf_backend import hashing
 from gpu_ops.cudf_backend.frame import Frame, choose, from_values, to_arrow, valid_mask, values
@@ -49,7 +49,7 @@ class Datum:
         return self.data if self.valid is None else self.data & self.valid
 
 
-def evaluate(condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
+def evaluate(condition: Expression, frames: Mapping[str, Frame], length: int) -> Array:
     """Flags the rows for which a condition is true; unknown (null) is not.
 
     Args:
@@ -83,7 +83,7 @@ def evaluate(condition: Condition, frames: Mapping[str, Frame], length: int) -> 
     return cp.array(cp.broadcast_to(known[id(condition.root)].true, (length,)))
 
 
-def _sample(condition: Condition, frames: Mapping[str, Frame], row: Array) -> dict[str, object]:
+def _sample(condition: Expression, frames: Mapping[str, Frame], row: Array) -> dict[str, object]:
     """The columns of one row, in host memory."""
     sample: dict[str, object] = {}
     for name, column in ((name, column) for name, used in condition.columns.items() for column in used):

@@ -14,7 +14,7 @@ import pylibcudf as plc
 
 from cpu_fallback import CpuKernels
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.conditions import Condition
+from gpu_ops.conditions import Expression
 from gpu_ops.cudf_backend import compare, device, hashing
 from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.dataframes import CudfFrames
@@ -184,7 +184,7 @@ class CudfKernels:
         """Rows put side by side where their hashes look alike."""
         return compare.grouped(self, types, own, hashes)
 
-    def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
+    def evaluate(self, condition: Expression, frames: Mapping[str, Frame], length: int) -> Array:
         """Mask of rows for which the condition is true."""
         return evaluate(condition, frames, length)
 

@@ -28,6 +28,8 @@ ROW_KIND_COLUMN: Final = "row_kind"
 ROW_KIND_NAMES: Final = (ROW_KIND_COLUMN, "op", "__op", "_change_type", "change_type", "kind", "rowkind")
 """What changelogs of other systems call theirs: Debezium, Delta, Flink."""
 SHORT_STRINGS: Final = ("+I", "-U", "+U", "-D")
+LONG_STRINGS: Final = ("insert", "update_before", "update_after", "delete")
+"""What metrics call them."""
 
 BAD_ROW_KIND: Final = "bad"
 """The row kind of a row handed out because it could not be joined (``bad_rows="tag"``)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
 from gpu_ops.descriptions.inputs import Input, Layout
 from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.errors import DescriptionError
 
 _LAST = "output"
@@ -33,20 +34,36 @@ class Vertex:
         description: what it does.
         sources: for each of its inputs the name of the input of the dataflow, or of the operator before it, that it
             reads.
+        projections: for each input what it takes of the changes of the operator before it, of all but their row kinds;
+            None for all. Empty: all of everything.
     """
 
     name: str
     description: Description
     sources: tuple[str, ...]
+    projections: tuple[Projection | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not any(self.projections):
+            object.__setattr__(self, "projections", ())
+
+    @property
+    def edges(self) -> Iterator[tuple[Input, str, Projection | None]]:
+        """Each input, the name of what it reads, and what it takes of that."""
+        projections = self.projections or (None,) * len(self.sources)
+        return zip(self.description.inputs, self.sources, projections, strict=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Gives the vertex for JSON."""
-        return {"name": self.name, "description": self.description.to_dict(), "sources": list(self.sources)}
+        own = {"name": self.name, "description": self.description.to_dict(), "sources": list(self.sources)}
+        if not any(self.projections):
+            return own
+        return {**own, "projections": [one and one.to_dict() for one in self.projections]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave, in which `gpu_ops.descriptions.kinds` has read the description."""
-        return cls(data["name"], data["description"], tuple(data["sources"]))
+        """From what `to_dict` gave, in which `gpu_ops.descriptions.kinds` has read the operators before it."""
+        return cls(data["name"], data["description"], tuple(data["sources"]), tuple(data.get("projections", ())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,12 +130,12 @@ class Dataflow(Description):
             if len(vertex.sources) != len(vertex.description.inputs):
                 count = len(vertex.description.inputs)
                 raise DescriptionError(f"operator '{vertex.name}' has {count} inputs and reads {len(vertex.sources)}")
-            for source, name in zip(vertex.description.inputs, vertex.sources, strict=True):
+            for source, name, projection in vertex.edges:
                 if name not in before:
                     raise DescriptionError(
                         f"operator '{vertex.name}' reads {name!r}; before it are {', '.join(before)}"
                     )
-                _check_edge(vertex, source, known[name])
+                _check_edge(vertex, source, known[name], projection)
             read.update(vertex.sources)
             before.append(vertex.name)
             self._check_vertex(vertex)
@@ -264,10 +281,15 @@ _SHARED = ("unique_key", "row_kind", "sequence_by", "bad_rows", "updates")
 """What an operator's input has as the dataflow's input that it reads has it."""
 
 
-def _check_edge(vertex: Vertex, source: Input, read: Input | Description) -> None:
+def _check_edge(vertex: Vertex, source: Input, read: Input | Description, projection: Projection | None = None) -> None:
     """Refuses what does not have the columns, or the row kinds, that an operator takes there."""
     where = f"operator '{vertex.name}', input '{source.name}'"
-    schema = read.schema if isinstance(read, Input) else pa.schema(list(read.output_schema)[1:])
+    schema = read.schema if isinstance(read, Input) else read.values_schema
+    if projection is not None:
+        if isinstance(read, Input):
+            raise DescriptionError(f"{where}: what comes from outside is filtered and projected there")
+        kinds = projection.types(schema)
+        schema = pa.schema(list(zip(source.schema.names, kinds, strict=False)))
     if not source.schema.equals(schema):
         raise DescriptionError(f"{where}: its columns are {_shown(source.schema)}, and it reads {_shown(schema)}")
     if isinstance(read, Input):

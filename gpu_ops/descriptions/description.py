@@ -173,6 +173,11 @@ class Description(abc.ABC):
         fields = [pa.field(c.name, c.type) for c in self.output]
         return pa.schema([pa.field(ROW_KIND_COLUMN, pa.string(), nullable=False), *fields])
 
+    @functools.cached_property
+    def values_schema(self) -> pa.Schema:
+        """The changelog's columns without the row kind."""
+        return pa.schema(list(self.output_schema)[1:])
+
     @property
     def insert_only(self) -> bool:
         """Tells whether nothing that comes out is ever taken back."""
@@ -180,9 +185,8 @@ class Description(abc.ABC):
 
     def as_input(self, name: str) -> Input:
         """Its changelog as an input of another operator."""
-        schema = pa.schema(list(self.output_schema)[1:])
         row_kind = None if self.insert_only else ROW_KIND_COLUMN
-        return Input(name, schema, self.unique_key, row_kind, updates="retract")
+        return Input(name, self.values_schema, self.unique_key, row_kind, updates="retract")
 
     @property
     def _grows(self) -> bool:

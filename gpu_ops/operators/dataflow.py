@@ -26,12 +26,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import operators
+from gpu_ops.conditions import nodes_of
+from gpu_ops.conditions.expressions import Call, Op
+from gpu_ops.descriptions.changelog import LONG_STRINGS
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex, bounded_times
+from gpu_ops.descriptions.projection import ROWS, Projection, column_of
 from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.ingest import Ingested, ingest_checked
 from gpu_ops.kernels import Kernels
+from gpu_ops.operators.core.projection import project
 from gpu_ops.operators.operator import InputTable, Operator, Room, TimedOperator
-from gpu_ops.output import Changelog, Output, changelog, value_schema, values_table
+from gpu_ops.output import Changelog, Output, changelog, values_table
 from gpu_ops.state.pieces import FromSnapshot, Storable
 
 _CLOCK = "clock_ms"
@@ -78,14 +83,23 @@ class DataflowOperator(Operator):
         known = {source.name: change for source, change in zip(self.description.inputs, changes, strict=True)}
         metrics: dict[str, int | float] = {}
         for vertex, operator in self._pairs():
-            taken, causes = ingest_checked(vertex.description, [known[name] for name in vertex.sources])
+            edges = [
+                known[name] if projection is None else _projected(self.kernels, known[name], projection, source.schema)
+                for source, name, projection in vertex.edges
+            ]
+            taken, causes = ingest_checked(vertex.description, edges)
             ended = operator is ending
             watermark = operator.last_watermark_ms if ended else self._watermark(vertex, operator, clock_ms)
             output = operator.prepare(taken, clock_ms, watermark)
             output = dataclasses.replace(output, sequence=_caused(output.sequence, causes))
             known[vertex.name] = _read(vertex, self.kernels, output)
             for side, change in zip(vertex.description.sides, taken, strict=True):
+                metrics[f"{vertex.name}.{side}_rows_in"] = change.rows_in
                 metrics[f"{vertex.name}.{side}_bad_rows"] = change.bad_rows
+            if vertex is not self.description.operators[-1]:
+                counts = np.bincount(output.kinds, minlength=len(LONG_STRINGS)).tolist()
+                rows_out = dict(zip(LONG_STRINGS, counts, strict=True))
+                metrics |= {f"{vertex.name}.rows_out_{kind}": rows for kind, rows in rows_out.items()}
             for name, value in output.metrics.items():
                 shared = name.endswith("_ms") and not re.search("time_ms$|watermark_ms$", name)
                 metrics |= {name: metrics.get(name, 0) + value} if shared else {f"{vertex.name}.{name}": value}
@@ -175,7 +189,7 @@ make = DataflowOperator
 
 def _read(vertex: Vertex, kernels: Kernels, output: Output) -> Ingested:
     """An operator's changelog as the next one takes it: on a card the rows stay there."""
-    schema, size = value_schema(vertex.description), int(output.kinds.size)
+    schema, size = vertex.description.values_schema, int(output.kinds.size)
     values = output.values
     frames = kernels.dataframes
     if frames is None or output.later is not None or hasattr(values, "schema"):
@@ -183,6 +197,44 @@ def _read(vertex: Vertex, kernels: Kernels, output: Output) -> Ingested:
     else:
         rows = frames.as_rows(values, schema)
     return Ingested(rows, output.kinds, output.sequence[:size], size, 0, None)
+
+
+_AT = "#"
+"""The column of a row's place, which no other has: it is no name in SQL."""
+
+
+def _projected(kernels: Kernels, changes: Ingested, projection: Projection, schema: pa.Schema) -> Ingested:
+    """The changes that a filter leaves, with their columns as the next operator has them."""
+    rows: Any = changes.rows
+    if not isinstance(rows, pa.Table) and not projection.computed and not _needs_host(projection):
+        for test in projection.where:
+            frame = changes.frame(kernels)
+            changes = changes.pick(kernels.asnumpy(kernels.evaluate(test, {ROWS: frame}, len(changes.kinds))))
+        named = [(new, x.root.name) for new, x in zip(schema.names, projection.columns, strict=True)]  # type: ignore[union-attr]
+        frame = kernels.combine([(new, changes.frame(kernels), name) for new, name in named])
+        assert kernels.dataframes is not None
+        rows = kernels.dataframes.as_rows(frame, schema)
+        return dataclasses.replace(changes, rows=rows, rows_in=int(changes.kinds.size))
+    table = changes.table.append_column(_AT, pa.array(np.arange(len(rows))))
+    numbered = Projection((*projection.columns, column_of(table.schema.field(_AT))), projection.where)
+    batches = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+    found = pa.Table.from_batches(
+        [project(numbered, batch, schema.append(table.schema.field(_AT))) for batch in batches]
+    )
+    places = found[_AT].to_numpy()
+    return dataclasses.replace(
+        changes,
+        rows=found.select(schema.names),
+        kinds=changes.kinds[places],
+        sequence=changes.sequence[places],
+        rows_in=int(places.size),
+    )
+
+
+def _needs_host(projection: Projection) -> bool:
+    """True for a filter that backends cannot evaluate."""
+    nodes = nodes_of(*(x for test in projection.where for x in (test.root, test.fails)))
+    return any(isinstance(node, Call) and node.op in (Op.IN, Op.LIKE) for node in nodes)
 
 
 def _caused(sequence: npt.NDArray[np.int64], causes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

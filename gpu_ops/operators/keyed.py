@@ -60,11 +60,11 @@ class KeyedOperator(Operator):
         """
 
     @abc.abstractmethod
-    def rows(self, found: Any, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: Any, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The rows of the changelog, in order.
 
         Args:
-            found: what `find` gave.
+            matches: what `find` gave.
             sides: the lifetimes of each input's rows.
             event_kinds: the row kind of each logical time; None for a net change.
         """
@@ -122,9 +122,9 @@ class KeyedOperator(Operator):
             for table, change, what in zip(self.tables, changes, on_device(self.tables, changes, net=net), strict=True)
         ]
         updated = time.perf_counter()
-        found = self.find(sides, net=net)
+        matches = self.find(sides, net=net)
         probed = time.perf_counter()
-        rows = self.rows(found, sides, event_kinds)
+        rows = self.rows(matches, sides, event_kinds)
         self.check_output(rows.size)
         frame = self.values(rows)
         kinds = _on_host(kernels, rows.kinds)
@@ -240,15 +240,15 @@ class TwoWayJoin(KeyedOperator):
             emission.net_pairs if net else emission.timed_pairs,
             (self.description.left.name, self.description.right.name),
         )
-        wanted, both = emission.Wanted(self.description.condition, names, self.check_output), (sides[0], sides[1])
+        request, both = emission.PairRequest(self.description.condition, names, self.check_output), (sides[0], sides[1])
         if self.description.condition is None and any(self._counted) and not self.by_key:
             changes = sum(side.new + int(side.killed.size) for side in sides)
             most = changes if self.kernels.tiny_segments else _PAIRS_A_CHANGE * changes + _FEW_PAIRS
             try:
-                return find(self.tables, both, wanted._replace(at_most=most))
+                return find(self.tables, both, request._replace(at_most=most))
             except TooMany:
                 self._count_by_key()
-        return find(self.tables, both, wanted) if needed or not self.by_key else None
+        return find(self.tables, both, request) if needed or not self.by_key else None
 
     def visible(self, side: int, sides: Sequence[Lifetimes], pairs: Any, when: When, *, net: bool) -> Any:
         """Computes how the visibility of one input's rows changes; moves their association counts.

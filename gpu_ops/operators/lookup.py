@@ -19,7 +19,7 @@ from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.emission import (
     OutputRows,
-    Wanted,
+    PairRequest,
     probe,
 )
 from gpu_ops.operators.keyed import KeyedOperator, side_table
@@ -44,14 +44,14 @@ class LookupOperator(KeyedOperator):
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> tuple[Slots, Slots]:
         """Left and right slots of the pairs."""
-        wanted = Wanted(
+        request = PairRequest(
             self.description.condition, (self.description.left.name, self.description.right.name), self.check_output
         )
-        return probe(self.tables, (sides[0], sides[1]), 0, wanted, dying=False)
+        return probe(self.tables, (sides[0], sides[1]), 0, request, dying=False)
 
-    def rows(self, found: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The pairs, and left rows without one, in the order of the left rows."""
-        (left, right), xp, (side, _) = found, self.kernels.xp, sides
+        (left, right), xp, (side, _) = matches, self.kernels.xp, sides
         new = as_slots(self.kernels, side.first_new, side.new)
         self.tables[0].end_stillborn(new)
         if self.description.how == "left":

@@ -189,18 +189,18 @@ class MultiWayJoin(KeyedOperator):
         self._counters["candidates"] = finder.candidates
         return found
 
-    def rows(self, found: Tuples, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: Tuples, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The tuples by the change that caused them; unmatched rows go before, and come after, the others."""
         xp = self.kernels.xp
-        kinds = xp.where(found.signs > 0, np.int8(INSERT), np.int8(DELETE))
+        kinds = xp.where(matches.signs > 0, np.int8(INSERT), np.int8(DELETE))
         if event_kinds is None:
-            order = layouts.sorted_positions(xp, (found.signs > 0).astype(np.int64))
+            order = layouts.sorted_positions(xp, (matches.signs > 0).astype(np.int64))
         else:
-            kinds = xp.where(found.ranks == JOINED, event_kinds[found.logical_times], kinds)
-            order = layouts.sorted_positions(xp, (found.logical_times << layouts.RANK_BITS) | found.ranks)
-        self._unmatched = bool((found.ranks != JOINED).any())
-        slots = tuple(found.slots[number] for number in range(len(sides)))
-        return OutputRows(kinds, slots, found.logical_times).pick(order)
+            kinds = xp.where(matches.ranks == JOINED, event_kinds[matches.logical_times], kinds)
+            order = layouts.sorted_positions(xp, (matches.logical_times << layouts.RANK_BITS) | matches.ranks)
+        self._unmatched = bool((matches.ranks != JOINED).any())
+        slots = tuple(matches.slots[number] for number in range(len(sides)))
+        return OutputRows(kinds, slots, matches.logical_times).pick(order)
 
     def count_expired(self) -> None:
         """Rows that have expired match nothing any more; no row comes of it (Flink counts only what is there)."""

@@ -46,33 +46,33 @@ class RegularJoin(TwoWayJoin):
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Pairs:
         """The pairs that the micro-batch makes and unmakes."""
-        found = self.pairs(sides, net=net, needed=True)
-        assert found is not None
-        return found
+        pairs = self.pairs(sides, net=net, needed=True)
+        assert pairs is not None
+        return pairs
 
-    def rows(self, found: Pairs, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: Pairs, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Pairs and unmatched rows; association counts are moved here."""
-        if isinstance(found, NetPairs):
-            return self._net_rows(found, sides)
-        assert isinstance(found, TimedPairs)
+        if isinstance(matches, NetPairs):
+            return self._net_rows(matches, sides)
+        assert isinstance(matches, TimedPairs)
         assert event_kinds is not None
-        xp, outer, (left, right) = self.kernels.xp, self.description.outer, found.slots
-        come_at, go_at = found.begin[found.comes], found.end[found.goes]
+        xp, outer, (left, right) = self.kernels.xp, self.description.outer, matches.slots
+        come_at, go_at = matches.begin[matches.comes], matches.end[matches.goes]
         if any(outer):
             come_kinds = xp.full(come_at.size, INSERT, np.int8)
-            left_dies = found.deaths[0][found.goes] == go_at
+            left_dies = matches.deaths[0][matches.goes] == go_at
             own_outer = xp.where(left_dies, outer[0], outer[1])
             go_kinds = xp.where(own_outer, np.int8(DELETE), event_kinds[go_at])
         else:
             come_kinds, go_kinds = event_kinds[come_at], event_kinds[go_at]
         parts = [
-            (OutputRows(go_kinds, (left[found.goes], right[found.goes]), go_at), JOINED),
-            (OutputRows(come_kinds, (left[found.comes], right[found.comes]), come_at), JOINED),
+            (OutputRows(go_kinds, (left[matches.goes], right[matches.goes]), go_at), JOINED),
+            (OutputRows(come_kinds, (left[matches.comes], right[matches.comes]), come_at), JOINED),
         ]
         for side in (0, 1):
             if not outer[side]:
                 continue
-            unmatched = self.visible(side, sides, found, When(alone=True), net=False)
+            unmatched = self.visible(side, sides, matches, When(alone=True), net=False)
             for rank, kind, mask in (
                 (UNMATCHED_COMES, INSERT, unmatched.appears),
                 (UNMATCHED_GOES, DELETE, ~unmatched.appears),
@@ -84,16 +84,16 @@ class RegularJoin(TwoWayJoin):
                 )
         return in_order(self.kernels, parts)
 
-    def _net_rows(self, found: NetPairs, sides: Sequence[Lifetimes]) -> OutputRows:
+    def _net_rows(self, matches: NetPairs, sides: Sequence[Lifetimes]) -> OutputRows:
         """Lists the rows that go, unmatched rows first, then those that come, unmatched rows last."""
-        xp, (left, right) = self.kernels.xp, found.slots
-        leaving, coming = [], [(left[found.comes], right[found.comes])]
+        xp, (left, right) = self.kernels.xp, matches.slots
+        leaving, coming = [], [(left[matches.comes], right[matches.comes])]
         for side in (0, 1):
             if self.description.outer[side]:
-                hides, shows = self.visible(side, sides, found, When(alone=True), net=True)
+                hides, shows = self.visible(side, sides, matches, When(alone=True), net=True)
                 leaving.append(with_nulls(xp, side, hides))
                 coming.append(with_nulls(xp, side, shows))
-        return net_rows(xp, [*leaving, (left[found.goes], right[found.goes])], coming)
+        return net_rows(xp, [*leaving, (left[matches.goes], right[matches.goes])], coming)
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """All rows or none.

@@ -48,21 +48,21 @@ class SemiAntiJoin(TwoWayJoin):
         """Left rows that become visible or stop being it; association counts are moved here."""
         pairs = self.pairs(sides, net=net, needed=False)
         barriers = _barriers(self.tables[1], sides[1]) if self.description.null_aware else None
-        found: _Visible = self.visible(0, sides, pairs, When(self.description.how == "anti", barriers), net=net)
-        return found
+        changes: _Visible = self.visible(0, sides, pairs, When(self.description.how == "anti", barriers), net=net)
+        return changes
 
-    def rows(self, found: _Visible, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: _Visible, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Makes output rows of the changes of visibility that `find` gives."""
         xp = self.kernels.xp
-        if isinstance(found, tuple):
-            hides, shows = found
+        if isinstance(matches, tuple):
+            hides, shows = matches
             return net_rows(xp, [with_nulls(xp, 0, hides)], [with_nulls(xp, 0, shows)])
         assert event_kinds is not None
-        kinds = event_kinds[found.logical_times]
+        kinds = event_kinds[matches.logical_times]
         if self.description.how == "anti":
-            kinds = xp.where(found.by_own_change, kinds, xp.where(found.appears, np.int8(INSERT), np.int8(DELETE)))
+            kinds = xp.where(matches.by_own_change, kinds, xp.where(matches.appears, np.int8(INSERT), np.int8(DELETE)))
         return in_order(
-            self.kernels, [(OutputRows(kinds, with_nulls(xp, 0, found.slots), found.logical_times), JOINED)]
+            self.kernels, [(OutputRows(kinds, with_nulls(xp, 0, matches.slots), matches.logical_times), JOINED)]
         )
 
 
@@ -103,11 +103,11 @@ def null_aware_as_condition(description: Join) -> Join:
         {source.name: source.schema for source in description.inputs},
         " AND ".join(map(not_false, description.keys)),
     )
-    found, where = parse(text, schemas, ansi=description.ansi), description.condition
+    condition, where = parse(text, schemas, ansi=description.ansi), description.condition
     if where is not None:  # its tree: not all of what Spark has read can be read from its text again
-        roots, matters = [found.root, where.root], found.mode_matters or where.mode_matters
-        found = of_tree(f"{text} AND ({where})", roots, schemas, ansi=description.ansi, mode_matters=matters)
-    return dataclasses.replace(description, keys=(), null_aware=False, where=found)
+        roots, matters = [condition.root, where.root], condition.mode_matters or where.mode_matters
+        condition = of_tree(f"{text} AND ({where})", roots, schemas, ansi=description.ansi, mode_matters=matters)
+    return dataclasses.replace(description, keys=(), null_aware=False, where=condition)
 
 
 def make_semi_anti(described: Join, kernels: Kernels) -> SemiAntiJoin:

@@ -26,6 +26,7 @@ SERVER_GPU: Final = PREFIX + "server.gpu"
 SERVER_EXECUTORS: Final = PREFIX + "server.executors"
 START_TIMEOUT: Final = PREFIX + "server.startTimeout"
 PATIENCE: Final = PREFIX + "server.patience"
+TASKS: Final = PREFIX + "tasks"
 METRICS: Final = PREFIX + "metrics"
 PROMETHEUS: Final = PREFIX + "prometheus.port"
 TLS: Final = tuple(f"{PREFIX}tls.{name}" for name in ("certificate", "key", "authority", "name"))
@@ -40,6 +41,7 @@ NAMES: Final = (
     SERVER_EXECUTORS,
     START_TIMEOUT,
     PATIENCE,
+    TASKS,
     METRICS,
     PROMETHEUS,
     *TLS,
@@ -83,6 +85,8 @@ class Settings:
         server_gpu: the part of a GPU that Spark reserves for a task with state servers.
         executors: the number of executors with state servers; None for all registered ones.
         start_timeout_s: seconds to wait for executors, and for state servers that are gone.
+        tasks: the number of Spark tasks that bring an operator's rows and take its changes, if it has fewer partitions;
+            None: one for each partition, or with GPUs one for each core.
         patience_s: seconds without a sign of life after which a server is given up, see `gpu_ops.spark.wire.exchange`.
         tls: the TLS files of connections on a cluster; None for plain connections.
         metrics: the way of metrics to the driver: "observed" in Spark's progress, "reported" by the tasks; None for
@@ -100,6 +104,7 @@ class Settings:
     executors: int | None = None
     start_timeout_s: float = 60.0
     patience_s: float = DEFAULT_PATIENCE_S
+    tasks: int | None = None
     tls: Tls | None = None
     metrics: str | None = None
     gpu_probe: Probe = "auto"
@@ -123,14 +128,15 @@ class Settings:
                 _amount(name, given[name])
         port = _number(given, DRIVER_PORT, 0)
         share = _number(given, SERVER_GPU, cls.server_gpu)
-        executors = _number(given, SERVER_EXECUTORS, 0) if SERVER_EXECUTORS in given else None
+        executors, tasks = (_number(given, name, 0) if name in given else None for name in (SERVER_EXECUTORS, TASKS))
         if port != int(port) or not 0 <= port <= 65535:
             raise DescriptionError(f"{DRIVER_PORT}={given[DRIVER_PORT]}; it is a port, or 0 for any")
         if not 0 < share <= 0.5:
             # Above a half Spark hands out whole cards only.
             raise DescriptionError(f"{SERVER_GPU}={given[SERVER_GPU]}; it is above 0 and at most 0.5")
-        if executors is not None and (executors != int(executors) or executors < 1):
-            raise DescriptionError(f"{SERVER_EXECUTORS}={given[SERVER_EXECUTORS]}; there is at least one")
+        for name, number in ((SERVER_EXECUTORS, executors), (TASKS, tasks)):
+            if number is not None and (number != int(number) or number < 1):
+                raise DescriptionError(f"{name}={given[name]}; there is at least one")
         if given.get(METRICS) not in (None, *_METRICS):
             raise DescriptionError(f"{METRICS}={given[METRICS]!r}; it is one of {', '.join(_METRICS)}")
         probe = given.get(GPU_PROBE, cls.gpu_probe)
@@ -144,6 +150,7 @@ class Settings:
             executors=None if executors is None else int(executors),
             start_timeout_s=_seconds(START_TIMEOUT, given.get(START_TIMEOUT, "60s"), 1),
             patience_s=_seconds(PATIENCE, given.get(PATIENCE, f"{DEFAULT_PATIENCE_S:g}s"), 5),
+            tasks=None if tasks is None else int(tasks),
             tls=_tls(given),
             metrics=given.get(METRICS),
             gpu_probe=cast("Probe", probe),

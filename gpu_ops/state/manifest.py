@@ -406,6 +406,11 @@ _DEFAULTS: Final = {"ansi": False}
 
 def _same_texts(was: dict[str, Any], now: dict[str, Any]) -> None:
     """Leaves of conditions their texts, the new one where the trees are the same: how it is written does not matter."""
+    for old, new in zip(was.get("operators", ()), now.get("operators", ()), strict=False):
+        _same_texts(old["description"], new["description"])
+        for projection in (*old.get("projections", ()), *new.get("projections", ())):
+            for expression in (x for part in (projection or {}).values() for x in part):
+                del expression["text"]
     for old, new in zip([was, *was.get("steps", ())], [now, *now.get("steps", ())], strict=False):
         olds, news = old.get("where"), new.get("where")
         old["where"], new["where"] = olds and olds["text"], news and news["text"]
@@ -417,6 +422,14 @@ def _same_texts(was: dict[str, Any], now: dict[str, Any]) -> None:
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """Lists the differences between two descriptions, the most telling first."""
+    operators = was.get("operators", ()), now.get("operators", ())
+    if operators[0] and not operators[1]:
+        yield (
+            f"one engine of one partition had all {len(operators[0])} operators of the query, and this is one of them. "
+            "Give partitions=1, as it was"
+        )
+    for old, new in zip(*operators, strict=False):
+        yield from (f"{old['name']}: {one}" for one in _differences(old["description"], new["description"]))
     if len(was.get("inputs", ())) != len(now.get("inputs", ())):
         yield f"it had {len(was['inputs'])} inputs, now {len(now['inputs'])}"
     sources = list(zip(was.get("inputs", ()), now.get("inputs", ()), strict=False))

@@ -5,6 +5,7 @@ python -m tests.faults.job regular|by_time|tables|ends DATA WORK
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import gpu_ops
 import gpu_ops.spark
+from gpu_ops.state import blocks
 from tests.faults import by_time, ends, folded, tables
 
 Made = tuple[dict[str, Any], dict[str, Callable[[], bool]]]
@@ -34,6 +36,9 @@ MADE = {"regular": regular, "by_time": by_time.joins, "tables": tables.queries, 
 
 def main(kind: str, data: Path, work: Path) -> None:
     """Resume from whatever an earlier run left, and go on to the end; what is left then is in ``rest``."""
+    tasks = os.environ.get("GPU_JOIN_TASKS")
+    if tasks is not None:  # which take shares of small answers, too
+        blocks.LEAST_BYTES = 700
     spark = gpu_ops.spark.session(
         "fault test",
         master="local[2,4]",
@@ -44,6 +49,7 @@ def main(kind: str, data: Path, work: Path) -> None:
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.streaming.noDataProgressEventInterval": "500",
             "spark.gpu_ops.server.patience": "5s",
+            **({} if tasks is None else {"spark.gpu_ops.tasks": tasks}),
         },
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -11,6 +11,11 @@ from oracle.dataflows import cut, dataflow, trace
 from oracle.drive import Backend
 
 import gpu_ops
+from gpu_ops.conditions import Expression, parse
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.dataflow import Dataflow, Vertex
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.projection import ROWS, Projection, column_of
 from gpu_ops.operators import dataflow as running
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
@@ -45,3 +50,29 @@ def test_a_changelog_between_joins_stays_on_the_card(engines: Backend, monkeypat
         engine.process(a=a, b=b)
         assert not isinstance(changelogs[0].rows, pa.Table)
         assert engine.process(c=c).num_rows == 4
+
+
+@only_on("gpu", *EMULATED)
+def test_a_filter_and_projection_between_joins_stay_on_the_card(engines: Backend, monkeypatch: Any) -> None:
+    project = running._projected
+    projected = []
+
+    def noted(*args: Any) -> Any:
+        projected.append(project(*args))
+        return projected[-1]
+
+    monkeypatch.setattr(running, "_projected", noted)
+    a, b = (pa.table({"k": [1, 2, 3], name: ["x", "y", "z"]}) for name in "ab")
+    below = gpu_ops.engine(a=a, b=b, on="k", backend="cpu").join
+    renamed = pa.schema([("right_name", pa.string()), ("key", pa.int64())])
+    columns = tuple(column_of(below.values_schema.field(name)) for name in ("b", "k"))
+    test = parse("k >= 2", {ROWS: below.values_schema})
+    projection = Projection(columns, (Expression(test.sql, test.root, {ROWS: ("k",)}),))
+    above = Aggregate.of(Input("below", renamed), ("key",), {"n": "count(*)", "most": "max(right_name)"}, "per_batch")
+    vertices = (Vertex("below", below, ("a", "b")), Vertex("output", above, ("below",), (projection,)))
+    with engines.engine(Dataflow(below.inputs, vertices)) as engine:
+        found = engine.process(a=a, b=b)
+    assert sorted(found.drop_columns(["row_kind"]).to_pylist(), key=str) == [
+        {"key": 2, "n": 1, "most": "y"}, {"key": 3, "n": 1, "most": "z"},
+    ]  # fmt: skip
+    assert not isinstance(projected[0].rows, pa.Table)

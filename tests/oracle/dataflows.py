@@ -15,6 +15,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops.conditions import Expression, parse
+from gpu_ops.conditions.expressions import Call, ColumnRef, Literal, Op
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex
 from gpu_ops.descriptions.description import Description
@@ -22,6 +24,7 @@ from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.projection import ROWS, Projection, column_of
 from oracle.drive import ROW_KIND, Event, tables
 from oracle.sql import FoldedInput
 
@@ -51,9 +54,10 @@ def operators(rng: random.Random, inputs: Sequence[Input], emit: str) -> tuple[V
         names = [unread.pop(0)]
         if join:
             names.append(unread.pop(0) if unread else rng.choice(sorted(known)))
-        reads = tuple(_as_input(known[name], f"{'lr'[place]}{number}") for place, name in enumerate(names))
+        edges = [_edge(rng, known[name], f"{'lr'[place]}{number}") for place, name in enumerate(names)]
+        reads, projections = zip(*edges, strict=True)
         description = _join(rng, reads, number, emit) if join else _group(rng, reads[0], number, emit)
-        made.append(Vertex(f"o{number}", description, tuple(names)))
+        made.append(Vertex(f"o{number}", description, tuple(names), projections))
         known[f"o{number}"] = description
         unread.append(f"o{number}")
     while len(unread) > 1:  # what is left is joined
@@ -64,6 +68,28 @@ def operators(rng: random.Random, inputs: Sequence[Input], emit: str) -> tuple[V
         known[f"o{number}"] = made[-1].description
         unread.append(f"o{number}")
     return tuple(made)
+
+
+def _edge(rng: random.Random, one: Input | Description, name: str) -> tuple[Input, Projection | None]:
+    """What an operator reads; of another one's changes perhaps a part, with a filter and a computed column."""
+    source = _as_input(one, name)
+    if isinstance(one, Input) or rng.random() < 0.5:
+        return source, None
+    columns = rng.sample(source.schema.names, rng.randint(1, len(source.schema)))
+    taken = [column_of(source.schema.field(column)) for column in columns]
+    names = [f"{column}_{name}" for column in columns]
+    numbers = [column for column in source.schema.names if source.schema.field(column).type == pa.int64()]
+    if numbers and rng.random() < 0.5:
+        column = rng.choice(numbers)
+        more = Call(Op.ADD, (ColumnRef(ROWS, column, pa.int64()), Literal(1, pa.int64())), pa.int64())
+        taken.append(Expression(f"{column} + 1", more, {ROWS: (column,)}))
+        names.append(f"more_{name}")
+    texts = [f"{column} >= {rng.randint(0, 2)}" for column in numbers if rng.random() < 0.4]
+    where = [parse(text, {ROWS: source.schema}) for text in texts]
+    where = [Expression(x.sql, x.root, {ROWS: x.columns[ROWS]}) for x in where]
+    projection = Projection(tuple(taken), tuple(where))
+    schema = pa.schema(list(zip(names, projection.types(source.schema), strict=True)))
+    return Input(name, schema, None, source.row_kind, updates="retract"), projection
 
 
 def _as_input(one: Input | Description, name: str) -> Input:
@@ -131,9 +157,10 @@ def sql(flow: Dataflow) -> str:
     parts = []
     for vertex in flow.operators:
         description: Any = vertex.description
+        sources = [_read(*edge) for edge in vertex.edges]
         names = [field.name for field in description.output_schema][1:]
         if isinstance(description, Join):
-            (a, b), (key,) = vertex.sources, description.keys
+            (a, b), (key,) = sources, description.keys
             equal = f"a.{key.left} {'IS NOT DISTINCT FROM' if key.null_safe else '='} b.{key.right}"
             if description.how in ("semi", "anti"):
                 no = "NOT " if description.how == "anti" else ""
@@ -147,13 +174,22 @@ def sql(flow: Dataflow) -> str:
                 f"{o.column} {'DESC NULLS LAST' if o.descending else 'ASC NULLS FIRST'}" for o in description.order
             )
             over = f"PARTITION BY {description.by[0]} ORDER BY {order}"
-            text = f"SELECT * FROM {vertex.sources[0]} QUALIFY row_number() OVER ({over}) <= {description.n}"
+            text = f"SELECT * FROM {sources[0]} QUALIFY row_number() OVER ({over}) <= {description.n}"
         else:
             (by,) = description.by
             calls = [f"{m.function}({m.column or '*'}) AS {m.name}" for m in description.measures]
-            text = f"SELECT {', '.join([by, *calls])} FROM {vertex.sources[0]} GROUP BY {by}"
+            text = f"SELECT {', '.join([by, *calls])} FROM {sources[0]} GROUP BY {by}"
         parts.append(f"{vertex.name} AS ({text})")
     return f"WITH {', '.join(parts)} SELECT * FROM {flow.operators[-1].name}"
+
+
+def _read(source: Input, name: str, projection: Projection | None) -> str:
+    """What stands in FROM for an input of an operator."""
+    if projection is None:
+        return name
+    shown = ", ".join(f"{x.sql} AS {new}" for x, new in zip(projection.columns, source.schema.names, strict=True))
+    where = " AND ".join(["true", *(x.sql for x in projection.where)])
+    return f"(SELECT {shown} FROM {name} WHERE {where})"
 
 
 def expected(flow: Dataflow, folded: Sequence[FoldedInput], text: str) -> Counter[tuple[Any, ...]]:

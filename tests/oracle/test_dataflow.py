@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.descriptions.projection import Projection, column_of
+from gpu_ops.operators.core.projection import project
 from oracle.dataflows import cut, dataflow, expected, sql, trace
 from oracle.drive import ROW_KIND, Backend, Event, fold
 from oracle.sql import FoldedInput
@@ -22,6 +24,18 @@ from oracle.sql import FoldedInput
 
 def rows_of(changelog: pa.Table) -> list[tuple[str, tuple[Any, ...]]]:
     return [(kind, tuple(row)) for kind, *row in zip(*(c.to_pylist() for c in changelog.columns), strict=True)]
+
+
+def projected(known: Sequence[Any], projection: Projection | None) -> Sequence[Any]:
+    """A part of the changes, in Arrow, and their positions."""
+    if projection is None:
+        return known
+    table = known[0].append_column("#", pa.array(np.asarray(known[1], np.int64)))
+    kind, place = (column_of(table.schema.field(name)) for name in (ROW_KIND, "#"))
+    whole = Projection((kind, *projection.columns, place), projection.where)
+    schema = pa.schema([(f"c{n}", of) for n, of in enumerate(whole.types(table.schema))])
+    found = pa.Table.from_batches([project(whole, b, schema) for b in table.combine_chunks().to_batches()], schema)
+    return [found.drop_columns([schema.names[-1]]), found[schema.names[-1]].to_numpy()]
 
 
 class ByHand:
@@ -34,7 +48,12 @@ class ByHand:
     def process(self, inputs: Sequence[pa.Table], orders: Sequence[Any]) -> pa.Table:
         known = {source.name: own for source, *own in zip(self.flow.inputs, inputs, orders, strict=True)}
         for vertex, engine in zip(self.flow.operators, self.engines, strict=True):
-            batches, by = zip(*(known[name] for name in vertex.sources), strict=True)
+            batches, by = zip(*(projected(known[name], taken) for _, name, taken in vertex.edges), strict=True)
+            names = [[ROW_KIND, *source.schema.names] for source in vertex.description.inputs]
+            batches = tuple(
+                b if taken is None else b.rename_columns(new)
+                for b, new, (_, _, taken) in zip(batches, names, vertex.edges, strict=True)
+            )
             reads = zip(batches, vertex.description.inputs, strict=True)
             batches = tuple(b.drop_columns([ROW_KIND]) if s.row_kind is None else b for b, s in reads)
             made = engine.prepare(*batches, orders=list(by))

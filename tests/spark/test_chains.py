@@ -10,14 +10,22 @@ from typing import Any
 
 import pytest
 from conftest import slow_but
+from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops import stream
+from gpu_ops.descriptions.dataflow import Dataflow
+from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.spark.api import apply
 from gpu_ops.spark.api.streams import as_input
 from gpu_ops.spark.driver import queries as recognition
 from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.plan import build as building
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.column_metadata import derived_key
+from gpu_ops.spark.server.rescale import rescale
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
 from spark.feeds import Feed, check, sql_join
 from spark.support import Sink, drain, in_memory, start
 
@@ -30,10 +38,16 @@ KEYS = (1, 2, 3, 4, 5, None)
 def feeds(spark: Any, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> list[Feed]:
     """Users, orders and preferences that share ``user_id``; products, and tags of them.
 
-    ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's. Else a chain is one task.
+    ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's; ``shares``: likewise, and
+    three tasks take a share of each partition's changes; ``engine``: there is one partition, so one engine has all
+    operators; ``card``: likewise, and three tasks take a share of its changes. Else a chain is one task.
     """
-    if getattr(request, "param", None) == "spark":
+    if getattr(request, "param", None) in ("spark", "shares"):
         monkeypatch.setattr(of_changes, "MOST_IN_ONE_TASK", 0)
+    if getattr(request, "param", None) in ("shares", "card"):
+        monkeypatch.setattr(apply, "_shares", lambda *_: 3)
+    if getattr(request, "param", None) in ("engine", "card"):
+        monkeypatch.setattr(apply, "default_partitions", lambda *_: (1, "one"))
     made = [
         Feed(spark, tmp_path, "users", {"user_id": ("long", None), "name": ("string", ("ann", "bob", None))}),
         Feed(
@@ -81,6 +95,12 @@ def chain(feeds: list[Feed], folder: Path, emit: Any = "per_batch") -> Any:
     return left.select("row_kind", "product", "user_id", "name", "order_id", "pref", "size")
 
 
+def one_engine(folder: Path) -> bool:
+    """True if the last operator's folder has the state of all."""
+    manifest = Manifest.read(Files.at(str(folder / "left")))
+    return manifest is not None and isinstance(from_json(manifest.description), Dataflow)
+
+
 def more(feeds: list[Feed], rows: int = 20) -> None:
     for feed in feeds:
         feed.more(2 if feed.name == "blocked" else rows)
@@ -88,7 +108,18 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
 
 @pytest.mark.parametrize(
     ("feeds", "emit"),
-    slow_but([("spark", "per_event"), ("arrow", "per_batch"), ("arrow", "per_event")], ("arrow", "per_batch")),
+    slow_but(
+        [
+            ("spark", "per_event"),
+            ("arrow", "per_batch"),
+            ("arrow", "per_event"),
+            ("shares", "per_event"),
+            ("engine", "per_batch"),
+            ("card", "per_event"),
+        ],
+        ("arrow", "per_batch"),
+        ("card", "per_event"),
+    ),
     indirect=["feeds"],
 )
 def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed], tmp_path: Path, emit: Any) -> None:
@@ -99,11 +130,47 @@ def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed],
         query = drain(chain(feeds, tmp_path, emit), sink, tmp_path / "checkpoint")
         check(sink, SQL, feeds, least=100)
     assert {"bought", "sized", "left"} == set(query.lastProgress["observedMetrics"])
-    assert all(list((tmp_path / name / "p").iterdir()) for name in ("bought", "sized", "left"))
+    state = [name for name in ("bought", "sized", "left") if (tmp_path / name / "p").exists()]
+    assert state == (["left"] if one_engine(tmp_path) else ["bought", "sized", "left"])
+    found = {join.name: join.metrics for join in gpu_ops.spark.join_progress(query.lastProgress)}
+    assert found["bought"]["orders_rows_in"] == len(feeds[1].files[-1])
+    assert found["bought"]["orders_state_rows"] > 20
+    assert found["sized"]["left_rows_in"] == sum(n for what, n in found["bought"].items() if "rows_out" in what) > 0
+
+
+@pytest.mark.parametrize("feeds", ["shares"], indirect=True)
+def test_tasks_take_shares_of_a_micro_batch_that_is_computed_once(
+    spark: Any, feeds: list[Feed], tmp_path: Path
+) -> None:
+    """Six tasks of two partitions have rows, in the order of the changes; metrics are counted once."""
+    users, orders, *_ = feeds
+    left = stream(orders.df, row_kind="op", unique_key="order_id", updates="retract")
+    changes = gpu_ops.join(
+        left, stream(users.df, row_kind="op"), on="user_id", how="left", state=str(tmp_path / "s"), name="shared"
+    )
+    assert "tasks       6, each with a share of the changes" in gpu_ops.explain(changes)
+    orders.more(300)
+    users.more(300)
+    sink, tasks = Sink(), list[int]()
+
+    def batch(df: Any, number: int) -> None:
+        rows = df.withColumn("task", f.spark_partition_id()).collect()
+        tasks.extend(row.task for row in rows)
+        sink.batches[number] = [tuple(row)[:-1] for row in rows]
+
+    query = drain(changes, batch, tmp_path / "checkpoint")
+    assert tasks == sorted(tasks)
+    assert set(tasks) == set(range(6))
+    sql = "SELECT user_id, order_id, product, name FROM orders LEFT JOIN users USING (user_id)"
+    assert sink.table == sql_join(sql, feeds, 1)
+    (found,) = gpu_ops.spark.join_progress(query.lastProgress)
+    assert found.metrics["left_rows_in"] == len(orders.changes)
+    assert found.metrics["partitions"] == 2
+    assert sum(int(found.metrics[f"rows_out_{kind}"]) for kind in ("insert", "delete")) == len(tasks)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("feeds", slow_but(["spark", "arrow"], "arrow"), indirect=True)
+@pytest.mark.parametrize("feeds", slow_but(["spark", "arrow", "shares", "card"], "card"), indirect=True)
 def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
 
@@ -154,6 +221,35 @@ def test_a_chain_goes_on_in_stages_and_in_one_task(
         assert found["bought"]["orders_rows_in"] >= 20 <= found["sized"]["right_rows_in"]
     check(sink, SQL, feeds, least=100)
     assert ways == [0, 2, 0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("feeds", ["engine"], indirect=True)
+def test_a_folder_of_operators_alone_goes_on_so(
+    feeds: list[Feed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun before one engine had all operators; and what one engine has needs one partition."""
+    sink = Sink()
+    for number in range(3):
+        with monkeypatch.context() as patch:
+            if not number:
+                patch.setattr(building, "one_engine", lambda *_: None)
+            more(feeds)
+            changes = chain(feeds, tmp_path)
+            assert gpu_ops.explain(changes).count("in the same Spark task") == 2
+            drain(changes, sink, tmp_path / "checkpoint")
+    check(sink, SQL, feeds, least=100)
+    fresh = tmp_path / "fresh"
+    changes = chain(feeds, fresh)
+    assert gpu_ops.explain(changes).count("in the same engine") == 2
+    sink = Sink()
+    drain(changes, sink, fresh / "checkpoint")
+    check(sink, SQL, feeds, least=100)
+    with pytest.raises(gpu_ops.DescriptionError, match="3 operators share this folder's one engine"):
+        rescale(str(fresh / "left"), 2)
+    monkeypatch.undo()
+    with pytest.raises(gpu_ops.StateError, match=r"one engine of one partition had all 3 operators.*Give partitions=1"):
+        drain(chain(feeds, fresh), sink, fresh / "checkpoint")
 
 
 @pytest.mark.thorough

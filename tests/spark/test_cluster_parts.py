@@ -90,7 +90,7 @@ def test_settings() -> None:
         ("driver.port", "70000"), ("server.gpu", "0.6"), ("server.gpu", "0"), ("server.executors", "0"),
         ("server.executors", "1.5"), ("server.startTimeout", "0s"), ("server.startTimeout", "soon"),
         ("server.patience", "4s"), ("server.patience", "2h"),
-        ("metrics", "shown"),
+        ("tasks", "0"), ("tasks", "1.5"), ("metrics", "shown"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be(name: str, value: str) -> None:

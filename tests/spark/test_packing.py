@@ -42,9 +42,10 @@ def packer(
     *,
     most_bytes: int = 1 << 18,
     blocks: Blocks | None = None,
+    shares: int = 1,
 ) -> Packer:
-    routes = tuple(range(100, 100 + partitions))
-    return Packer(f"in{number}", "join", number, schema, by, routes, most_bytes, blocks=blocks)
+    routes = tuple(range(100, 100 + partitions * shares))
+    return Packer(f"in{number}", "join", number, schema, by, routes, most_bytes, blocks=blocks, shares=shares)
 
 
 def packed(packer: Packer, batches: list[pa.RecordBatch], time: int = 0, source: str = "") -> list[dict[str, Any]]:
@@ -63,7 +64,7 @@ def unpacked(
     ]
     arrivals = Arrivals(layout, inputs)
     for batch in batches:
-        assert {Message.of(about).partition for about in batch["about"].to_pylist()} == {messages[0]["partition"]}
+        assert {Message.of(about).target for about in batch["about"].to_pylist()} == {messages[0]["target"]}
     made = []
     for one in arrivals.to_wire(iter(batches)):
         if isinstance(one, FilePart):
@@ -106,21 +107,23 @@ def inputs(draw: hs.DrawFn) -> list[tuple[int, str, list[pa.RecordBatch]]]:
     both=hs.tuples(inputs(), inputs()),
     sizes=hs.tuples(hs.integers(1, 7), hs.integers(1, 2000)),
     by=hs.sampled_from([("k",), ("t", "k"), ()]),
-    how=hs.tuples(hs.integers(0, 99), hs.booleans()),
+    how=hs.tuples(hs.integers(0, 99), hs.booleans(), hs.integers(1, 3)),
 )
 def test_every_row_once_and_in_order(
     both: tuple[list[Any], list[Any]],
     sizes: tuple[int, int],
     by: tuple[str, ...],
-    how: tuple[int, bool],
+    how: tuple[int, bool, int],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    (partitions, most_bytes), (seed, in_files) = sizes, how
+    """In each of the tasks that take a share of a partition's changes, too."""
+    (partitions, most_bytes), (seed, in_files, shares) = sizes, how
     keys = tuple((name, SCHEMA.field(name).type) for name in by)
     own = Blocks(str(tmp_path_factory.getbasetemp() / "blocks"), 400) if in_files else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "streaming_task", lambda: TASK)
-        packers = [packer(n, SCHEMA, keys, partitions, most_bytes=most_bytes, blocks=own) for n in range(2)]
+        more: dict[str, Any] = {"most_bytes": most_bytes, "blocks": own, "shares": shares}
+        packers = [packer(n, SCHEMA, keys, partitions, **more) for n in range(2)]
         messages = [
             message
             for one, sources in zip(packers, both, strict=True)
@@ -140,12 +143,14 @@ def test_every_row_once_and_in_order(
     layout = wire({name: SCHEMA.field(name).type for name in COLUMNS})
     carried = [Carried(SCHEMA, COLUMNS)] * 2
     found = {}
-    for partition in {message["partition"] for message in messages}:
-        mine = [message for message in messages if message["partition"] == partition]
-        assert {message["route"] for message in mine} == {100 + partition}
-        found[partition] = unpacked(mine, carried, layout)
-    assert {partition: rows for partition, rows in found.items() if rows} == expected
-    assert not messages or set(found) == set(range(partitions))  # a partition without rows is named, too
+    for target in {message["target"] for message in messages}:
+        mine = [message for message in messages if message["target"] == target]
+        assert {message["route"] for message in mine} == {100 + target}
+        found[target] = unpacked(mine, carried, layout)
+    for share in range(shares):
+        of_share = {target // shares: rows for target, rows in found.items() if target % shares == share}
+        assert {partition: rows for partition, rows in of_share.items() if rows} == expected
+    assert not messages or set(found) == set(range(partitions * shares))  # a partition without rows is named, too
 
 
 def test_files_of_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,11 +168,11 @@ def test_files_of_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for unknown in (None, TASK._replace(run_id=""), TASK._replace(run_id="../a")):  # a job group may have any name
         assert not any(message["file"] for message in messages(unknown))
     first = messages(TASK)
-    files = {message["partition"]: message["file"] for message in first}
+    files = {message["target"]: message["file"] for message in first}
     assert len(files) == len(set(files.values())) == 3  # one for each partition
     assert not any(message["rows"] for message in first)
     for partition, file in files.items():
-        own = [message for message in first if message["partition"] == partition]
+        own = [message for message in first if message["target"] == partition]
         assert {message["file"] for message in own} == {file}
         assert sum(message["size"] for message in own) == Path(file).stat().st_size
         for message in own:
@@ -205,7 +210,7 @@ def test_where_a_disk_is_full_rows_go_through_spark(tmp_path: Path, monkeypatch:
     found = [
         row["c1"]
         for partition in range(3)
-        for row in unpacked([m for m in made if m["partition"] == partition], [Carried(SCHEMA, COLUMNS)], layout)
+        for row in unpacked([m for m in made if m["target"] == partition], [Carried(SCHEMA, COLUMNS)], layout)
     ]
     assert sorted(found) == sorted([*range(9999)] * 2)
 
@@ -219,7 +224,7 @@ def test_messages_are_about_as_large_as_said() -> None:
     assert max(sizes) < 2 * 16_000
     assert len(packed(packer(most_bytes=1), [batch.slice(0, 50)])) == 50
     one = packed(packer(partitions=1, most_bytes=1 << 30), [batch])
-    assert [message["partition"] for message in one] == [0]
+    assert [message["target"] for message in one] == [0]
 
 
 def test_numbers_of_a_source_go_on() -> None:
@@ -262,8 +267,8 @@ def test_equal_keys_meet(left: pa.Array, right: pa.Array, partitions: int) -> No
         own = packer(number, schema, (("k", kind),), partitions)
         messages = packed(own, [batch])
         found = {}
-        for partition in {message["partition"] for message in messages}:
-            mine = [message for message in messages if message["partition"] == partition]
+        for partition in {message["target"] for message in messages}:
+            mine = [message for message in messages if message["target"] == partition]
             carried = [Carried(schema, ("n", "k"))] * 2
             found |= {row["c0"]: partition for row in unpacked(mine, carried, layout)}
         assert len(found) == len(keys)
@@ -277,7 +282,7 @@ def test_partitions_share(keys: list[tuple[int, str]]) -> None:
     numbers, texts = zip(*keys, strict=True)
     batch = pa.RecordBatch.from_pydict({"k": numbers, "t": texts, "n": range(200), "tags": [[]] * 200}, SCHEMA)
     both = packer(by=(("k", pa.int64()), ("t", pa.string())), partitions=4)
-    assert {message["partition"] for message in packed(both, [batch])} == {0, 1, 2, 3}
+    assert {message["target"] for message in packed(both, [batch])} == {0, 1, 2, 3}
 
 
 def test_columns_in_union_columns_of_other_inputs() -> None:
@@ -296,7 +301,7 @@ def test_columns_in_union_columns_of_other_inputs() -> None:
 def test_nothing_to_pack() -> None:
     for nothing in ([], [pa.RecordBatch.from_pylist([], SCHEMA)]):
         messages = packed(packer(), nothing)
-        assert [message["partition"] for message in messages] == [0, 1, 2]
+        assert [message["target"] for message in messages] == [0, 1, 2]
         carried = Carried(SCHEMA, COLUMNS)
         layout = wire({name: SCHEMA.field(name).type for name in COLUMNS})
         assert [unpacked([message], [carried], layout) for message in messages] == [[], [], []]

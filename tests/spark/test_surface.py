@@ -244,19 +244,20 @@ def test_explain(left: Source, right: Source, tmp_path: Path) -> None:
         gpu_ops.explain(left.df)
 
 
-def test_on_gpus_a_join_has_two_partitions_for_each(
+def test_on_a_gpu_a_join_has_one_partition_and_a_task_for_each_core(
     spark: Any, left: Source, right: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless it is told otherwise; the card is made up."""
-    assert default_partitions(200, 16, 0, 1) == (2, "2 per GPU, 1 in sight; spark.sql.shuffle.partitions is 200")
+    assert default_partitions(200, 16, 0, 1) == (1, "1 per GPU, 1 in sight; spark.sql.shuffle.partitions is 200")
     assert default_partitions(200, 16, 2, 2)[0] == 4
     assert default_partitions(200, 3, 1, 2)[:1] == (3,)
-    assert default_partitions(3, 16, 0, 2) == (3, "spark.sql.shuffle.partitions")
+    assert default_partitions(3, 16, 1, 2) == (3, "spark.sql.shuffle.partitions")
     assert default_partitions(200, 16, 0, 0)[0] == 16
 
     def shown(**options: Any) -> str:
         joined = in_memory(gpu_ops.join, left.df.drop("op"), right.df.drop("op"), on="k", **options)
-        return gpu_ops.explain(joined).split("partitions  ")[1].splitlines()[0]
+        lines = gpu_ops.explain(joined).split("partitions  ")[1].splitlines()
+        return lines[0] + lines[1].replace("  tasks      ", ";") * lines[1].startswith("  tasks")
 
     servers = Directory.of(spark).servers
     monkeypatch.setitem(servers._pools, "gpu", Pool(servers, "gpu", 1))
@@ -265,9 +266,13 @@ def test_on_gpus_a_join_has_two_partitions_for_each(
     before = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", "6")
     try:
-        assert shown() == "2 (2 per GPU, 1 in sight; spark.sql.shuffle.partitions is 6)"
+        assert (
+            shown()
+            == "1 (1 per GPU, 1 in sight; spark.sql.shuffle.partitions is 6); 8, each with a share of the changes"
+        )
         assert shown(backend="cpu") == "6 (spark.sql.shuffle.partitions)"
-        assert shown(partitions=5) == "5 (asked for)"
+        assert shown(partitions=5) == "5 (asked for); 10, each with a share of the changes"
+        assert shown(partitions=5, backend="cpu") == "5 (asked for)"
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before)
 

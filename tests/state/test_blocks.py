@@ -18,7 +18,7 @@ import pytest
 from pyarrow import flight
 
 from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
-from gpu_ops.join_engine import JoinEngine
+from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.spark.server import server as server_module
 from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand
@@ -479,7 +479,7 @@ def test_files_are_on_their_way_to_the_disk_while_their_rows_are_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    prepare = JoinEngine.prepare
+    prepare = OperatorEngine.prepare_batches
 
     class Library:
         def sync_file_range(self, handle: int, *rest: Any) -> None:
@@ -491,7 +491,7 @@ def test_files_are_on_their_way_to_the_disk_while_their_rows_are_joined(
         return prepare(*args, **options)
 
     monkeypatch.setattr(files_module.ctypes, "CDLL", lambda _: Library())
-    monkeypatch.setattr(JoinEngine, "prepare", prepared)
+    monkeypatch.setattr(OperatorEngine, "prepare_batches", prepared)
     parts = tuple(x for x in left(tmp_path / "run" / "0", BATCHES[0]) if isinstance(x, FilePart))
     partition = PartitionState(make_command(0, str(tmp_path / "s")))
     partition.apply(0, BATCHES[0], WIRE, parts=parts)
@@ -624,8 +624,8 @@ def damaged(part: FilePart, **changes: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("wrong", "kind"),
     [
-        ({"order": 1}, "DescriptionError"),
-        ({"order": -1}, "DescriptionError"),
+        ({"sequence": 1}, "DescriptionError"),
+        ({"sequence": -1}, "DescriptionError"),
         ({"number": "x"}, "DescriptionError"),
         ({"block": ["f"]}, "DescriptionError"),
         ({"block": None}, "DescriptionError"),

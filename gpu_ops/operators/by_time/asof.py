@@ -112,14 +112,14 @@ class AsofOperator(KeyedOperator):
 
     # --- what comes out ----------------------------------------------------------------------
 
-    def rows(self, found: NetMatches | Spans, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: NetMatches | Spans, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The rows of the changelog."""
-        if isinstance(found, NetMatches):
-            left, met, meets = found.changed
-            leaving, coming = [found.gone, (left, met)], [(left, meets), found.new]
+        if isinstance(matches, NetMatches):
+            left, met, meets = matches.changed
+            leaving, coming = [matches.gone, (left, met)], [(left, meets), matches.new]
             return net_rows(self.kernels.xp, *(list(map(self._shown_rows, part)) for part in (leaving, coming)))
         assert event_kinds is not None
-        return in_order(self.kernels, [(self._events(found, sides[0], event_kinds), JOINED)])
+        return in_order(self.kernels, [(self._events(matches, sides[0], event_kinds), JOINED)])
 
     def _shown_rows(self, rows: tuple[Slots, Slots]) -> tuple[Slots, Slots]:
         """Left rows and what they meet, as far as they are in the result."""
@@ -128,7 +128,7 @@ class AsofOperator(KeyedOperator):
         there = self.kernels.xp.flatnonzero(rows[1] >= 0)
         return rows[0][there], rows[1][there]
 
-    def _events(self, found: Spans, left: Lifetimes, event_kinds: Array) -> OutputRows:
+    def _events(self, spans: Spans, left: Lifetimes, event_kinds: Array) -> OutputRows:
         """Births, deaths, and what takes the place of a match; row by row of the left, each in time.
 
         Each span, a left row with what it meets from some state on, may put out three rows, in this order:
@@ -141,17 +141,17 @@ class AsofOperator(KeyedOperator):
         An inner join puts out none of them that has no match.
         """
         xp, inner = self.kernels.xp, self.description.how == "inner"
-        opens = value_changes(xp, found.left)  # a flag per span, like all that follow: the first of its left row
+        opens = value_changes(xp, spans.left)  # a flag per span, like all that follow: the first of its left row
         closes = xp.ones(opens.size, bool)
         closes[:-1] = opens[1:]
         before = xp.full(opens.size, -1, np.int64)
-        before[1:] = found.right[:-1]
+        before[1:] = spans.right[:-1]
         on = xp.flatnonzero(~opens)
         switch = xp.zeros(opens.size, bool)
-        switch[on] = ~self._alike(before[on], found.right[on])
-        born, died = left.born(xp, found.left), left.died(xp, found.left)
+        switch[on] = ~self._alike(before[on], spans.right[on])
+        born, died = left.born(xp, spans.left), left.died(xp, spans.left)
         birth, death = opens & (born >= 0), closes & (died < NEVER)
-        had, has = before >= 0, found.right >= 0
+        had, has = before >= 0, spans.right >= 0
 
         leaving = xp.full(opens.size, UPDATE_BEFORE, np.int8)
         coming = xp.full(opens.size, UPDATE_AFTER, np.int8)
@@ -162,7 +162,7 @@ class AsofOperator(KeyedOperator):
         ending = xp.zeros(opens.size, np.int8)
         ending[death] = event_kinds[died[death]]
 
-        begins = 2 * found.begin - 1  # the state after an event begins with what that brings
+        begins = 2 * spans.begin - 1  # the state after an event begins with what that brings
         ends = xp.minimum(died, NEVER - 1)
         shown = switch, switch | birth, death
         if inner:
@@ -171,9 +171,9 @@ class AsofOperator(KeyedOperator):
         kept: Positions = xp.flatnonzero(xp.stack(shown, axis=1).ravel())
         kinds, rights, when = (
             xp.stack(of_three, axis=1).ravel()[kept]
-            for of_three in ((leaving, coming, ending), (before, found.right, found.right), (begins, begins, ends))
+            for of_three in ((leaving, coming, ending), (before, spans.right, spans.right), (begins, begins, ends))
         )
-        return OutputRows(kinds, (xp.repeat(found.left, 3)[kept], rights), when)
+        return OutputRows(kinds, (xp.repeat(spans.left, 3)[kept], rights), when)
 
 
 make = AsofOperator

@@ -108,10 +108,10 @@ class Lifetimes:
             dying = xp.flatnonzero(self.deaths != NEVER)
             slots.append(new[dying])
             logical_times.append(self.deaths[dying])
-        found = xp.concatenate(slots)
-        signs = xp.full(found.size, -1, np.int8)
+        all_slots = xp.concatenate(slots)
+        signs = xp.full(all_slots.size, -1, np.int8)
         signs[: new.size] = 1
-        return found, xp.concatenate(logical_times), signs
+        return all_slots, xp.concatenate(logical_times), signs
 
     def dying(self, slots: Slots) -> Array | None:
         """Flags, in a net change, the rows at these slots that die; None if none does. Not after its commit."""
@@ -244,24 +244,24 @@ def apply_changes(
         event_kinds[takes + 1] = change.kinds if inserts is None else xp.where(inserts, change.kinds, DELETE)
     identity = table.hash_identity(frame) if table.identity_index is not None else None
     if inserts is None:
-        found, rows = Lifetimes.of_new(xp, len(table), size, None if sequence is None else 2 * sequence + 1), None
+        lifetimes, rows = Lifetimes.of_new(xp, len(table), size, None if sequence is None else 2 * sequence + 1), None
     else:
         assert identity is not None
         batch = _InputChanges(table, frame, identity, inserts, sequence, event_kinds)
         if table.source.unique_key is None:
-            rows, found = _by_value(batch) if (some := _retracted(batch)) is None else _among_all(batch, some)
+            rows, lifetimes = _by_value(batch) if (some := _retracted(batch)) is None else _among_all(batch, some)
         else:
-            rows, found = _by_unique_key(batch) if sequence is not None else _by_unique_key_net(batch)
+            rows, lifetimes = _by_unique_key(batch) if sequence is not None else _by_unique_key_net(batch)
     if net:
-        found.net = NetChange(xp, table.status)
+        lifetimes.net = NetChange(xp, table.status)
     beside = change.beside
     if rows is not None:
         frame = kernels.take(frame, rows, table.source.schema.names, present=True)
         beside = {name: numbers[rows] for name, numbers in beside.items()}
-    table.prepare(frame, identity, found.killed, found.refreshed, rows=rows, beside=beside)
-    if found.deaths is not None:
-        table.end_stillborn(found.first_new + xp.flatnonzero(found.deaths < NEVER))
-    return found
+    table.prepare(frame, identity, lifetimes.killed, lifetimes.refreshed, rows=rows, beside=beside)
+    if lifetimes.deaths is not None:
+        table.end_stillborn(lifetimes.first_new + xp.flatnonzero(lifetimes.deaths < NEVER))
+    return lifetimes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,17 +326,17 @@ def _candidates(
     return _Candidates(table.identity_types, pairs, columns, among)
 
 
-def _instances(batch: _InputChanges, wanted: Array | None) -> tuple[Array, Slots]:
+def _instances(batch: _InputChanges, counts: Array | None) -> tuple[Array, Slots]:
     """Committed live rows equal to those of groups: group numbers, slots, sorted.
 
     Args:
         batch: the changes.
-        wanted: of each group how many are wanted, the oldest, if there are more; None for all.
+        counts: of each group how many are wanted, the oldest, if there are more; None for all.
     """
     table, leader = batch.table, batch.groups.leader
-    if wanted is None:
+    if counts is None:
         return present(table, batch.frame, leader, batch.hashes)
-    numbers = table.kernels.xp.flatnonzero(wanted)
+    numbers = table.kernels.xp.flatnonzero(counts)
     looks = leader[numbers]
     try:
         most = most_candidates(table, int(looks.size))
@@ -344,8 +344,8 @@ def _instances(batch: _InputChanges, wanted: Array | None) -> tuple[Array, Slots
     except TooMany:
         assert table.identity_index is not None
         first = FirstRows(table, table.identity_index, table.identity, table.identity_types)
-        own = Columns(batch.frame, table.identity, looks)
-        probe_row, slots = first.search(own, batch.hashes[looks], wanted[numbers])
+        probe_columns = Columns(batch.frame, table.identity, looks)
+        probe_row, slots = first.search(probe_columns, batch.hashes[looks], counts[numbers])
     return numbers[probe_row], slots
 
 
@@ -367,19 +367,21 @@ def _among_all(batch: _InputChanges, some: Positions) -> tuple[Positions, Lifeti
     table, inserts, sequence = batch.table, batch.inserts, batch.sequence
     xp, frame = table.kernels.xp, table.kernels.take(batch.frame, some, table.identity, present=True)
     when = None if sequence is None else sequence[some]
-    own, found = _by_value(_InputChanges(table, frame, batch.hashes[some], inserts[some], when, batch.event_kinds))
+    positions, lifetimes = _by_value(
+        _InputChanges(table, frame, batch.hashes[some], inserts[some], when, batch.event_kinds)
+    )
     comes = inserts.copy()
     comes[some] = False
-    comes[some[own]] = True
+    comes[some[positions]] = True
     rows = xp.flatnonzero(comes)
-    if found.deaths is not None:
+    if lifetimes.deaths is not None:
         deaths = xp.full(inserts.size, NEVER, np.int64)
-        deaths[some[own]] = found.deaths
-        found.deaths = deaths[rows]
-    found.new = int(rows.size)
+        deaths[some[positions]] = lifetimes.deaths
+        lifetimes.deaths = deaths[rows]
+    lifetimes.new = int(rows.size)
     if sequence is not None:
-        found.logical_times = 2 * sequence[rows] + 1, found.killed_at
-    return rows, found
+        lifetimes.logical_times = 2 * sequence[rows] + 1, lifetimes.killed_at
+    return rows, lifetimes
 
 
 class _Takes(NamedTuple):
@@ -427,18 +429,18 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     born = xp.flatnonzero(insert)
     takes = _oldest_first(batch, born, retracts, (slots, present))
     if sequence is None:
-        rows, found = _net_by_value(batch, born, takes, unknown.sum())
+        rows, lifetimes = _net_by_value(batch, born, takes, unknown.sum())
     else:
         deaths = xp.full(order.size, NEVER, np.int64)  # one per change
         deaths[order[born[takes.dying]]] = 2 * sequence[order[takes.young]]
         killed = takes.killed, 2 * sequence[order[takes.old]]
-        rows, found = _lifetimes(batch, deaths, killed, unknown.sum())
+        rows, lifetimes = _lifetimes(batch, deaths, killed, unknown.sum())
     if table.written is not None:
         # Flink keeps equal rows in one entry: writing one writes them all (a retraction of none does not)
         written = xp.zeros(total, bool)
         written[group[insert | retracts]] = True
-        found.refreshed = slots[written[owner]]
-    return rows, found
+        lifetimes.refreshed = slots[written[owner]]
+    return rows, lifetimes
 
 
 def _unknown_retractions(batch: _InputChanges, insert: Array, present: Array) -> Array:
@@ -515,10 +517,10 @@ def _by_unique_key(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     xp, order, starts = table.kernels.xp, groups.order, groups.starts
     insert = batch.inserts[order]
     stored = _stored(batch, groups.leader)
-    there = stored >= 0
-    before = _present_before(batch, insert, there)
+    present = stored >= 0
+    before = _present_before(batch, insert, present)
     when = 2 * sequence[order]
-    gone = xp.flatnonzero(there)
+    gone = xp.flatnonzero(present)
     killed, killed_at = stored[gone], when[starts[gone]]
     # the row that a change brings is taken by the key's next change, whatever that is
     deaths = xp.full(order.size, NEVER, np.int64)
@@ -543,10 +545,10 @@ def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     again = kernels.equal_at(types, (now, last), (before, stored), leaves & comes)
     comes ^= again
     leaves ^= again
-    rows, found = _net(batch, xp.compress(comes, last), xp.compress(leaves, stored), unknown)
+    rows, lifetimes = _net(batch, xp.compress(comes, last), xp.compress(leaves, stored), unknown)
     if table.written is not None:
-        found.refreshed = xp.compress(again, stored)
-    return rows, found
+        lifetimes.refreshed = xp.compress(again, stored)
+    return rows, lifetimes
 
 
 def _stored(batch: _InputChanges, rows: Positions) -> Slots:
@@ -554,11 +556,11 @@ def _stored(batch: _InputChanges, rows: Positions) -> Slots:
     return batch.table.kernels.sole_matches(*_candidates(batch.table, batch.frame, rows, batch.hashes), size=rows.size)
 
 
-def _present_before(batch: _InputChanges, insert: Array, there: Array) -> Array:
-    """Flags changes whose key has a row when they come; ``there``: of each key, before the first."""
+def _present_before(batch: _InputChanges, insert: Array, present: Array) -> Array:
+    """Flags changes whose key has a row when they come; ``present``: of each key, before the first."""
     before = batch.table.kernels.xp.empty(insert.size, bool)
     before[1:] = insert[:-1]
-    before[batch.groups.starts] = there
+    before[batch.groups.starts] = present
     return before
 
 

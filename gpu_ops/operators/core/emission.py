@@ -122,7 +122,7 @@ SideTables = tuple[KeyedTable, KeyedTable]
 SideLifetimes = tuple[Lifetimes, Lifetimes]
 
 
-class Wanted(NamedTuple):
+class PairRequest(NamedTuple):
     """The condition and the limits by which pairs are looked for.
 
     Attributes:
@@ -181,10 +181,10 @@ class TimedPairs(Pairs):
     end: LogicalTimes
 
 
-def net_pairs(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> NetPairs:
+def net_pairs(tables: SideTables, sides: SideLifetimes, request: PairRequest) -> NetPairs:
     """The pairs one of whose rows the micro-batch touches, by its net change."""
     xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, wanted)
+    slots = _candidates(tables, sides, request)
     dying = sides[0].dying(slots[0]), sides[1].dying(slots[1])
     if dying[0] is None and dying[1] is None:  # then all pairs have a new row
         return NetPairs(slots, slice(None), xp.empty(0, np.int64), xp.ones(slots[0].size, np.int32), dying)
@@ -201,10 +201,10 @@ def _net(  # noqa: PLR0917 - what is fused takes no keywords
     return new.astype(np.int32) - dies, new & ~dies, dies & ~new
 
 
-def timed_pairs(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> TimedPairs:
+def timed_pairs(tables: SideTables, sides: SideLifetimes, request: PairRequest) -> TimedPairs:
     """All pairs one of whose rows the micro-batch touches and that live at some logical time of it."""
     xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, wanted)
+    slots = _candidates(tables, sides, request)
     deaths = sides[0].died(xp, slots[0]), sides[1].died(xp, slots[1])
     begin = xp.maximum(sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1]))
     end = xp.minimum(*deaths)
@@ -223,15 +223,17 @@ def _timed(begin: LogicalTimes, end: LogicalTimes) -> tuple[Array, Array, Array]
     return comes.astype(np.int32) - goes, comes, goes
 
 
-def _candidates(tables: SideTables, sides: SideLifetimes, wanted: Wanted) -> tuple[Slots, Slots]:
+def _candidates(tables: SideTables, sides: SideLifetimes, request: PairRequest) -> tuple[Slots, Slots]:
     """Left and right slots of all pairs one of whose rows the micro-batch touches."""
     xp = tables[0].kernels.xp
-    left, right = probe(tables, sides, 0, wanted, dying=True)
-    other_right, other_left = probe(tables, sides, 1, wanted, dying=False)
+    left, right = probe(tables, sides, 0, request, dying=True)
+    other_right, other_left = probe(tables, sides, 1, request, dying=False)
     return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
 
 
-def probe(tables: SideTables, sides: SideLifetimes, side: int, wanted: Wanted, *, dying: bool) -> tuple[Slots, Slots]:
+def probe(
+    tables: SideTables, sides: SideLifetimes, side: int, request: PairRequest, *, dying: bool
+) -> tuple[Slots, Slots]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
     The left's touched rows meet new rows, too, and those that are ``dying`` or not; the right's only rows that the
@@ -251,18 +253,18 @@ def probe(tables: SideTables, sides: SideLifetimes, side: int, wanted: Wanted, *
     among = None if every else Among(other.status.values, LIVE, DYING if dying else LIVE)
     columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
 
-    def residual(found: Slots, slots: Slots) -> Positions | None:
-        rows = {wanted.names[side]: (own.store, found), wanted.names[1 - side]: (other.store, slots)}
-        return fulfilling(kernels, wanted.condition, rows, int(slots.size))
+    def residual(probe_slots: Slots, slots: Slots) -> Positions | None:
+        rows = {request.names[side]: (own.store, probe_slots), request.names[1 - side]: (other.store, slots)}
+        return fulfilling(kernels, request.condition, rows, int(slots.size))
 
     def candidates(rows: Array, at_most: int | None) -> Array:
         # The other side's rows are read in the order in which they lie, the touched ones are few and near.
         return other.key_index.meet(rows, staged=side == 0, by_candidate=True, at_most=at_most)
 
-    few = wanted.at_most is not None
-    pieces = [candidates(touched, wanted.at_most)] if few else in_pieces(kernels, touched, candidates)
+    few = request.at_most is not None
+    pieces = [candidates(touched, request.at_most)] if few else in_pieces(kernels, touched, candidates)
     parts = (
         match_among(kernels, own.key_types, piece, columns, among, by_candidate=True, residual=residual)
         for piece in pieces
     )
-    return in_one(xp, parts, wanted.check, by_candidate=True)
+    return in_one(xp, parts, request.check, by_candidate=True)

@@ -56,10 +56,10 @@ def order_rows(
     names = list(dict.fromkeys([*table.keys, *columns, *([] if valued is None else [valued])]))
 
     def ordered(slots: Slots) -> Array:
-        there = table.status.values[slots] != DEAD
+        present = table.status.values[slots] != DEAD
         for forgotten in table.journal.forgotten:  # they come back if this micro-batch is discarded
-            there |= xp.isin(slots, forgotten)
-        slots = slots[xp.flatnonzero(there)]
+            present |= xp.isin(slots, forgotten)
+        slots = slots[xp.flatnonzero(present)]
         rows = table.store.take(slots, names, present=True)
         valid = None if valued is None else kernels.valid(rows, [valued])
         if valid is not None:
@@ -67,8 +67,8 @@ def order_rows(
             slots, rows = slots[kept], kernels.take(rows, kept, names, present=True)
         hashes, values = kernels.hash_rows(rows, table.keys, table.key_types), pa.table({})
         if columns:
-            own = kernels.combine([(name, rows, name) for name in columns])
-            values = kernels.to_arrow(own, pa.schema([schema.field(name) for name in columns]))
+            value_columns = kernels.combine([(name, rows, name) for name in columns])
+            values = kernels.to_arrow(value_columns, pa.schema([schema.field(name) for name in columns]))
         order = sorted_by(kernels, hashes >> np.uint64(32), *ranks(values, slots))
         return layouts.entries(hashes[order], slots[order])
 
@@ -109,39 +109,39 @@ class FirstRows:
         self._found, self._types = Columns(table.store, names), types
         self.read = 0
 
-    def search(self, own: Columns, hashes: Hashes, wanted: Array) -> tuple[Array, Slots]:
+    def search(self, keys: Columns, hashes: Hashes, counts: Array) -> tuple[Array, Slots]:
         """The first rows of each of n keys, and perhaps some that follow them.
 
         Args:
-            own: the columns of each key's row.
+            keys: the columns of each key's row.
             hashes: n.
-            wanted: how many of each that stay, n positive numbers; those that this micro-batch takes are not counted.
+            counts: how many of each that stay, n positive numbers; those that this micro-batch takes are not counted.
 
         Returns:
             Numbers of keys and slots, by number and slot.
         """
         xp = self._kernels.xp
-        found = [(xp.empty(0, np.int64), xp.empty(0, np.int64))]
+        parts = [(xp.empty(0, np.int64), xp.empty(0, np.int64))]
         for run in self._index.runs:
-            found += self._from_run(run, own, hashes, wanted)
-        numbers, slots = (xp.concatenate(part) for part in zip(*found, strict=True))
+            parts += self._from_run(run, keys, hashes, counts)
+        numbers, slots = (xp.concatenate(part) for part in zip(*parts, strict=True))
         return layouts.unpaired(xp.sort(layouts.pairs(numbers, slots)))
 
-    def _from_run(self, run: Any, own: Columns, hashes: Hashes, wanted: Array) -> list[tuple[Array, Slots]]:
+    def _from_run(self, run: Any, keys: Columns, hashes: Hashes, counts: Array) -> list[tuple[Array, Slots]]:
         """The first rows in one run: numbers of keys, and slots."""
-        xp, status, found = self._kernels.xp, self._table.status.values, []
+        xp, status, parts = self._kernels.xp, self._table.status.values, []
         begins = self._index.begin(run, hashes)
         first = at = run.passed.beyond(xp, begins)
         ends_of_gone, only_gone = first.copy(), xp.ones(hashes.size, bool)
-        numbers, left, width = xp.arange(hashes.size, dtype=np.int64), wanted, wanted + _MARGIN
+        numbers, left, width = xp.arange(hashes.size, dtype=np.int64), counts, counts + _MARGIN
         while numbers.size:
             ends = xp.minimum(at + width, run.entries.size)
-            read = self._read(run, own, hashes, (numbers, at, ends))
-            found.append((numbers[read.span], read.slots))
+            read = self._read(run, keys, hashes, (numbers, at, ends))
+            parts.append((numbers[read.span], read.slots))
             staying = read.span[xp.flatnonzero(status[read.slots] == LIVE)]
             left = left - xp.bincount(staying, minlength=numbers.size)
             done = xp.flatnonzero(read.more & (left <= 0))
-            found += self._alike(run, own, hashes, numbers[done], ends[done])
+            parts += self._alike(run, keys, hashes, numbers[done], ends[done])
             on = xp.flatnonzero(read.more & (left > 0))
             if on.size or at is not first:  # what the first turn alone reads is no long way
                 stops = read.stops()
@@ -151,23 +151,23 @@ class FirstRows:
         long = xp.flatnonzero(ends_of_gone - first > (1 if self._kernels.tiny_segments else _LONG))
         if long.size and not self._table.journal.forgotten:  # these come back if this micro-batch is discarded
             run.passed.note(xp, begins[long], ends_of_gone[long])
-        return found
+        return parts
 
     def _alike(
-        self, run: Any, own: Columns, hashes: Hashes, numbers: Array, ends: Positions
+        self, run: Any, keys: Columns, hashes: Hashes, numbers: Array, ends: Positions
     ) -> list[tuple[Array, Slots]]:
         """Rows behind the first ones that the index does not tell from the last of these: none.
 
         Args:
             run: the run.
-            own: as of `search`.
+            keys: as of `search`.
             hashes: likewise.
             numbers: of keys.
             ends: up to where entries of each were read.
         """
         return []
 
-    def _read(self, run: Any, own: Columns, hashes: Hashes, spans: tuple[Array, Positions, Positions]) -> _SpanRows:
+    def _read(self, run: Any, keys: Columns, hashes: Hashes, spans: tuple[Array, Positions, Positions]) -> _SpanRows:
         """The rows in some spans of a run: of each the number of a key, its begin and its end."""
         xp, (numbers, begins, ends) = self._kernels.xp, spans
         span, places = written_out(xp, begins, ends - begins)
@@ -181,14 +181,14 @@ class FirstRows:
         more[read] = same[behind[read] - 1]
 
         def stops(span: Array = span) -> Positions:
-            others, found = xp.flatnonzero(~gone), ends.copy()
+            others, stop = xp.flatnonzero(~gone), ends.copy()
             others = xp.compress(value_changes(xp, span[others]), others)
-            found[span[others]] = places[others]
-            return found
+            stop[span[others]] = places[others]
+            return stop
 
-        there = xp.flatnonzero(same & ~gone)
-        span, slots = span[there], slots[there]
+        present = xp.flatnonzero(same & ~gone)
+        span, slots = span[present], slots[present]
         if self._types:
-            mine = xp.flatnonzero(self._kernels.equal_at(self._types, (own, numbers[span]), (self._found, slots)))
+            mine = xp.flatnonzero(self._kernels.equal_at(self._types, (keys, numbers[span]), (self._found, slots)))
             span, slots = span[mine], slots[mine]
         return _SpanRows(span, slots, more, stops)

@@ -92,9 +92,11 @@ class KeyCounts:
         kernels = self._kernels
         if not table.keys:
             return kernels.frame(pa.table({"all": np.zeros(slots.size, np.int8)})), None
-        taken = table.store.take(slots, table.keys, present=True)
-        valid = kernels.valid(taken, table.strict) if table.strict else None
-        frame = kernels.combine([(name, taken, own) for name, own in zip(self._names, table.keys, strict=True)])
+        key_columns = table.store.take(slots, table.keys, present=True)
+        valid = kernels.valid(key_columns, table.strict) if table.strict else None
+        frame = kernels.combine(
+            [(name, key_columns, column) for name, column in zip(self._names, table.keys, strict=True)]
+        )
         if valid is None or bool(valid.all()):
             return frame, None
         able = kernels.xp.flatnonzero(valid)
@@ -144,11 +146,11 @@ class KeyCounts:
         frame, able = self._frame(self._counted, rows)
         if able is not None:
             logical_times, signs = logical_times[able], signs[able]
-        found = self._keys.locate(frame)
-        before = self._keys.beside[_ROWS].values[found.slots].astype(np.int64)
+        located = self._keys.locate(frame)
+        before = self._keys.beside[_ROWS].values[located.slots].astype(np.int64)
         after = before.copy()
-        kernels.scatter_add(after, found.number, signs)
-        return _Touched(found.slots, before, after, (found.number, logical_times, signs))
+        kernels.scatter_add(after, located.number, signs)
+        return _Touched(located.slots, before, after, (located.number, logical_times, signs))
 
     def _move(self, touched: _Touched, own: Lifetimes) -> None:
         """Make the counts what they are after the micro-batch; where they stand beside rows, that is a write."""
@@ -241,9 +243,9 @@ class KeyCounts:
             xp.flatnonzero(end != NEVER),
             lambda asked: was[order][xp.searchsorted(rows[order], asked)],
         )
-        found = changes_per_event(table, own, spells, when)
+        changes = changes_per_event(table, own, spells, when)
         self._move(touched, own)
-        return found
+        return changes
 
     def _switches(self, touched: _Touched) -> tuple[Slots, LogicalTimes, Array]:
         """Finds when keys get their first row and lose their last: slots, by slot and logical time; times; ends or not.
@@ -251,8 +253,8 @@ class KeyCounts:
         What an upsert takes and gives back within one change is left out.
         """
         number, logical_times, _ = touched.events
-        found = crossings(self._kernels, touched.events, touched.before[number], None, net=False)
-        return touched.slots[number[found.first]], logical_times[found.first], found.appears > 0
+        crossed = crossings(self._kernels, touched.events, touched.before[number], None, net=False)
+        return touched.slots[number[crossed.first]], logical_times[crossed.first], crossed.appears > 0
 
     def _spells(
         self, touched: _Touched, switches: tuple[Slots, LogicalTimes, Array], standing: Slots
@@ -284,8 +286,8 @@ class KeyCounts:
         rows = kernels.xp.concatenate([live, counted.expired])
         step = rows_at_once(kernels) if kernels.host is not None else max(1, int(rows.size))
         for at in range(0, int(rows.size), step):
-            found = self._keys.locate(self._frame(self._counted, rows[at : at + step])[0])
-            slots = found.slots[found.number]
+            located = self._keys.locate(self._frame(self._counted, rows[at : at + step])[0])
+            slots = located.slots[located.number]
             self._keys.add(_ROWS, slots, kernels.xp.ones(slots.size, np.int32))
             self._keys.commit(0)
             settle()

@@ -135,10 +135,12 @@ class KeyTable(StateTable):
             slots[rest] = self._searched(kernels.take(frame, rest, names, present=True), hashes[rest])
         self.fetch(slots)
         if len(self) <= _DENSE * hashes.size:
-            there = xp.zeros(len(self), bool)
-            there[slots] = True
-            found = xp.flatnonzero(there)
-            return Located(found, slots if found.size == there.size else (xp.cumsum(there) - 1)[slots])
+            touched = xp.zeros(len(self), bool)
+            touched[slots] = True
+            touched_slots = xp.flatnonzero(touched)
+            return Located(
+                touched_slots, slots if touched_slots.size == touched.size else (xp.cumsum(touched) - 1)[slots]
+            )
         order, number = kernels.argsort(slots), xp.empty(slots.size, np.int64)
         ascending = slots[order]
         first = value_changes(xp, ascending)
@@ -190,15 +192,15 @@ class KeyTable(StateTable):
         index = cast("HashIndex", self.indexes["0"])
         pairs = index.meet(kernels.entries(hashes, 0, leader), staged=False)
         columns = Columns(frame, names, leader), Columns(self.store, names)
-        found = kernels.sole_matches(types, pairs, columns, self._among(), size=int(leader.size))
-        fresh = xp.flatnonzero(found < 0)
+        slots_of_leaders = kernels.sole_matches(types, pairs, columns, self._among(), size=int(leader.size))
+        fresh = xp.flatnonzero(slots_of_leaders < 0)
         if fresh.size:
             # in the order in which they came: what comes out follows slots, and must not follow hashes
             fresh = fresh[kernels.argsort(leader[fresh])]
             first, rows = len(self), leader[fresh]
             new = kernels.take(frame, rows, names, present=True)
             self.append(new)
-            found[fresh] = as_slots(kernels, first, int(fresh.size))
+            slots_of_leaders[fresh] = as_slots(kernels, first, int(fresh.size))
             index.stage_entries(kernels.entries(hashes, first, rows))
             self._stage_first(new, first)
         if self._spare and 2 * len(self) > self._places.size:
@@ -206,9 +208,9 @@ class KeyTable(StateTable):
         if self._places.size:
             place = self._place(hashes[leader])  # ascending, as the groups' hashes are
             one = xp.flatnonzero(value_changes(xp, place))
-            self._places[place[one]] = found[one]
+            self._places[place[one]] = slots_of_leaders[one]
         slots = xp.empty(hashes.size, np.int64)
-        slots[groups.order] = found[groups.group]
+        slots[groups.order] = slots_of_leaders[groups.group]
         return slots
 
     def _stage_first(self, frame: Frame, first: int) -> None:
@@ -251,8 +253,8 @@ class KeyTable(StateTable):
     # --- the stored form ---------------------------------------------------------------------
 
     def _numbers(self, columns: Mapping[str, Growing]) -> RowNumbers:
-        found = super()._numbers(columns)
-        return found | {name: changed(found[name]) for name, changed in self.as_stored.items()}
+        numbers = super()._numbers(columns)
+        return numbers | {name: changed(numbers[name]) for name, changed in self.as_stored.items()}
 
     def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""

@@ -117,17 +117,21 @@ def match_among(
     return _fulfilling(kernels.matches(types, candidates, columns, among, by_candidate=by_candidate), residual)
 
 
-def live_matches(table: KeyedTable | IntervalTable, candidates: MatchedSlots, own: Columns) -> MatchedSlots:
+def live_matches(table: KeyedTable | IntervalTable, candidates: MatchedSlots, probe_columns: Columns) -> MatchedSlots:
     """The candidates that match among a table's rows that are there and stay.
 
     Args:
         table: whose index found them.
         candidates: of it.
-        own: the key columns of the rows that look.
+        probe_columns: the key columns of the rows that look.
     """
     status, stored = table.status.values, Columns(table.store, table.keys)
     return match(
-        table.kernels, candidates, table.key_types, (own, stored), alive=lambda _, slots: status[slots] == LIVE
+        table.kernels,
+        candidates,
+        table.key_types,
+        (probe_columns, stored),
+        alive=lambda _, slots: status[slots] == LIVE,
     )
 
 
@@ -150,18 +154,18 @@ def first_equal(
     sorted_ = others[1][order]
     at = xp.searchsorted(sorted_, keys[1], side="left")
     end = xp.searchsorted(sorted_, keys[1], side="right")
-    found = xp.full(keys[1].size, -1, np.int64)
+    positions = xp.full(keys[1].size, -1, np.int64)
     first, second = (Columns(frame, names) for frame, _, names in (keys, others))
     open_ = xp.flatnonzero(at < end)
     while open_.size:
         candidate = order[at[open_]]
         same = kernels.equal_at(types, (first, open_), (second, candidate))
-        found[open_[same]] = candidate[same]
+        positions[open_[same]] = candidate[same]
         # another key of the same hash: the next one may be it
         open_ = open_[~same]
         at[open_] += 1
         open_ = open_[at[open_] < end[open_]]
-    return found
+    return positions
 
 
 def in_pieces(
@@ -179,11 +183,11 @@ def in_pieces(
     while waiting:
         part = waiting.pop()
         try:
-            found = candidates(part, most if part.size > 1 else None)
+            piece = candidates(part, most if part.size > 1 else None)
         except TooMany:
             waiting += [part[part.size // 2 :], part[: part.size // 2]]
         else:
-            yield found
+            yield piece
 
 
 def in_one(
@@ -197,14 +201,14 @@ def in_one(
         check: told after each how many there are so far; it may refuse them.
         by_candidate: they are ordered by the rows found.
     """
-    found, total = [], 0
+    pieces, total = [], 0
     for part in parts:
-        found.append(part)
+        pieces.append(part)
         total += int(part[0].size)
         check(total)
-    if len(found) == 1:
-        return found[0]
-    rows, slots = (xp.concatenate(both) for both in zip(*found, strict=True))
+    if len(pieces) == 1:
+        return pieces[0]
+    rows, slots = (xp.concatenate(both) for both in zip(*pieces, strict=True))
     first, second = (slots, rows) if by_candidate else (rows, slots)
     first, second = layouts.unpaired(xp.sort(layouts.pairs(first, second)))
     return (second, first) if by_candidate else (first, second)

@@ -52,7 +52,7 @@ class Nearest:
 
     def search(
         self,
-        own: tuple[Columns, Array],
+        keys: tuple[Columns, Array],
         hashes: Hashes,
         times: Array,
         direction: SearchDirection,
@@ -63,7 +63,7 @@ class Nearest:
         """The nearest row of each probe row's key, the newest of those of one time.
 
         Args:
-            own: the key columns of probe rows, and the row of each of n probe rows in them.
+            keys: the key columns of probe rows, and the row of each of n probe rows in them.
             hashes: n hashes of keys.
             times: n times.
             direction: whether rows before or after these times are looked for.
@@ -75,7 +75,7 @@ class Nearest:
         """
         xp = self.kernels.xp
         best, best_time = xp.full(times.size, -1, np.int64), xp.zeros(times.size, np.int64)
-        back, probe_rows = direction == "backward", (own, hashes)
+        back, probe_rows = direction == "backward", (keys, hashes)
         runs = [*self.index.runs, *([self.index.staged] if self.staged and self.index.staged is not None else [])]
 
         def near(probe_row: Positions, time: Array) -> Array:
@@ -126,9 +126,9 @@ class Nearest:
         Returns:
             Those of the probe rows that find one, and where.
         """
-        xp, (own, hashes) = self.kernels.xp, probe_rows
+        xp, (keys, hashes) = self.kernels.xp, probe_rows
         step, (walking, at), steps = -1 if back else 1, standing, 0
-        found: list[tuple[Positions, Array]] = []
+        pieces: list[tuple[Positions, Array]] = []
         while True:
             inside = (at >= 0) & (at < run.entries.size)
             walking, at = walking[inside], at[inside]
@@ -142,13 +142,13 @@ class Nearest:
                 break
             mine = self.alive(slot)
             if self.types:
-                mine = mine & self.kernels.equal_at(self.types, (own[0], own[1][walking]), (self.stored, slot), mine)
-            found.append((walking[mine], at[mine]))
+                mine = mine & self.kernels.equal_at(self.types, (keys[0], keys[1][walking]), (self.stored, slot), mine)
+            pieces.append((walking[mine], at[mine]))
             walking, at, steps = walking[~mine], at[~mine] + step, steps + 1
-        if len(found) == 1:
-            return found[0]
+        if len(pieces) == 1:
+            return pieces[0]
         nothing = xp.empty(0, np.int64)
-        return xp.concatenate([nothing, *(n for n, _ in found)]), xp.concatenate([nothing, *(a for _, a in found)])
+        return xp.concatenate([nothing, *(n for n, _ in pieces)]), xp.concatenate([nothing, *(a for _, a in pieces)])
 
     def _last_of_time(
         self, run: TimeRun, probe_rows: tuple[tuple[Columns, Array], Hashes], probe_row: Positions, at: Array

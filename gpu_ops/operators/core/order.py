@@ -40,12 +40,12 @@ class Groups:
     def __init__(
         self, kernels: Kernels, frame: Frame, columns: tuple[str, ...], types: tuple[Any, ...], hashes: Hashes
     ) -> None:
-        own = Columns(frame, columns)
-        self.order, self.bounds, self.group, unlike = kernels.grouped(types, own, hashes)
+        key_columns = Columns(frame, columns)
+        self.order, self.bounds, self.group, unlike = kernels.grouped(types, key_columns, hashes)
         if unlike.size:
-            self._part(kernels, types, own, unlike)
+            self._part(kernels, types, key_columns, unlike)
 
-    def _part(self, kernels: Kernels, types: tuple[Any, ...], own: Columns, unlike: Positions) -> None:
+    def _part(self, kernels: Kernels, types: tuple[Any, ...], key_columns: Columns, unlike: Positions) -> None:
         """Hashes that look equal, unequal rows: within such a group, put those unlike its leader last.
 
         Only these groups are looked at: among 10M different rows a few dozen are there by chance, and hardly ever more.
@@ -58,7 +58,7 @@ class Groups:
         while True:
             group = xp.cumsum(first) - 1
             leader, rest = order[xp.flatnonzero(first)], xp.flatnonzero(~first)
-            same = kernels.equal_at(types, (own, order[rest]), (own, leader[group[rest]]))
+            same = kernels.equal_at(types, (key_columns, order[rest]), (key_columns, leader[group[rest]]))
             if bool(same.all()):
                 break
             mark = 2 * group
@@ -125,9 +125,9 @@ def one_nan(column: pa.Array) -> pa.Array:
 def order_codes(column: pa.Array) -> Ints:
     """Numbers that are in the order of values: null is the least, NaN the greatest, zero one value."""
     t, kind = pa.types, column.type
-    own = _own_codes(column)
-    if own is not None:
-        return own
+    integer_codes = _own_codes(column)
+    if integer_codes is not None:
+        return integer_codes
     if not len(column) or t.is_null(kind):
         return np.zeros(len(column), np.int64)
     if t.is_duration(kind):
@@ -190,15 +190,15 @@ def _text_numbers(values: pa.LargeBinaryArray) -> Ints:
     """The first bytes of each value as one number."""
     _, offsets, data = values.buffers()
     ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-    found = np.zeros(len(values), np.uint64)
+    numbers = np.zeros(len(values), np.uint64)
     if data is None or not data.size:
-        return found.view(np.int64) ^ _LOWEST
+        return numbers.view(np.int64) ^ _LOWEST
     content = np.frombuffer(data, np.uint8)
     for number in range(_PREFIX):
         at = ends[:-1] + number
         byte = np.where(at < ends[1:], content[np.minimum(at, content.size - 1)], np.uint8(0))
-        found = (found << np.uint64(8)) | byte
-    return found.view(np.int64) ^ _LOWEST
+        numbers = (numbers << np.uint64(8)) | byte
+    return numbers.view(np.int64) ^ _LOWEST
 
 
 def _dense(column: pa.Array) -> Ints:
@@ -241,29 +241,29 @@ def least(kernels: Kernels, begins: Positions, ends: Positions, ranks: Array, *,
         first, last = xp.flatnonzero(low & 1), xp.flatnonzero(high & 1)
         nodes.append((xp.concatenate([low[first], high[last] - 1]), xp.concatenate([ranks[first], ranks[last]])))
         low, high = (low + 1) >> 1, high >> 1
-    found = xp.full((1, n), NONE, np.int64)
+    least_ranks = xp.full((1, n), NONE, np.int64)
     for level in range(levels, -1, -1):
         width = ((size - 1) >> level) + 1
-        found = found[xp.arange(width, dtype=np.int64) >> 1]
-        _write(xp, found, *nodes[level], n)
-    return found
+        least_ranks = least_ranks[xp.arange(width, dtype=np.int64) >> 1]
+        _write(xp, least_ranks, *nodes[level], n)
+    return least_ranks
 
 
-def _write(xp: Any, found: Array, nodes: Positions, ranks: Array, n: int) -> None:
+def _write(xp: Any, least_ranks: Array, nodes: Positions, ranks: Array, n: int) -> None:
     """Take ranks into the n least of their nodes, which are rows of what was found."""
     if not nodes.size:
         return
-    made = xp.sort((nodes << 32) | ranks)
-    nodes, ranks = made >> 32, made & 0xFFFFFFFF
+    packed = xp.sort((nodes << 32) | ranks)
+    nodes, ranks = packed >> 32, packed & 0xFFFFFFFF
     opens = value_changes(xp, nodes)
     starts = xp.flatnonzero(opens)
-    own = xp.cumsum(opens) - 1
-    place = xp.arange(nodes.size, dtype=np.int64) - starts[own]
+    node = xp.cumsum(opens) - 1
+    place = xp.arange(nodes.size, dtype=np.int64) - starts[node]
     few = xp.flatnonzero(place < n)
     added = xp.full((starts.size, n), NONE, np.int64)
-    added[own[few], place[few]] = ranks[few]
+    added[node[few], place[few]] = ranks[few]
     where = nodes[starts]
     if n == 1:
-        found[where] = xp.minimum(found[where], added)
+        least_ranks[where] = xp.minimum(least_ranks[where], added)
     else:
-        found[where] = xp.sort(xp.concatenate([found[where], added], axis=1), axis=1)[:, :n]
+        least_ranks[where] = xp.sort(xp.concatenate([least_ranks[where], added], axis=1), axis=1)[:, :n]

@@ -136,7 +136,7 @@ class Crossings:
 
 
 def crossings(
-    kernels: Kernels, events: tuple[Array, Array, Array], before: Array, own: Array | None, *, net: bool
+    kernels: Kernels, events: tuple[Array, Array, Array], before: Array, owner_changes: Array | None, *, net: bool
 ) -> Crossings:
     """Finds the events at which counts become zero or stop being zero.
 
@@ -144,25 +144,25 @@ def crossings(
         kernels: the backend.
         events: n owners (numbers), whose count each moves; n logical times; n times 1 or -1.
         before: n counts before the micro-batch, of each event's owner.
-        own: n flags: the owner itself comes or goes; moves its count, without output. None for none.
+        owner_changes: n flags: the owner itself comes or goes; moves its count, without output. None for none.
         net: leave out what comes and goes; otherwise only within one change (an upsert does both).
     """
     xp = kernels.xp
     owner, logical_times, deltas = events
     owned = layouts.owned(owner, logical_times)
     order = kernels.argsort(owned)
-    found = moments(xp, owned[order], deltas[order], lambda at: before[order[at]])
-    first = order[found.start]
-    at = found.switches(xp, found.after == 0, found.base == 0)
-    if own is not None:
-        at = at[xp.flatnonzero(~own[first[at]])]
+    all_moments = moments(xp, owned[order], deltas[order], lambda at: before[order[at]])
+    first = order[all_moments.start]
+    at = all_moments.switches(xp, all_moments.after == 0, all_moments.base == 0)
+    if owner_changes is not None:
+        at = at[xp.flatnonzero(~owner_changes[first[at]])]
     owners = owner[first[at]]
     twin = flickers(xp, owners, xp.zeros(at.size, np.int64) if net else logical_times[first[at]] >> 1)
     hidden = xp.empty(0, np.int64)
     if bool(twin.any()):
         hidden = owners[twin] if net else hidden
         at = at[xp.flatnonzero(~twin)]
-    return Crossings(first[at], xp.where(found.after[at] == 0, 1, -1).astype(np.int8), hidden)
+    return Crossings(first[at], xp.where(all_moments.after[at] == 0, 1, -1).astype(np.int8), hidden)
 
 
 @dataclasses.dataclass
@@ -263,9 +263,9 @@ def visible_per_event(
     slots, counts = pairs.slots[side], table.count
     table.fetch(slots)
     spells = Spells(slots, pairs.begin, pairs.end, pairs.comes, pairs.goes, lambda rows: counts[rows])
-    found = changes_per_event(table, change, spells, when)
+    changes = changes_per_event(table, change, spells, when)
     table.add_counts(slots, pairs.deltas)
-    return found
+    return changes
 
 
 def changes_per_event(table: KeyedTable, change: Lifetimes, spells: Spells, when: When) -> VisibilityChanges:
@@ -279,12 +279,12 @@ def changes_per_event(table: KeyedTable, change: Lifetimes, spells: Spells, when
     """
     kernels, xp = table.kernels, table.kernels.xp
     slots, begins, ends = spells.slots, spells.comes, spells.goes
-    own, own_at, sign = change.events(kernels)
+    own_slots, own_at, sign = change.events(kernels)
     packed_of = kernels.fused(layouts.moments)
     events = [
         packed_of(slots[begins], spells.begin[begins], _BEGIN),
         packed_of(slots[ends], spells.end[ends], _END),
-        packed_of(own, own_at, xp.where(sign > 0, _BORN, _DIES)),
+        packed_of(own_slots, own_at, xp.where(sign > 0, _BORN, _DIES)),
     ]
     barriers = when.barriers
     if barriers is not None:
@@ -292,20 +292,22 @@ def changes_per_event(table: KeyedTable, change: Lifetimes, spells: Spells, when
     # One packed number per event: sorting the numbers sorts by row, logical time and order within it.
     packed = xp.sort(xp.concatenate(events))
     owned, code = kernels.fused(layouts.without_codes)(packed)
-    found = moments(xp, owned, xp.asarray(_DELTA)[code], lambda at: spells.before(layouts.unowned(owned[at])[0]))
-    rows, logical_times = found.rows, found.logical_times
-    dies = code[found.last] == _DIES
-    visible = ((found.after == 0) == when.alone) & ~dies
-    was_visible = (found.base == 0) == when.alone
-    opening = rows[found.opening]
+    all_moments = moments(xp, owned, xp.asarray(_DELTA)[code], lambda at: spells.before(layouts.unowned(owned[at])[0]))
+    rows, logical_times = all_moments.rows, all_moments.logical_times
+    dies = code[all_moments.last] == _DIES
+    visible = ((all_moments.after == 0) == when.alone) & ~dies
+    was_visible = (all_moments.base == 0) == when.alone
+    opening = rows[all_moments.opening]
     if barriers is not None:
         keyless = _keyless(table, opening)
-        here = xp.where(keyless[found.row], barriers[1].at(table, logical_times), barriers[0].at(table, logical_times))
+        here = xp.where(
+            keyless[all_moments.row], barriers[1].at(table, logical_times), barriers[0].at(table, logical_times)
+        )
         visible &= here == 0
         was_visible &= xp.where(keyless, barriers[1].before, barriers[0].before) == 0
     was_visible &= opening < change.first_new
-    at = found.switches(xp, visible, was_visible)
-    own_change = (code[found.start] == _BORN) | dies
+    at = all_moments.switches(xp, visible, was_visible)
+    own_change = (code[all_moments.start] == _BORN) | dies
     by_others = xp.where(own_change[at], -1, logical_times[at] >> 1)
     flicker = flickers(xp, rows[at], by_others)
     if bool(flicker.any()):

@@ -174,7 +174,7 @@ class LatestRows(KeyedOperator):
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> None:
         """Nothing beyond the lifetimes of the rows."""
 
-    def rows(self, found: None, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: None, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Each row that comes, and each that goes; of a net change none equals another: the changes were told so."""
         kernels, xp, (side,) = self.kernels, self.kernels.xp, sides
         if event_kinds is None:

@@ -52,7 +52,7 @@ from gpu_ops.operators.operator import (
     TimedOperator,
     latest_times,
 )
-from gpu_ops.output import Beside, Output, value_schema
+from gpu_ops.output import Beside, Output
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, LIVE, KeySet, rows_at_once
@@ -341,7 +341,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
         table, beside = made[0], tuple[Beside, ...]()
         sequence = np.full(table.num_rows, AT_WATERMARK, np.int64)
         if self.description.late == "tag":
-            for field in list(value_schema(self.description))[table.num_columns :]:  # which late rows alone have
+            for field in list(self.description.values_schema)[table.num_columns :]:  # which late rows alone have
                 table = table.append_column(field, pa.nulls(table.num_rows, field.type))
             beside = (Beside(0, change.pick(late).table, LATE_ROW_KIND),)
             sequence = np.concatenate([sequence, change.sequence[late]])
@@ -381,7 +381,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
         """The sessions of some rows, all of each: rows and row kinds."""
         if not out.size:
             drop = dataclasses.replace(self.description, late="drop")
-            return value_schema(drop).empty_table(), np.empty(0, np.int8)
+            return drop.values_schema.empty_table(), np.empty(0, np.int8)
         nothing_goes = out[:0], out[:0]
         made = self._inner(None).prepare(
             (self._session_changes(nothing_goes, (out, self._rows.beside[_START].values[out])),), clock_ms, None

@@ -257,10 +257,10 @@ class TopRows(KeyedOperator):
         kernels = self.kernels
         return [kernels.asarray(places(values.columns, self.description.order, kernels.asnumpy(slots)))]
 
-    def rows(self, found: Candidates, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def rows(self, matches: Candidates, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Rows that come to be among the first, and rows that are not any more."""
         (side,), xp, n = sides, self.kernels.xp, self.description.n
-        groups, slots = found.groups, found.slots
+        groups, slots = matches.groups, matches.slots
         starts = xp.searchsorted(groups, groups)
         old, stays = slots < side.first_new, side.died(xp, slots) == NEVER
         was, now = _number(xp, old, starts), _number(xp, stays, starts)
@@ -268,7 +268,7 @@ class TopRows(KeyedOperator):
         if self.description.source.insert_only:
             self._forget(slots[xp.flatnonzero(~after)], side.first_new)
         if event_kinds is not None:
-            return self._moments(found, side)
+            return self._moments(matches, side)
         again = before & after
         if self.description.number is not None:
             again &= was == now
@@ -286,9 +286,9 @@ class TopRows(KeyedOperator):
         self._table.move(slots[slots < first_new], LIVE, DEAD)
         self._table.end(slots[slots >= first_new])
 
-    def _moments(self, found: Candidates, side: Lifetimes) -> OutputRows:
+    def _moments(self, candidates: Candidates, side: Lifetimes) -> OutputRows:
         """Compares the first rows change by change; what a change takes and brings happens at once."""
-        xp, groups, slots = self.kernels.xp, found.groups, found.slots
+        xp, groups, slots = self.kernels.xp, candidates.groups, candidates.slots
         born, died = side.born(xp, slots), side.died(xp, slots)
         begin = layouts.owned(groups, xp.where(born < 0, 0, (born >> 1) + 1))
         start, forever = xp.zeros(groups.size, np.int64), died == NEVER

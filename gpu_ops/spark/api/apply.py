@@ -42,6 +42,7 @@ from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
 
 PARTITIONS_PER_GPU: Final = 2
+"""On a cluster, where rows come to one task for each partition; on one machine there is one, and several tasks."""
 
 _numbers = itertools.count(1)
 TwoSidedJoin = TypeVar("TwoSidedJoin", bound=Join)
@@ -232,6 +233,7 @@ def plan_of(
         backend=backend,
         partitions=partitions,
         partitions_reason=why,
+        shares=1 if static else _shares(df, backend, partitions),
         state=None if state is None else str(state),
         state_identity=None if state is None else state.identity,
         backlog=backlog,
@@ -391,11 +393,22 @@ def choose_partitions(
     return default_partitions(shuffle, max(1, session.sparkContext.defaultParallelism - taken), taken, gpus)
 
 
+def _shares(df: DataFrame, backend: str, partitions: int) -> int:
+    """Chooses the number of Spark tasks of each partition: with GPUs there are as many tasks as cores."""
+    context, directory = df.sparkSession.sparkContext, Directory.of(df.sparkSession)
+    if directory.blocks is None:
+        return 1  # each task would get all rows over the network
+    tasks = Settings.of_application(context).tasks
+    if tasks is None:
+        tasks = int(context.defaultParallelism) if directory.servers.pool(backend).kind == "gpu" else partitions
+    return max(1, -(-tasks // partitions))
+
+
 def default_partitions(shuffle: int, cores: int, taken: int, gpus: int) -> tuple[int, str]:
     """Chooses the number of partitions where the user gave none, and says why.
 
-    Engines on one GPU take turns, and each micro-batch of each costs the same number of calls: a second one fills the
-    gaps of the first, more only add calls.
+    Engines on one GPU take turns, and each micro-batch of each costs the same number of calls: a second one on a GPU
+    only adds calls, except on a cluster, where a partition's rows and changes go through one task.
 
     Args:
         shuffle: ``spark.sql.shuffle.partitions``, the most.
@@ -404,8 +417,9 @@ def default_partitions(shuffle: int, cores: int, taken: int, gpus: int) -> tuple
         gpus: the number of state servers with a GPU; 0 if the join runs on none.
     """
     most, why = cores, "one per core beside state servers" if taken else "one per core"
-    if gpus and PARTITIONS_PER_GPU * gpus <= cores:
-        most, why = PARTITIONS_PER_GPU * gpus, f"{PARTITIONS_PER_GPU} per GPU, {gpus} in sight"
+    each = PARTITIONS_PER_GPU if taken else 1
+    if gpus and each * gpus <= cores:
+        most, why = each * gpus, f"{each} per GPU, {gpus} in sight"
     if shuffle <= most:
         return shuffle, "spark.sql.shuffle.partitions"
     return most, f"{why}; spark.sql.shuffle.partitions is {shuffle}"

@@ -68,7 +68,8 @@ def explain(df: DataFrame) -> str:
         raise DescriptionError("explain() takes what gpu_ops.join() returned; this plan has no join of ours")
     queries = [plan.query for plan in plans if plan.query is not None]
     names = {plan.plan_id: plan.name for plan in plans}
-    texts = [_explain(plan, names, df) for plan in plans]
+    last = {one.plan_id: plan for plan in plans if plan.dataflow is not None for one in plan.chained}
+    texts = [_explain(plan, names, df, last.get(plan.plan_id)) for plan in plans]
     selection = selection_of_join(df)
     if isinstance(selection, str) and not plans[0].bounded:
         texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {selection}"
@@ -101,7 +102,8 @@ def _pictures(node: Any) -> list[str]:
     return [boxes[plan.plan_id]]
 
 
-def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
+def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame, last: JoinPlan | None = None) -> str:
+    """An operator in words; ``last``: of those in its engine the one whose changes come out, if that is another."""
     description = plan.description
     state = str(plan.state or "in memory only: a restart on an old checkpoint is refused")
     if description.emit != "at_end" and len(description.inputs) > 2:
@@ -112,13 +114,17 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         lines.append(line("row time", f"{', '.join(plan.row_times)}: not in what comes out, which may be of any age"))
     if plan.heartbeat_ms is not None:
         lines.append(line("heartbeat", f"a micro-batch every {show_ms(plan.heartbeat_ms)}, rows or not"))
+    where = "Spark task" if plan.dataflow is None and last is None else "engine"
+    if last is not None:
+        state = f"in the folder of {last.name}, as one engine has both"
     if plan.bounded:
         state = "none: the inputs are static, and joined at once in Spark's tasks"
     lines += [
         line("emit", f"{description.emit}: {_EMITS[description.emit]}"),
         line("attributes", _attributes(plan)),
         line("partitions", f"{plan.partitions} ({plan.partitions_reason}){_distribution(plan)}"),
-        *(line("with", f"{names[x]}, in the same Spark task") for x in dict.fromkeys(plan.sources) if x is not None),
+        *([line("tasks", f"{plan.tasks}, each with a share of the changes")] if plan.tasks > plan.partitions else []),
+        *(line("with", f"{names[x]}, in the same {where}") for x in dict.fromkeys(plan.sources) if x is not None),
         line("backend", _backend(plan, df)),
         *_lookups(plan, df),
         line("state", state),

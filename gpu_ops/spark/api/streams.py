@@ -263,7 +263,8 @@ class RunOptions(TypedDict, total=False):
         backend: the processor that computes. ``"auto"``: GPUs where there are any. ``"cpu"``: the CPU. ``"gpu"``: GPUs,
             or an error.
         partitions: the number of partitions; by default that of an existing state folder, or else
-            ``spark.sql.shuffle.partitions``, but not more than the application has cores, or with GPUs two for each.
+            ``spark.sql.shuffle.partitions``, but not more than the application has cores, or with GPUs one for each, on
+            a cluster two.
         name: the operator's name, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on.
     """
 

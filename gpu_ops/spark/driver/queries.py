@@ -46,6 +46,7 @@ class JoinPlan:
         backend: the backend that was asked for.
         partitions: the number of partitions.
         partitions_reason: why there are as many.
+        shares: the number of Spark tasks of each partition: all bring its rows, each takes a share of its changes.
         state: the state folder as it is shown, or None.
         state_identity: the same for all spellings of the folder.
         backlog: whether it may begin with one.
@@ -61,6 +62,7 @@ class JoinPlan:
         union_order: the numbers of its inputs as they stand in Spark's union.
         row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
         chained: the other operators of its task, each behind those that it reads.
+        dataflow: the description of all operators of its task, where one engine has them; else None.
         sources: for each input the plan id of the operator of its task that makes it, or None.
         union_inputs: what Spark's union brings to its task, in order: an operator's plan id and its input's number.
         below: the plan ids of all operators below it, the nearest first.
@@ -77,6 +79,7 @@ class JoinPlan:
     backlog: bool
     derived: tuple[str, ...]
     final_only: tuple[str, ...]
+    shares: int = 1
     upstream: tuple[str | None, ...] = (None, None)
     heartbeat_ms: int | None = None
     bounded: bool = False
@@ -87,6 +90,7 @@ class JoinPlan:
     row_times: tuple[str, ...] = ()
     union_order: str | None = None
     chained: tuple[JoinPlan, ...] = ()
+    dataflow: Description | None = None
     sources: tuple[str | None, ...] = ()
     union_inputs: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
@@ -97,15 +101,19 @@ class JoinPlan:
         return (*self.chained, self)
 
     @property
+    def tasks(self) -> int:
+        """The number of Spark tasks that bring its rows and take its changes."""
+        return 1 if self.chained and self.dataflow is None else self.partitions * self.shares
+
+    @property
     def function_name(self) -> str:
         """The name of the join's function in Spark's plans."""
         return f"gpu_join_{self.plan_id}"
 
     def manifest(self, query_id: str, number: int | None) -> Manifest:
         """The manifest that the join's state folder must have, as the join of that number in a query."""
-        return Manifest(
-            self.description.to_json(), self.partitions, query_id, join_number=number, union_order=self.union_order
-        )
+        description = (self.dataflow or self.description).to_json()
+        return Manifest(description, self.partitions, query_id, join_number=number, union_order=self.union_order)
 
     def carried_by(self, output: st.StructType) -> st.StructType:
         """A copy of a schema whose metadata carries this plan, for ``mapInArrow``."""
@@ -113,7 +121,8 @@ class JoinPlan:
 
     def _to_dict(self) -> dict[str, Any]:
         chained = [plan._to_dict() for plan in self.chained]
-        return {**vars(self), "description": self.description.to_json(), "chained": chained}
+        dataflow = self.dataflow and self.dataflow.to_json()
+        return {**vars(self), "description": self.description.to_json(), "chained": chained, "dataflow": dataflow}
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any]) -> JoinPlan:
@@ -122,6 +131,7 @@ class JoinPlan:
             "description": parse_join(data["description"]),
             "chained": tuple(map(cls._from_dict, data["chained"])),
         }
+        values["dataflow"] = data["dataflow"] and parse_join(data["dataflow"])
         return cls(**values)
 
     @classmethod

@@ -35,15 +35,17 @@ from gpu_ops.spark.plan.changes import (
     OperatorChainBuilder,
     SourceScan,
     holds_sources,
+    in_one_task,
     observed_once,
     observing,
     source_of,
 )
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
+from gpu_ops.spark.plan.one_engine import one_engine
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
-from gpu_ops.spark.tasks.join import Edge, Task
+from gpu_ops.spark.tasks.join import Edge, OperatorChain, Task
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import EncodeRows, FirstOfGroup
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
@@ -95,33 +97,47 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     make_importable(session)
     names = metric_names(description.sides, by_time=description.by_time)
     directory = Directory.of(session)
+    below = {
+        number: (reading.source, reading.projection)
+        for number, reading in enumerate(readings)
+        if reading is not None and isinstance(reading.source, JoinChanges) and in_one_task(plan, reading.source)
+    }
     packers, arrivals = packers_of(description, inputs, readings, layout, plan, blocks=directory.blocks)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, description.output_schema.names)
     task = Task(
         plan.function_name, _command(plan, state, layout), directory.address, arrivals,
         description.output_schema, metrics=names, times=description.sides if description.by_event_time else (),
-        hidden=hidden, blocks=directory.blocks,
+        hidden=hidden, blocks=directory.blocks, shares=plan.shares,
     )  # fmt: skip
     chain, union_inputs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
+    for number in (number for number in order if number in below):
+        changes, projection = below[number]
+        chain.add(number, changes, Edge(projection, packers[number]))
+    fused = one_engine(chain.plans, chain.operators) if below else None
+    if below and fused is None:  # this task cuts what lies between, and there is one
+        task.shares, packers = 1, [packer.unshared() for packer in packers]
     for number in order:
-        reading, packer = readings[number], packers[number]
-        if reading is not None and isinstance(reading.source, JoinChanges) and chain.takes(reading.source):
-            chain.add(number, reading.source, Edge(reading.projection, packer))
-            for use, frame in reading.source.union_inputs().items():
+        if number in below:
+            for use, frame in below[number][0].union_inputs().items():
                 union_inputs.setdefault(use, frame)
         else:
-            union_inputs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], reading, packer)
+            union_inputs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], readings[number], packers[number])
     if plan.heartbeat_ms is not None:
         like = next(iter(union_inputs.values()))
         union_inputs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
-    plan, function = chain.plan(tuple(union_inputs)), chain.function
+    function = fused or (OperatorChain(chain.operators) if below else task)
+    plan = dataclasses.replace(chain.plan(tuple(union_inputs)), shares=task.shares)
+    if fused is not None:
+        fused.command["union_order"] = fused.union_order(union_inputs)
+        plan = dataclasses.replace(plan, dataflow=fused.dataflow, union_order=fused.command["union_order"])
     union = functools.reduce(DataFrame.unionAll, observed_once(list(union_inputs.values()), plan.in_task))
     output = output_type(description, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
-    tasks = 1 if plan.chained else plan.partitions
-    changes = union.repartition(tasks, "route").mapInArrow(function, plan.carried_by(output))
+    changes = union.repartition(plan.tasks, "route").mapInArrow(function, plan.carried_by(output))
     directory.check_at_start(plan, state)
+    for one in plan.chained if fused is not None else ():
+        directory.registry.started.pop(one.plan_id, None)  # its state is in the folder of the last one
     check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(description, name, plan.plan_id))
@@ -431,9 +447,8 @@ def packers_of(
         plan: the plan of the operator.
         blocks: the folders in which tasks leave their messages, if all are on one machine.
     """
-    partitions = plan.partitions
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, description.inputs, strict=True)]
-    roads, packers = routes(partitions), []
+    roads, packers = routes(plan.partitions * plan.shares), []
     for number, reading in enumerate(readings):
         by = tuple((by.columns[number], by.type) for by in description.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
@@ -443,7 +458,7 @@ def packers_of(
             else None
         )
         name, schema = description.inputs[number].name, schemas[number]
-        packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks))
+        packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks, plan.shares))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
     return packers, Arrivals(wire_schema(layout), carried, first=plan.loaded)
 

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.query.catalyst import frame_of, scala_seq
 from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark import sources
@@ -21,9 +22,9 @@ from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, 
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import selection, selection_of_join
-from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, OperatorChain, OperatorTask, Task
+from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, OperatorTask, Task
 from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
-from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Projection, Slices
+from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Slices
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
@@ -199,6 +200,11 @@ MOST_IN_ONE_TASK: Final = 4
 """Partitions of an operator: with more of them what a task has to cut costs more time than stages of Spark's."""
 
 
+def in_one_task(plan: JoinPlan, changes: JoinChanges) -> bool:
+    """True if an operator, and the one that makes some changes, with all that run in its task, can run in one task."""
+    return all(one.partitions <= MOST_IN_ONE_TASK for one in (plan, *changes.plan.in_task))
+
+
 class OperatorChainBuilder:
     """Collects the operators that run in the task of another one, which reads their changes.
 
@@ -214,10 +220,6 @@ class OperatorChainBuilder:
         self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
         self._sources: list[str | None] = [None] * len(plan.description.inputs)
 
-    def takes(self, changes: JoinChanges) -> bool:
-        """True if the operator that makes some changes can run in this task, with all that run in its own."""
-        return all(plan.partitions <= MOST_IN_ONE_TASK for plan in (self._plan, *changes.plan.in_task))
-
     def add(self, number: int, changes: JoinChanges, edge: Edge) -> None:
         """Takes the operators below an input; one that is there is not computed again.
 
@@ -227,7 +229,7 @@ class OperatorChainBuilder:
             edge: what is taken of these.
         """
         for plan, node in zip(changes.plan.in_task, changes.task.operators, strict=True):
-            alone = dataclasses.replace(plan, chained=(), below=(), union_inputs=())
+            alone = dataclasses.replace(plan, chained=(), dataflow=None, below=(), union_inputs=())
             self._plans.setdefault(plan.plan_id, alone)
             self._tasks.setdefault(plan.plan_id, node.task)
             self._edges.setdefault(plan.plan_id, {}).update(
@@ -237,12 +239,15 @@ class OperatorChainBuilder:
         self._sources[number] = changes.plan.plan_id
 
     @property
-    def function(self) -> Task | OperatorChain:
-        """The function that runs in the task."""
-        if not self._tasks:
-            return self._task
+    def plans(self) -> list[JoinPlan]:
+        """The plans of the operators that run in the task, the last one last."""
+        return [*self._plans.values(), self._plan]
+
+    @property
+    def operators(self) -> list[ChainedOperator]:
+        """The operators that run in the task, the last one last."""
         below = [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
-        return OperatorChain([*below, ChainedOperator(self._task)])
+        return [*below, ChainedOperator(self._task)]
 
     def plan(self, union_inputs: tuple[str, ...]) -> JoinPlan:
         """The plan of the last operator, which has those of the others.

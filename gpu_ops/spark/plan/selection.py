@@ -35,12 +35,12 @@ from gpu_ops.conditions.expressions import (
     kind,
     logic,
 )
+from gpu_ops.descriptions.projection import ROWS, Projection
 from gpu_ops.query.catalyst import ansi_mode, arrow_type_of, id_of, items
 from gpu_ops.query.expressions import STRUCTURES, Expr, TreeReader
 from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed
 from gpu_ops.spark.plan.column_metadata import hides_metrics, observed_join
-from gpu_ops.spark.tasks.rows import ROWS, Projection
 
 _ALIKE: Final = (
     st.BooleanType, st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.FloatType, st.DoubleType,

@@ -31,7 +31,7 @@ class StoredPartition:
         version: the number of durable micro-batches; the last of them may yet be repeated.
         snapshot: the version of the newest snapshot, or None.
         snapshot_bytes: the snapshot's size, with all pieces.
-        rows: live rows of each input at that version: those of the snapshot with the logged changes applied.
+        rows: live rows of each table at that version: those of the snapshot with the logged changes applied.
         records: the number of micro-batches logged since the snapshot.
         record_bytes: the size of these records.
         changes: the number of changes in them, of all inputs together.
@@ -151,8 +151,8 @@ def _partitions(held: list[StoredPartition], description: Description, *, rows: 
     column("version", [f"{h.version:,}" for h in held])
     column("snapshot\nversion", ["none" if h.snapshot is None else f"{h.snapshot:,}" for h in held])
     numbers("snapshot\nsize", [h.snapshot_bytes for h in held], size_text)
-    for number, source in enumerate(description.inputs):
-        numbers(f"{source.name}\nrows", [None if h.rows is None else h.rows[number] for h in held])
+    for number, name in enumerate(description.state_names):
+        numbers(f"{name}\nrows", [None if h.rows is None else h.rows[number] for h in held])
     numbers("log\nsize", [h.record_bytes for h in held], size_text)
     numbers("log\nchanges", [h.changes for h in held])
     for cells in zip(*columns, strict=True):

@@ -145,6 +145,8 @@ class PartitionState:
         self._snapshots: Snapshots | None = None
         self._metrics: dict[str, int | float] = {}
         self.activity = Activity()
+        self.turn = threading.Lock()
+        """Held by one of several tasks that bring the same rows, from before they are received."""
 
     def serves(self, command: ApplyCommand) -> bool:
         """True if a command is for this very join, folder, query and partition."""
@@ -208,7 +210,7 @@ class PartitionState:
             try:
                 now = self._clock() if clock_ms is None else clock_ms
                 with self.activity.during("joining"):
-                    kept = self._kept(batch_id, table, shared_in)
+                    kept = self.kept(batch_id, table.num_rows, shared_in)
                     if kept is not None:
                         return kept
                     answer = self._apply(batch_id, (table, parts), wire, alive, Recorded(now, watermark, backlog))
@@ -227,13 +229,13 @@ class PartitionState:
             finally:
                 files.CURRENT_ACTIVITY.reset(looked_at)
 
-    def _kept(self, batch_id: int, table: pa.Table, shared_in: str | None) -> Applied | None:
-        """Returns the kept answer to this micro-batch in this run, or None."""
+    def kept(self, batch_id: int, rows: int, shared_in: str | None) -> Applied | None:
+        """Returns the kept answer to this micro-batch of so many rows in this run, or None."""
         pending = self._pending
         if shared_in is None or pending is None or pending.batch_id != batch_id or pending.answer is None:
             return None
         kept = pending.answer
-        return kept.applied if (kept.run_id, kept.rows) == (shared_in, table.num_rows) else None
+        return kept.applied if (kept.run_id, kept.rows) == (shared_in, rows) else None
 
     def _apply(
         self,
@@ -324,7 +326,7 @@ class PartitionState:
         """
         with self._at(version) as engine:
             sizes = engine.state_size()
-            return tuple(sizes[f"{side}_rows"] for side in self.description.sides)
+            return tuple(sizes[f"{name}_rows"] for name in self.description.state_names)
 
     @contextlib.contextmanager
     def _at(self, version: int) -> Iterator[OperatorEngine]:

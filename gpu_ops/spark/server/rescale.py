@@ -37,6 +37,7 @@ import pyarrow.compute as pc
 from gpu_ops import operators
 from gpu_ops.backends import make_kernels
 from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.memory import Budget, Memory
@@ -116,6 +117,11 @@ def rescale(
     description = parse_join(manifest.description)
     if partitions < 1:
         raise DescriptionError(f"partitions={partitions}; there is at least one")
+    if partitions > 1 and isinstance(description, Dataflow):
+        raise DescriptionError(
+            f"{len(description.operators)} operators share this folder's one engine, which has one partition. For more "
+            "begin anew: partitions= of the query, a new folder and a new checkpoint"
+        )
     if partitions > 1 and not description.shuffled_by:
         raise DescriptionError("this join has one partition: no equality column that rows could be distributed by")
     seen = _seen(files, manifest)

@@ -123,30 +123,60 @@ class StateServer(FlightServer):
             answers = None if command.answers is None else checked(command.answers, self._blocks, file=False)
             partition = self._partition(command)
             receiving = Activity()
-            with self._asked_after(command.call, receiving), self._out_of_memory(partition, command.batch_id):
-                try:
-                    arrived = _receive(reader, command, partition, receiving, Mapped(self._blocks))
-                except MemoryError:
-                    raise
-                except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # names may be no UTF-8
-                    raise AbandonedError(f"the rows of batch {command.batch_id} broke off: {error}") from error
-            # also while another call has the partition
-            with self._asked_after(command.call, partition.activity), self._out_of_memory(partition, command.batch_id):
-                answer = partition.apply(
-                    command.batch_id,
-                    arrived.table,
-                    command.wire,
-                    alive=lambda: not context.is_cancelled(),
-                    watermark=command.watermark,
-                    clock_ms=command.clock_ms,
-                    backlog=command.backlog,
-                    shared_in=command.shared_in,
-                    parts=arrived.parts,
-                )
-            del arrived
+            with self._turn(command, partition):
+                answer = self._answer(command, partition, context, reader, receiving)
             with self._asked_after(command.call, receiving):
                 receiving.begin("sending the answer")
-                _send(writer, answer, answers, command.least_bytes)
+                _send(writer, answer, command, answers)
+
+    @contextlib.contextmanager
+    def _turn(self, command: ApplyCommand, partition: PartitionState) -> Iterator[None]:
+        """Context manager in which one of a partition's tasks is at a time: the others find the answer that it gets."""
+        if command.shares == 1:
+            yield
+            return
+        with self._asked_after(command.call, partition.activity):  # while another call has it
+            partition.turn.acquire()
+        try:
+            yield
+        finally:
+            partition.turn.release()
+
+    def _answer(
+        self,
+        command: ApplyCommand,
+        partition: PartitionState,
+        context: flight.ServerCallContext,
+        reader: flight.MetadataRecordBatchReader,
+        receiving: Activity,
+    ) -> Applied:
+        """Receives the rows of a micro-batch and applies them; of several tasks with the same rows the first one's."""
+        kept = partition.kept(command.batch_id, command.rows, command.shared_in) if command.shares > 1 else None
+        if kept is not None:
+            with self._asked_after(command.call, receiving):
+                for _ in reader:
+                    receiving.move()
+            return kept
+        with self._asked_after(command.call, receiving), self._out_of_memory(partition, command.batch_id):
+            try:
+                arrived = _receive(reader, command, partition, receiving, Mapped(self._blocks))
+            except MemoryError:
+                raise
+            except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # names may be no UTF-8
+                raise AbandonedError(f"the rows of batch {command.batch_id} broke off: {error}") from error
+        # also while another call has the partition
+        with self._asked_after(command.call, partition.activity), self._out_of_memory(partition, command.batch_id):
+            return partition.apply(
+                command.batch_id,
+                arrived.table,
+                command.wire,
+                alive=lambda: not context.is_cancelled(),
+                watermark=command.watermark,
+                clock_ms=command.clock_ms,
+                backlog=command.backlog,
+                shared_in=command.shared_in,
+                parts=arrived.parts,
+            )
 
     # --- partitions --------------------------------------------------------------------------
 
@@ -362,13 +392,21 @@ def _content(content: bytes) -> int | FilePart:
     return rows
 
 
-def _send(writer: flight.MetadataRecordBatchWriter, answer: Applied, answers: Path | None, least_bytes: int) -> None:
-    writer.begin(answer.changelog.schema)
+def _send(
+    writer: flight.MetadataRecordBatchWriter, answer: Applied, command: ApplyCommand, answers: Path | None
+) -> None:
+    """Sends a task its share of an answer, in the order of the changes; the first task has all of a small one."""
+    changelog, number, of = answer.changelog, command.share, command.shares
+    if of > 1 and changelog.nbytes < command.least_bytes:
+        number, of = min(number, 1), 1
+    begin, end = (min(one, of) * changelog.num_rows // of for one in (number, number + 1))
+    changelog = changelog.slice(begin, end - begin)
+    writer.begin(changelog.schema)
     block = None
-    if answers is not None and answer.changelog.get_total_buffer_size() >= least_bytes:
-        block = leave(answers, answer.changelog, ROWS_PER_MESSAGE)
-    if block is None and answer.changelog.num_rows:
-        writer.write_table(answer.changelog, max_chunksize=ROWS_PER_MESSAGE)
+    if answers is not None and changelog.nbytes >= command.least_bytes:
+        block = leave(answers, changelog, ROWS_PER_MESSAGE)
+    if block is None and changelog.num_rows:
+        writer.write_table(changelog, max_chunksize=ROWS_PER_MESSAGE)
     facts = {
         "metrics": answer.metrics,
         "backend": answer.backend,

@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.driver.queries import function_of, metadata_of
 from gpu_ops.spark.tasks.messages import ReadMessages
 from gpu_ops.spark.tasks.packing import Packer, ReadFiles
-from gpu_ops.spark.tasks.rows import Projection
 
 ARROW: Final = "gpu_ops.arrow"
 """Metadata key of the column of files or messages that the function above reads; only that function sees it."""

@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.dataflow import Dataflow
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.spark.tasks.arrow import PARTITION, ArrowTask, TaskIdentity, task_identity
 from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import Encoder, Projection
+from gpu_ops.spark.tasks.rows import Encoder, encode_projected
 from gpu_ops.spark.wire.arrivals import Arrivals, Message, by_operator
-from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, ReportReply, ReportRequest, read
+from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, ReportReply, ReportRequest, Wire, read
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange, ask
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.blocks import Blocks
+from gpu_ops.state.blocks import Blocks, FilePart
 
 Encode = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Encodes the changes of one partition, in their order."""
@@ -89,6 +91,8 @@ class Task(OperatorTask):
         times: the inputs whose latest event times are reported to the directory, two at most.
         hidden: the column in which metrics are observed, or None.
         blocks: the folders in which the server may leave its answer, if it is on this machine.
+        shares: the number of Spark tasks of each partition. All bring its rows, the first to come has them computed,
+            and each takes a share of the changes.
     """
 
     def __init__(
@@ -103,19 +107,22 @@ class Task(OperatorTask):
         times: Sequence[str] = (),
         hidden: str | None = None,
         blocks: Blocks | None = None,
+        shares: int = 1,
     ) -> None:
-        self.__name__, self._blocks = name, blocks
-        self._command, self._directory, self._arrivals = dict(command), directory, arrivals
+        self.__name__, self._blocks, self.shares = name, blocks, shares
+        self.command, self._directory, self.arrivals = dict(command), directory, arrivals
         self.output, self._times = output, times
-        self._metrics, self.hidden = tuple(metrics), hidden
+        self.metrics, self.hidden = tuple(metrics), hidden
 
     def results(
         self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the encoded changes of this Spark task's partition."""
+        """Yields the encoded changes of this Spark task's partition, or of its share of them."""
         task = task_identity()
-        partition, batches = self._partition(task, batches)
-        yield from encode(self.changes(task, uuid.uuid4().hex, partition, batches, metrics))
+        target, batches = self._target(task, batches)
+        partition, share = divmod(target, self.shares)
+        changes = self.changes(task, uuid.uuid4().hex, partition, batches, metrics, share=(share, self.shares))
+        yield from encode(changes)
 
     @property
     def operators(self) -> tuple[ChainedOperator, ...]:
@@ -125,12 +132,12 @@ class Task(OperatorTask):
     @property
     def plan_id(self) -> str:
         """The plan id of the operator."""
-        return str(self._command["join_id"])
+        return str(self.command["join_id"])
 
     @property
     def partitions(self) -> int:
         """The number of the operator's partitions."""
-        return int(self._command["partitions"])
+        return int(self.command["partitions"])
 
     def changes(
         self,
@@ -139,6 +146,8 @@ class Task(OperatorTask):
         partition: int,
         batches: Iterator[pa.RecordBatch],
         metrics: list[str],
+        *,
+        share: tuple[int, int] = (0, 1),
     ) -> Iterator[pa.RecordBatch]:
         """The changes of one partition.
 
@@ -148,11 +157,12 @@ class Task(OperatorTask):
             partition: which.
             batches: its messages, of `PACKED`.
             metrics: takes the metrics of all partitions as text, where this is the last one and they are observed.
+            share: which of how many shares of the changes.
         """
         join_id = f"{self.plan_id}-{task.query_id}"
-        state: StateAddress | None = self._command["state"]
+        state: StateAddress | None = self.command["state"]
         command = {
-            **self._command,
+            **self.command,
             "join_id": join_id,
             "query_id": task.query_id,
             "state": None if state is None else state.secret_uri,
@@ -167,19 +177,28 @@ class Task(OperatorTask):
             join_id=join_id, query_id=task.query_id, run_id=task.run_id, batch_id=task.batch_id,
             state=command["state"], backend=command["backend"], partition=partition, partitions=self.partitions,
             attempt=task.attempt, evaluation=evaluation, backlog=bool(command["options"].get("backlog", False)),
-            timed="watermark_ms" in self._metrics,
+            timed="watermark_ms" in self.metrics,
         )  # fmt: skip
 
         def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
             request = dataclasses.replace(located, failed=failed)
             answer = read(LocateReply, ask(self._directory, "locate", request))
-            return self._directory._replace(location=answer.location), vars(answer.context)
+            context = vars(answer.context) | ({} if share[1] == 1 else {"shared_in": task.run_id})
+            return self._directory._replace(location=answer.location), context
 
-        exchange = Exchange(locate, command, self._arrivals.wire)
+        arrived: Iterable[pa.RecordBatch | FilePart] = self.arrivals.to_wire(batches)
+        if share[1] > 1:
+            arrived = list(arrived)
+            count = sum(rows.block.rows if isinstance(rows, FilePart) else rows.num_rows for rows in arrived)
+            command |= {"share": share[0], "shares": share[1], "rows": count}
+        exchange = Exchange(locate, command, self.arrivals.wire)
         # nobody's readers of Arrow streams are tried with batches that have no row
-        yield from (rows for rows in exchange.run(self._arrivals.to_wire(batches)) if rows.num_rows)
+        yield from (rows for rows in exchange.run(arrived) if rows.num_rows)
+        if share[0]:
+            return  # one of a partition's tasks reports what was counted
         counted = exchange.answer["metrics"]
-        numbers = pack(self._metrics, counted, backend=exchange.answer["backend"], retries=exchange.retries)
+        of_exchange = {"backend": exchange.answer["backend"], "retries": exchange.retries}
+        numbers = pack(self.metrics, self._last_counted(counted), **of_exchange)
         rows = [bool(counted[f"{side}_rows_in"]) for side in self._times]
         report = ReportRequest(
             join_id, task.run_id, task.batch_id, partition, self.partitions, numbers, self.hidden is not None,
@@ -187,18 +206,28 @@ class Task(OperatorTask):
         )  # fmt: skip
         answer = read(ReportReply, ask(self._directory, "report", report))
         if answer.all is not None:
-            metrics.append(total(self._metrics, answer.all))
+            metrics += self._below_counted(counted, of_exchange)
+            metrics.append(total(self.metrics, answer.all))
 
-    def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
-        """Finds the partition of this task, which its batches name, and returns it with the batches.
+    def _last_counted(self, counted: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Selects the metrics of the operator whose changes come out."""
+        return counted
 
-        Without batches, as in all partitions or in none, it is the task's number modulo the number of partitions: a
-        join's tasks are numbered consecutively, so each partition is taken once.
+    def _below_counted(self, counted: Mapping[str, Any], of_exchange: Mapping[str, Any]) -> list[str]:
+        """The metrics of the other operators as text."""
+        del counted, of_exchange
+        return []
+
+    def _target(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
+        """Finds which of the operator's tasks this is, which its batches say, and returns it with the batches.
+
+        Without batches, as in all tasks or in none, it is the task's number modulo the number of tasks: those of an
+        operator are numbered consecutively, so each is taken once.
         """
         for batch in batches:
             if batch.num_rows:
-                return Message.of(batch["about"][0].as_py()).partition, itertools.chain([batch], batches)
-        return task.number % self.partitions, iter(())
+                return Message.of(batch["about"][0].as_py()).target, itertools.chain([batch], batches)
+        return task.number % (self.partitions * self.shares), iter(())
 
 
 class Edge(NamedTuple):
@@ -223,7 +252,53 @@ class ChainedOperator(NamedTuple):
         """Packs what the other operators read of a partition's changes."""
         rows = list(changes)
         for edge in self.edges:
-            yield from edge.projection.encoded(rows, edge.packer)
+            yield from encode_projected(rows, edge.projection, edge.packer)
+
+
+class DataflowTask(Task):
+    """Operators that read one another's changes, in one engine: what a `Task` is for one operator.
+
+    Args:
+        operators: as they would be in an `OperatorChain`, which may still become of them; the last one's name, output
+            and servers are the task's.
+        dataflow: its description.
+        wire: the layout of the rows from outside.
+        arrivals: unpacks and orders them.
+    """
+
+    def __init__(
+        self, operators: Sequence[ChainedOperator], dataflow: Dataflow, wire: Wire, arrivals: Arrivals
+    ) -> None:
+        last = operators[-1].task
+        vars(self).update(vars(last))
+        self._operators, self.dataflow, self.arrivals = tuple(operators), dataflow, arrivals
+        self.command = {**last.command, "description": dataflow.to_json(), "wire": wire.to_dict()}
+
+    @property
+    def operators(self) -> tuple[ChainedOperator, ...]:
+        """The operators of the dataflow."""
+        return self._operators
+
+    def union_order(self, uses: Iterable[str]) -> str:
+        """The numbers of the dataflow's inputs as they stand in Spark's union; ``uses``: `JoinPlan.union_inputs`."""
+        numbers = {f"{plan_id}.{number}": place for (plan_id, number), place in (self.arrivals.numbers or {}).items()}
+        return ",".join(str(numbers[use]) for use in uses)
+
+    def _last_counted(self, counted: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**counted, **_of_vertex(self.dataflow.operators[-1].name, counted)}
+
+    def _below_counted(self, counted: Mapping[str, Any], of_exchange: Mapping[str, Any]) -> list[str]:
+        found = []
+        for vertex, operator in zip(self.dataflow.operators[:-1], self._operators[:-1], strict=True):
+            names = operator.task.metrics
+            found.append(total(names, [pack(names, _of_vertex(vertex.name, counted), **of_exchange)]))
+        return found
+
+
+def _of_vertex(name: str, counted: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of one operator of a dataflow."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in counted.items() if key.startswith(prefix)}
 
 
 class OperatorChain(OperatorTask):
@@ -240,7 +315,10 @@ class OperatorChain(OperatorTask):
     def __init__(self, operators: Sequence[ChainedOperator]) -> None:
         last = operators[-1].task
         self.__name__, self.output, self.hidden = last.__name__, last.output, last.hidden
-        self._operators = tuple(operators)
+        self._operators = tuple(
+            one._replace(edges=tuple(edge._replace(packer=edge.packer.unshared()) for edge in one.edges))
+            for one in operators
+        )
 
     @property
     def operators(self) -> tuple[ChainedOperator, ...]:
@@ -253,13 +331,16 @@ class OperatorChain(OperatorTask):
         """Runs the operators one after the other, and encodes the last one's changes, its partitions side by side."""
         task, evaluation = task_identity(), uuid.uuid4().hex
         messages: dict[str, dict[int, list[pa.RecordBatch]]] = {each.task.plan_id: {} for each in self.operators}
+        shares = {each.task.plan_id: each.task.shares for each in self.operators}
 
-        def put(packed: Iterable[pa.RecordBatch]) -> None:
+        def put(packed: Iterable[pa.RecordBatch], shares: Mapping[str, int]) -> None:
             for batch in packed:
-                for operator, partition, some in by_operator(batch):
-                    messages[operator].setdefault(partition, []).append(some)
+                for operator, target, some in by_operator(batch):
+                    partition, share = divmod(target, shares.get(operator, 1))
+                    if not share:  # what others would bring is the same
+                        messages[operator].setdefault(partition, []).append(some)
 
-        put(batches)
+        put(batches, shares)
         with ThreadPoolExecutor(max(each.task.partitions for each in self.operators)) as threads:
             for operator in self.operators:
                 come, counted = messages.pop(operator.task.plan_id), list[str]()
@@ -273,7 +354,7 @@ class OperatorChain(OperatorTask):
                 )
                 for made in computed:
                     if operator.edges:
-                        put(made)
+                        put(made, {})
                     else:
                         yield from made
                 # where a task is repeated, several partitions may be told that they are the last
@@ -302,7 +383,9 @@ class EncodeChanges(ArrowTask):
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the encoded changes of a partition, and the row of metrics where the join's task has one."""
         hidden, metrics, encoder = self.task.hidden, list[str](), self._encoder
-        encoded = self.task.results(batches, functools.partial(self._projection.encoded, encoder=encoder), metrics)
+        encoded = self.task.results(
+            batches, functools.partial(encode_projected, projection=self._projection, encoder=encoder), metrics
+        )
         if hidden is None:
             yield from encoded
             return

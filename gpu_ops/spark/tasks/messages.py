@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Ints
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.errors import BadInputError
 from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values
 from gpu_ops.messages.rows import Bad, MessageFormat, MessageRows
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
 from gpu_ops.spark.tasks.packing import OrderedBatches, Pack, Packer
-from gpu_ops.spark.tasks.rows import Projection
 from gpu_ops.spark.wire.arrivals import typed
 
 _log = logging.getLogger(__name__)

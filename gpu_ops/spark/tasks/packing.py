@@ -13,11 +13,13 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.files.formats import FileFormat
+from gpu_ops.operators.core.projection import project
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
-from gpu_ops.spark.tasks.rows import FirstOfGroup, Projection, Slices
+from gpu_ops.spark.tasks.rows import FirstOfGroup, Slices
 from gpu_ops.spark.wire.arrivals import PACKED, Message
-from gpu_ops.spark.wire.hashes import partition_of
+from gpu_ops.spark.wire.hashes import partition_of, routes
 from gpu_ops.state.blocks import INLINE, BlockFiles, Blocks
 
 _BLOCK_BYTES: Final = 1 << 24
@@ -37,10 +39,11 @@ class Packer(NamedTuple):
         number: the input's number.
         schema: the schema of its rows, with row kinds.
         by: the columns that rows are distributed by, and their types; without any all rows go to partition 0.
-        routes: for each partition the number that Spark's shuffle sends there.
+        routes: for each target the number that Spark's shuffle sends there.
         most_bytes: the size of one message, about.
         first: filters a task's rows to those that are needed; None for all.
         blocks: the folders of messages, if tasks are on one machine; else messages go with Spark's rows.
+        shares: the number of targets of each partition, which all get its messages.
     """
 
     input_name: str
@@ -52,6 +55,7 @@ class Packer(NamedTuple):
     most_bytes: int
     first: FirstOfGroup | None = None
     blocks: Blocks | None = None
+    shares: int = 1
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -71,7 +75,7 @@ class Packer(NamedTuple):
             parts: for each its batches of `schema` in their order, and the time and the source by which the part is
                 ordered among others.
         """
-        missing = dict.fromkeys(range(len(self.routes)))
+        missing = dict.fromkeys(range(self._partitions))
         files = self._files()
         most_bytes = self.most_bytes if files is None else _BLOCK_BYTES
         for batches, time, source in parts:
@@ -102,27 +106,40 @@ class Packer(NamedTuple):
         rows: Sequence[pa.RecordBatch],
         files: BlockFiles | None,
     ) -> pa.RecordBatch:
-        about, messages = list[str](), list[bytes]()
+        headers, messages = list[Message](), list[bytes]()
         for partition, part in zip(partitions, rows, strict=True):
             message = part.serialize()
             block = INLINE if files is None else files.put(partition, message, part.num_rows)
             messages.append(b"" if block.file else message.to_pybytes())
-            about.append(json.dumps(Message(partition, self.number, *origin, count + len(about), block, self.operator)))
-        routes = [self.routes[partition] for partition in partitions]
-        return pa.record_batch([routes, about, messages], schema=PACKED)
+            headers.append(Message(partition, self.number, *origin, count + len(headers), block, self.operator))
+        targets = [partition * self.shares + share for share in range(self.shares) for partition in partitions]
+        about = [
+            json.dumps(header._replace(target=target))
+            for target, header in zip(targets, headers * self.shares, strict=True)
+        ]
+        routes = [self.routes[target] for target in targets]
+        return pa.record_batch([routes, about, messages * self.shares], schema=PACKED)
+
+    @property
+    def _partitions(self) -> int:
+        return len(self.routes) // self.shares
+
+    def unshared(self) -> Packer:
+        """A packer for one target of each partition."""
+        return self if self.shares == 1 else self._replace(shares=1, routes=routes(self._partitions))
 
     def _cut(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yields the rows of each partition that has any, in their order."""
         if not batch.num_rows:
             return
-        if not self.by or len(self.routes) == 1:
+        if not self.by or self._partitions == 1:
             yield 0, batch
             return
         keys = [batch[name] if batch[name].type == kind else batch[name].cast(kind) for name, kind in self.by]
-        goes_to = partition_of(keys, batch.num_rows, len(self.routes))
+        goes_to = partition_of(keys, batch.num_rows, self._partitions)
         # NumPy sorts numbers of 8 and 16 bits by counting them
-        order = np.argsort(goes_to.astype(np.min_scalar_type(len(self.routes))), kind="stable")
-        sizes = np.bincount(goes_to, minlength=len(self.routes))
+        order = np.argsort(goes_to.astype(np.min_scalar_type(self._partitions)), kind="stable")
+        sizes = np.bincount(goes_to, minlength=self._partitions)
         sorted_rows, start = batch.take(pa.array(order)), 0
         for partition in np.flatnonzero(sizes):
             size = int(sizes[partition])
@@ -154,7 +171,8 @@ class FileRows(NamedTuple):
             BadInputError: the file cannot be read.
         """
         rows = (
-            self.projection.of(batch, self.schema) for batch in self.format.read(uri, self.projection.names, self.name)
+            project(self.projection, batch, self.schema)
+            for batch in self.format.read(uri, self.projection.names, self.name)
         )
         yield from rows if self.slices is None else self.slices.of(rows)
 
@@ -190,7 +208,7 @@ class Pack(ArrowTask):
         yield from self._packer.pack((map(self._of, rows), time, place) for rows, time, place in parts)
 
     def _of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        return self._projection.of(rows, self._packer.schema)
+        return project(self._projection, rows, self._packer.schema)
 
 
 class ReadFiles(ArrowTask):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -10,89 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.conditions import Expression
-from gpu_ops.conditions.expressions import ColumnRef
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Order, Top
+from gpu_ops.descriptions.projection import Projection
+from gpu_ops.operators.core.projection import project
 from gpu_ops.operators.groups.top import sort_keys
 from gpu_ops.spark.tasks.arrow import ArrowTask, together
 from gpu_ops.spark.wire.arrivals import typed
-
-ROWS = ""
-"""The name of the one input in expressions."""
-
-
-class Projection(NamedTuple):
-    """A filter and projection of record batches.
-
-    Attributes:
-        columns: the columns of the result: columns of the rows, or expressions over them.
-        where: boolean expressions, one after the other: each is evaluated for rows for which those before are true.
-    """
-
-    columns: tuple[Expression, ...]
-    where: tuple[Expression, ...] = ()
-
-    @classmethod
-    def all(cls, schema: pa.Schema) -> Projection:
-        """The projection that takes all columns of a schema as they are."""
-        return cls(
-            tuple(
-                Expression(field.name, ColumnRef(ROWS, field.name, field.type), {ROWS: (field.name,)})
-                for field in schema
-            )
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns of the rows that the filter and projection need."""
-        return tuple(dict.fromkeys([*_named(self.columns), *self.tested]))
-
-    @property
-    def tested(self) -> tuple[str, ...]:
-        """The columns of the rows that the filter needs."""
-        return _named(self.where)
-
-    @property
-    def computed(self) -> tuple[Expression, ...]:
-        """The columns of the result that are computed."""
-        return tuple(column for column in self.columns if not isinstance(column.root, ColumnRef))
-
-    def types(self, schema: pa.Schema) -> list[pa.DataType]:
-        """Returns the types of the result's columns.
-
-        Args:
-            schema: the schema of the rows.
-        """
-        roots = [column.root for column in self.columns]
-        return [schema.field(x.name).type if isinstance(x, ColumnRef) else x.type for x in roots]
-
-    def of(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """Filters and projects a batch; the result has a schema of as many columns.
-
-        Raises:
-            EvaluationError: an expression fails for a row, in ANSI mode.
-        """
-        if self.where or self.computed:  # else without an import of pandas, which takes an executor a while
-            from cpu_fallback.conditions import values  # noqa: PLC0415
-        for number, test in enumerate(self.where):
-            (true,) = values([test], {ROWS: batch}, batch.num_rows)
-            later = dict.fromkeys((*_named(self.columns), *_named(self.where[number + 1 :])))
-            batch = batch.select(list(later)).filter(true, null_selection_behavior="drop")
-        computed_arrays = iter(values(self.computed, {ROWS: batch}, batch.num_rows) if self.computed else ())
-        arrays = [
-            batch.column(x.root.name) if isinstance(x.root, ColumnRef) else next(computed_arrays) for x in self.columns
-        ]
-        return typed(arrays, schema)
-
-    def encoded(self, rows: Iterable[pa.RecordBatch], encoder: Encoder) -> Iterator[pa.RecordBatch]:
-        """Filters and projects batches, and encodes what is left."""
-        return encoder.of(self.of(batch, encoder.schema) for batch in rows)
-
-
-def _named(expressions: Sequence[Expression]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for x in expressions for name in x.columns.get(ROWS, ())))
-
 
 _MOST_BYTES: Final = 1 << 28
 """Bytes of rows that are processed together, which have to be in memory at once."""
@@ -222,6 +146,13 @@ class Slices(NamedTuple):
         us = times.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
         starts = us - np.mod(us - self.offset, self.slide)
         return pa.array(starts, mask=times.is_null().to_numpy(zero_copy_only=False)).view(times.type)
+
+
+def encode_projected(
+    rows: Iterable[pa.RecordBatch], projection: Projection, encoder: Encoder
+) -> Iterator[pa.RecordBatch]:
+    """Filters and projects batches, and encodes what is left."""
+    return encoder.of(project(projection, batch, encoder.schema) for batch in rows)
 
 
 class Encoder(Protocol):

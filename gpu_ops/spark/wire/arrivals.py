@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -26,10 +26,11 @@ a file. It has as few columns as possible: Spark generates code for each of them
 
 
 class Message(NamedTuple):
-    """The header of a row of `PACKED`: its partition, the fields that order it among the others, and its block.
+    """The header of a row of `PACKED`: its target, the fields that order it among the others, and its block.
 
     Attributes:
-        partition: the join's partition.
+        target: which of the operator's tasks it is for: those of a partition, each for another share of its changes,
+            come one after another.
         input: the number of the input.
         time: a file's modification time (us), or 0.
         source: a file's path, or "".
@@ -38,7 +39,7 @@ class Message(NamedTuple):
         operator: the plan id of the operator that they are for, as one task may run several.
     """
 
-    partition: int
+    target: int
     input: int
     time: int
     source: str
@@ -54,16 +55,16 @@ class Message(NamedTuple):
 
 
 def by_operator(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """Groups messages by the operator and the partition that they are for.
+    """Groups messages by the operator and the target that they are for.
 
     Args:
         batch: of `PACKED`.
     """
     rows: dict[tuple[str, int], list[int]] = {}
     for row, about in enumerate(map(Message.of, batch["about"].to_pylist())):
-        rows.setdefault((about.operator, about.partition), []).append(row)
-    for (operator, partition), some in rows.items():
-        yield operator, partition, batch if len(rows) == 1 else batch.take(pa.array(some))
+        rows.setdefault((about.operator, about.target), []).append(row)
+    for (operator, target), some in rows.items():
+        yield operator, target, batch if len(rows) == 1 else batch.take(pa.array(some))
 
 
 class Carried(NamedTuple):
@@ -86,10 +87,23 @@ class Arrivals:
         wire: the schema of side, sequence and union columns.
         inputs: the layout of each input's rows.
         first: the inputs whose rows come before those of others.
+        numbers: of a dataflow, the number of each operator's input that comes from outside, by plan id and number.
     """
 
-    def __init__(self, wire: pa.Schema, inputs: Sequence[Carried], *, first: Sequence[int] = ()) -> None:
-        self.wire, self._inputs, self._first = wire, tuple(inputs), frozenset(first)
+    def __init__(
+        self,
+        wire: pa.Schema,
+        inputs: Sequence[Carried],
+        *,
+        first: Sequence[int] = (),
+        numbers: Mapping[tuple[str, int], int] | None = None,
+    ) -> None:
+        self.wire, self.inputs, self.first, self.numbers = wire, tuple(inputs), frozenset(first), numbers
+
+    def _numbered(self, message: Message) -> Message:
+        if self.numbers is None:
+            return message
+        return message._replace(input=self.numbers[message.operator, message.input])
 
     def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | FilePart]:
         """Yields all rows in their total order, whatever order the batches come in.
@@ -101,17 +115,17 @@ class Arrivals:
             for about, inline in zip(map(Message.of, batch["about"].to_pylist()), batch["rows"], strict=True):
                 same = about._replace(block=INLINE)
                 if not about.source or same not in read:  # Spark may have had a file read twice
-                    messages.append((about, inline))
+                    messages.append((self._numbered(about), inline))
                     read.add(same)
-        arrived, places = 0, [carried.places for carried in self._inputs]
-        messages.sort(key=lambda message: (message[0].input not in self._first, message[0][1:5]))
+        arrived, places = 0, [carried.places for carried in self.inputs]
+        messages.sort(key=lambda message: (message[0].input not in self.first, message[0][1:5]))
         for message, inline in messages:
             number, block = message.input, message.block
             if block.file:
                 yield FilePart(number, places[number], arrived, block)
                 arrived += block.rows
                 continue
-            rows = pa.ipc.read_record_batch(inline.as_buffer(), self._inputs[number].schema)
+            rows = pa.ipc.read_record_batch(inline.as_buffer(), self.inputs[number].schema)
             if rows.num_rows:  # else it names the partition
                 yield on_wire(rows, number, places[number], arrived, self.wire)
                 arrived += rows.num_rows

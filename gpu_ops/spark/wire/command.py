@@ -185,6 +185,9 @@ class ApplyCommand:
             them: they are computed once.
         answers: the micro-batch's folder on this machine, in which the answer may be left (`gpu_ops.state.blocks`).
         least_bytes: the size from which an answer is left there.
+        share: which part of the changes is asked for, from 0.
+        shares: the number of parts, each of which another Spark task takes; all of these bring the same rows.
+        rows: how many these are, where there are several parts.
     """
 
     join_id: str
@@ -207,6 +210,9 @@ class ApplyCommand:
     shared_in: str | None = None
     answers: str | None = None
     least_bytes: int = 0
+    share: int = 0
+    shares: int = 1
+    rows: int = 0
 
     def to_json(self) -> str:
         """The command as JSON text."""
@@ -245,11 +251,12 @@ def _check_types(request: DataclassInstance) -> None:
         least = 0 if name in _NOT_NEGATIVE else -1 << 63
         if not fits(value, hint, least, (1 << 63) - 1):
             raise TypeError(f"{name}={value!r}")
-    if getattr(request, "partition", 0) >= getattr(request, "partitions", 1):
-        raise ValueError(f"no partition {request.partition} of {request.partitions}")  # type: ignore[attr-defined]
+    for one, of in (("partition", "partitions"), ("share", "shares")):
+        if getattr(request, one, 0) >= getattr(request, of, 1):
+            raise ValueError(f"no {one} {getattr(request, one)} of {getattr(request, of)}")
 
 
-_NOT_NEGATIVE: Final = ("batch_id", "partition", "partitions", "least_bytes", "join_number")
+_NOT_NEGATIVE: Final = ("batch_id", "partition", "partitions", "least_bytes", "join_number", "share", "shares", "rows")
 
 _OPTIONS: Final[Mapping[str, Any]] = {
     "snapshot_every": int | None, "memory_limit": int | None, "tiny": bool, "backlog": bool

@@ -60,7 +60,7 @@ from gpu_ops.operators.operator import (
     TimedOperator,
     latest_times,
 )
-from gpu_ops.output import Beside, Output, value_schema
+from gpu_ops.output import Beside, Output
 from gpu_ops.state.index import OrderIndex
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import LIVE, KeySet, StateTable
@@ -151,7 +151,7 @@ class ContinuousAggregate(Operator):
         updated = time.perf_counter()
         if step is None:
             kinds, sequence = np.empty(0, np.int8), np.empty(0, np.int64)
-            table = value_schema(self.description).empty_table()
+            table = self.description.values_schema.empty_table()
         else:
             count, running = self._applied(step)
             self._groups.touch(step.line.slots, clock_ms)
@@ -279,7 +279,7 @@ class ContinuousAggregate(Operator):
             made = aggregate.to_arrow(*numbers)
             data.append(made if made.type == column.type else made.cast(column.type))
         found = kernels.asnumpy(kinds)
-        table = pa.Table.from_arrays(data, schema=value_schema(self.description))
+        table = pa.Table.from_arrays(data, schema=self.description.values_schema)
         if order is not None:
             found, table = found[order], table.take(pa.array(order))
         return found, table, sequence
@@ -348,7 +348,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         sequence = np.full(kinds.size, AT_WATERMARK, np.int64)
         beside: tuple[Beside, ...] = ()
         if self._described.late == "tag":
-            more = list(value_schema(self._described))[table.num_columns :]  # which late rows alone have
+            more = list(self._described.values_schema)[table.num_columns :]  # which late rows alone have
             for field in more:
                 table = table.append_column(field, pa.nulls(table.num_rows, field.type))
             beside = (Beside(0, change.pick(late).table, LATE_ROW_KIND),)
@@ -373,7 +373,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         return as_integers(column, self.description.time_type)
 
     def _nothing(self) -> tuple[Any, pa.Table, int]:
-        return np.empty(0, np.int8), value_schema(self.description).empty_table(), 0
+        return np.empty(0, np.int8), self.description.values_schema.empty_table(), 0
 
     def _closed(self, now: int) -> tuple[Any, pa.Table, int]:
         """Groups whose windows end: row kinds, rows, and how many."""

@@ -1,0 +1,143 @@
+"""One engine for the operators of a task: a `Dataflow` of those that read one another's changes in one partition.
+
+Operators of one partition each have all rows in one place, so nothing has to be cut by keys between them, and the state
+server runs them one after the other. They have one state folder, that of the last one, one version and one log, of what
+comes from outside. A folder that was begun with an operator alone goes on with an operator alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from gpu_ops.conditions.expressions import ColumnRef
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.dataflow import Dataflow, Vertex
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.groups import Latest, Top
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.projection import ROWS, Projection
+from gpu_ops.spark.driver.queries import JoinPlan
+from gpu_ops.spark.tasks.join import ChainedOperator, DataflowTask, Edge
+from gpu_ops.spark.wire.arrivals import Arrivals, Carried
+from gpu_ops.spark.wire.command import Wire, parse_join
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
+
+_KINDS: Final = (Aggregate, Join, Latest, MultiJoin, Top)
+"""What can be one operator of several in an engine: those that no watermark moves."""
+
+
+def _fits(plan: JoinPlan) -> bool:
+    description = plan.description
+    return (
+        isinstance(description, _KINDS)
+        and plan.partitions == 1
+        and not (plan.backlog or plan.heartbeat_ms or description.by_time or description.takes_function)
+        and description.emit in ("per_event", "per_batch")
+        and all(source.bad_rows != "tag" for source in description.inputs)
+    )
+
+
+def _between(edge: Edge, source: Input, below: Description) -> Projection | None:
+    """Leaves the row kinds out of an edge's projection, as they pass beside it; None where they are computed or tested.
+
+    Args:
+        edge: between the two.
+        source: the operator's input.
+        below: the other operator.
+    """
+    columns = dict(zip(edge.packer.schema.names, edge.projection.columns, strict=True))
+    kind = None if source.row_kind is None else columns.pop(source.row_kind, None)
+    if source.row_kind is not None and (kind is None or kind.root != ColumnRef(ROWS, ROW_KIND_COLUMN, pa.string())):
+        return None
+    if source.sequence_by is not None or (source.unique_key is not None and source.updates == "upsert"):
+        return None
+    taken = Projection(tuple(columns[name] for name in source.schema.names), edge.projection.where)
+    fits = ROW_KIND_COLUMN not in taken.names and taken.types(below.values_schema) == list(source.schema.types)
+    return taken if fits else None
+
+
+def one_engine(plans: Sequence[JoinPlan], operators: Sequence[ChainedOperator]) -> DataflowTask | None:
+    """The task of operators that one engine can have; None where each has to have its own.
+
+    Args:
+        plans: of the operators.
+        operators: each behind those that it reads, the last one last.
+    """
+    backend = plans[-1].backend
+    alike = all(one.backend == backend for one in plans) and len({one.task.shares for one in operators}) == 1
+    if not (alike and all(map(_fits, plans)) and _in_one_folder(operators)):
+        return None
+    descriptions = {one.plan_id: one.description for one in plans}
+    edges = {(e.packer.operator, e.packer.number): (one.task.plan_id, e) for one in operators for e in one.edges}
+    names = {plan_id: f"operator_{number}" for number, plan_id in enumerate(descriptions, 1)}
+    inputs: dict[str, Input] = {}
+    schemas: list[pa.Schema] = []
+    numbers: dict[tuple[str, int], int] = {}
+    first, vertices = list[int](), list[Vertex]()
+    for one in operators:
+        plan_id, arrivals = one.task.plan_id, one.task.arrivals
+        sources, projections = list[str](), list[Projection | None]()
+        for number, source in enumerate(descriptions[plan_id].inputs):
+            projection = None
+            if (plan_id, number) in edges:
+                below, edge = edges[plan_id, number]
+                name, projection = names[below], _between(edge, source, descriptions[below])
+                if projection is None:
+                    return None
+            else:
+                name = _free(source.name, {*inputs, *names.values()})
+                if number in arrivals.first:
+                    first.append(len(inputs))
+                numbers[plan_id, number] = len(inputs)
+                inputs[name] = dataclasses.replace(source, name=name)
+                schemas.append(arrivals.inputs[number].schema)
+            sources.append(name)
+            projections.append(projection)
+        vertices.append(Vertex(names[plan_id], descriptions[plan_id], tuple(sources), tuple(projections)))
+    wire, schema, carried = _layout(schemas)
+    dataflow = Dataflow(tuple(inputs.values()), tuple(vertices))
+    return DataflowTask(operators, dataflow, wire, Arrivals(schema, carried, first=first, numbers=numbers))
+
+
+def _in_one_folder(operators: Sequence[ChainedOperator]) -> bool:
+    """True if the state can be in the folder of the last operator: none is in another's, and none is its own there."""
+    *others, folder = (one.task.command["state"] for one in operators)
+    if any((other is None) != (folder is None) for other in others):
+        return False
+    if folder is None:
+        return True
+    stored = Manifest.read(Files.at(folder))
+    alone = stored is not None and not isinstance(parse_join(stored.description), Dataflow)
+    return not alone and all(Manifest.read(Files.at(other)) is None for other in others)
+
+
+def _free(name: str, others: set[str]) -> str:
+    """A name that no other input has, in upper or lower case: the given one, or one with a number."""
+    taken = {other.lower() for other in others}
+    return next(one for one in (name, *(f"{name} {n}" for n in range(2, len(taken) + 3))) if one.lower() not in taken)
+
+
+def _layout(schemas: Sequence[pa.Schema]) -> tuple[Wire, pa.Schema, list[Carried]]:
+    """Union columns for the rows of several inputs: one carries columns of one type, of each input one at most."""
+    columns: list[tuple[dict[int, str], pa.DataType]] = []
+    for number, schema in enumerate(schemas):
+        for field in schema:
+            free = next((its for its, kind in columns if kind == field.type and number not in its), None)
+            if free is None:
+                columns.append(({number: field.name}, field.type))
+            else:
+                free[number] = field.name
+    by_input = [tuple(its.get(number) for its, _ in columns) for number in range(len(schemas))]
+    wire = Wire("__side", "__order", tuple((*(its[n] for its in by_input), f"c{n}") for n in range(len(columns))))
+    fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
+    fields = [pa.field(f"c{number}", kind) for number, (_, kind) in enumerate(columns)]
+    carried = [Carried(schema, its) for schema, its in zip(schemas, by_input, strict=True)]
+    return wire, pa.schema([*fixed, *fields]), carried
