@@ -280,6 +280,14 @@ def test_a_partition_that_is_opened_again_and_again(name: str, seed: int, tmp_pa
     assert files_of(tmp_path, "piece")
 
 
+def named_pieces(partition: PartitionState) -> set[str]:
+    """The pieces that the newest snapshot of a partition names."""
+    assert partition._log is not None
+    newest = max(partition._log.stored(clean=False).snapshots, default=0)
+    tables = partition._log.read_snapshot(newest)[0] if newest else {}
+    return {name for table in tables.values() if isinstance(table, StoredTable) for name, _ in table.pieces}
+
+
 def test_pieces_that_nothing_names_go_with_the_next_snapshot(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     for batch, answer in enumerate(ANSWERS):
@@ -288,11 +296,22 @@ def test_pieces_that_nothing_names_go_with_the_next_snapshot(tmp_path: Path) -> 
         assert not more
         if snapshot is not None:
             assert len(files_of(tmp_path, "piece")) <= 14
-    assert partition._log is not None
-    tables, _ = partition._log.read_snapshot(int(snapshot.name[:20]))
-    named = {name for table in tables.values() if isinstance(table, StoredTable) for name, _ in table.pieces}
+    named = named_pieces(partition)
     assert named
     assert named <= {path.name.removesuffix(".piece") for path in files_of(tmp_path, "piece")}
+
+
+def test_pieces_that_nothing_names_go_where_servers_live_for_one_snapshot_each(tmp_path: Path) -> None:
+    """Each is killed before its second one, which would delete what the first has left."""
+    batches, unnamed = wire_batches(40, seed=4), []
+    for number, batch in enumerate(batches):
+        partition = opened(tmp_path)
+        partition.apply(number, batch, WIRE)
+        assert partition._snapshots is not None
+        partition._snapshots.finish()
+        there = {path.name.removesuffix(".piece") for path in files_of(tmp_path, "piece")}
+        unnamed.append(len(there - named_pieces(partition)))
+    assert 0 < max(unnamed) <= 8, unnamed
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut short", "damaged", "damaged index", "another's"])

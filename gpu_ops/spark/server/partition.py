@@ -425,7 +425,7 @@ class PartitionState:
         log = PartitionLog(files, found, self.partition)
         stored = log.stored(clean=not over)
         base = recovery.newest_snapshot(str(self), batch_id, log, stored)
-        engine, since = self._engine, base
+        engine, since, unneeded = self._engine, base, frozenset[str]()
         if (
             engine is not None and base <= self._version <= batch_id
         ):  # what is held is final: a later batch is asked for
@@ -438,6 +438,7 @@ class PartitionState:
             engine = self._fresh()
             if base:
                 tables, self._last_clock = log.read_snapshot(base)
+                unneeded = recovery.unnamed_pieces(base, tables, stored)
                 self._times = log.snapshot_times(base) or NO_TIMES
                 self._in_backlog = log.in_backlog(base)
                 engine.restore(tables)
@@ -445,7 +446,7 @@ class PartitionState:
         self._engine, self._pending = engine, None
         self._log = log
         every, tiny = self._options.get("snapshot_every"), bool(self._options.get("tiny", False))
-        self._snapshots = Snapshots(str(self), log, stored, self.partition, every, tiny=tiny)
+        self._snapshots = Snapshots(str(self), log, stored, self.partition, every, unneeded=unneeded, tiny=tiny)
         self._found, self._older = found, self.partition == 0 and found.generation > 0
         replayed = time.perf_counter()
         for batch in range(since, batch_id):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from gpu_ops.memory import give_back
 from gpu_ops.state.durable import PartitionLog, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
-from gpu_ops.state.pieces import WHOLE_BYTES, Flush, Piece, Pieced, Storable, WrittenTable, most_bytes
+from gpu_ops.state.pieces import WHOLE_BYTES, Flush, Piece, Pieced, Storable, StoredTable, WrittenTable, most_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -230,6 +230,20 @@ def _versions(files: Files, manifest: Manifest) -> list[int]:
         return list(pool.map(version, range(manifest.partitions)))
 
 
+def unnamed_pieces(version: int, tables: Mapping[str, pa.Table | StoredTable], stored: Stored) -> frozenset[str]:
+    """The pieces that a snapshot does not name, those of it and of earlier ones.
+
+    Servers that are killed too often for two snapshots each would leave them for ever.
+
+    Args:
+        version: the snapshot's.
+        tables: what it has.
+        stored: the partition's files.
+    """
+    named = {name for table in tables.values() if isinstance(table, StoredTable) for name, _ in table.pieces}
+    return frozenset(name for name in stored.pieces.keys() - named if int(name.partition(".")[0]) <= version)
+
+
 _WRITTEN_AT_ONCE: Final = 1 << 20
 """Most bytes of a snapshot that is written before the micro-batch goes on: starting a thread would take as long."""
 
@@ -253,6 +267,7 @@ class Snapshots:
         stored: the list of these files.
         partition: the partition's number.
         every: the number of records between snapshots; None to follow `snapshot_due`.
+        unneeded: as of `unnamed_pieces`, of the snapshot that was loaded.
         tiny: test setting: the smallest pieces.
 
     Attributes:
@@ -261,13 +276,21 @@ class Snapshots:
     """
 
     def __init__(
-        self, who: str, log: PartitionLog, stored: Stored, partition: int, every: int | None, *, tiny: bool = False
+        self,
+        who: str,
+        log: PartitionLog,
+        stored: Stored,
+        partition: int,
+        every: int | None,
+        *,
+        unneeded: frozenset[str] = frozenset(),
+        tiny: bool = False,
     ) -> None:
         self._who, self._log, self.stored = who, log, stored
         self._partition, self._every, self._tiny = partition, every, tiny
         self._running: tuple[_Snapshot | None, Future[None]] | None = None
         self._not_before, self.seconds, self._bytes, self._last = 0, 0.0, 0, time.monotonic()
-        self._unneeded: frozenset[str] = frozenset()
+        self._unneeded = unneeded
 
     def take(self, version: int, held: Callable[[], RecoveredState]) -> None:
         """Has a snapshot written when one is due, and deletes files replaced by one that is written by now.
