@@ -10,7 +10,7 @@ from typing import Any
 import gpu_ops.operator_engine
 import gpu_ops.output
 from benchmarks.common import Summary, summarise
-from gpu_ops.operator_engine import JoinEngine
+from gpu_ops.operator_engine import OperatorEngine
 
 TRANSFERS = ("frame", "to_arrow", "asarray", "asnumpy")
 """Methods of `gpu_ops.kernels.Kernels` that cross between host and card, or between Arrow and the backend."""
@@ -26,7 +26,7 @@ class Watch:
         synchronize: waits for the card; nothing on the CPU.
     """
 
-    def __init__(self, engine: JoinEngine, synchronize: Callable[[], None]) -> None:
+    def __init__(self, engine: OperatorEngine, synchronize: Callable[[], None]) -> None:
         self._synchronize = synchronize
         self._engine = engine
         self._inside = False
