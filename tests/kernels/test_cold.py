@@ -204,7 +204,7 @@ def test_one_budget_for_several_engines() -> None:
         with CPU.engine(join, memory_limit=budget) as first:
             first.process(**batch)
             assert budget.used == (0, size, 0)
-            with pytest.raises(StateError, match="all state of this process"):
+            with pytest.raises(StateError, match="that of the engines that share its budget"):
                 second.process(**batch)
         assert budget.used.host < size
         second.process(**batch)
