@@ -228,7 +228,7 @@ def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> C
 @pytest.mark.parametrize(
     ("kind", "kills", "files"),
     [
-        ("regular", 3, 8),
+        ("regular", 2, 5),
         pytest.param("by_time", 2, 6, marks=pytest.mark.slow),
         *(pytest.param(kind, 2, 4, marks=pytest.mark.slow) for kind in ("tables", "ends")),
     ],

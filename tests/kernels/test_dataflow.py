@@ -63,7 +63,7 @@ def test_a_filter_and_projection_between_joins_stay_on_the_card(engines: Backend
 
     monkeypatch.setattr(running, "_projected", noted)
     a, b = (pa.table({"k": [1, 2, 3], name: ["x", "y", "z"]}) for name in "ab")
-    below = gpu_ops.engine(a=a, b=b, on="k", backend="cpu").join
+    below = gpu_ops.engine(a=a, b=b, on="k", backend="cpu").description
     renamed = pa.schema([("right_name", pa.string()), ("key", pa.int64())])
     columns = tuple(column_of(below.values_schema.field(name)) for name in ("b", "k"))
     test = parse("k >= 2", {ROWS: below.values_schema})

@@ -98,9 +98,9 @@ def test_sums_of_intervals_as_sparks_batch(spark: Any, tmp_path: Path) -> None:
     spans = "*", "make_dt_interval(0, 0, 0, CAST(ms / 1000 AS DECIMAL(18, 6))) AS d"
     query = """SELECT g, sum(d) AS total, avg(d) AS mean, sum(d) FILTER (WHERE d > INTERVAL '1' SECOND) AS long
         FROM t GROUP BY g HAVING count(*) > 1"""
-    for number in range(4):
+    for number in range(2):
         changes = []
-        for _ in range(12):
+        for _ in range(24):
             if left and choice.random() < 0.4:
                 row, op = left.pop(choice.randrange(len(left))), "-D"
             else:

@@ -290,7 +290,7 @@ def test_what_spark_cannot_run_is_refused_with_its_place(spark: Any) -> None:
     expr = Expr(Tree(part.expr.tree.fields, part.expr.tree.args, lambda: broken), part.expr.of)
     made = dict.fromkeys(calc.computed, expr)
     with pytest.raises(gpu_ops.SqlError, match=r"cannot run it \[INTERNAL_ERROR\] \(line 2, column 3\)"):
-        check_runs(dataclasses.replace(calc, made=made), rows, planned.sql)
+        check_runs(dataclasses.replace(calc, computed=made), rows, planned.sql)
 
 
 @pytest.mark.thorough
