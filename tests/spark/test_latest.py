@@ -115,6 +115,20 @@ def test_a_folder_that_was_begun_in_one_partition_stays_so(
     assert sink.table == feed.expected()
 
 
+@pytest.mark.thorough
+def test_a_join_of_upserts_in_one_partition_is_one_engine(spark: Any, tmp_path: Path) -> None:
+    """With the operator that finds their old rows, over restarts."""
+    feed, state, sink = Upserts(spark, tmp_path), tmp_path / "state", Sink()
+    for _ in range(3):
+        feed.more()
+        changes = gpu_ops.join(*feed.inputs(), on="item", how="left", state=str(state), name="shop", partitions=1)
+        assert "shop_orders, in the same engine" in gpu_ops.explain(changes)
+        drain(changes.select("row_kind", "item", "id", "quantity", "price"), sink, tmp_path / "checkpoint")
+        assert sink.table == feed.expected()
+    with pytest.raises(gpu_ops.DescriptionError, match="2 operators share this folder's one engine"):
+        rescale(str(state), 2)
+
+
 def test_latest_alone(spark: Any, tmp_path: Path) -> None:
     feed, sink = Upserts(spark, tmp_path), Sink()
     orders, _ = feed.inputs()

@@ -163,12 +163,16 @@ class Directory:
         active = self._active_runs()
         return next((query_id for query_id, run_id in self.registry.users(state) if run_id in active), None)
 
-    def check_at_start(self, plan_id: str, state: StateAddress | None) -> None:
-        """Registers the state folder of an operator, or that it has none, for the check of a query that is started."""
-        if state is None:
-            self.registry.started.pop(plan_id, None)
-        else:
-            self.registry.started[plan_id] = Started(state)
+    def check_at_start(self, plan_id: str, state: StateAddress | None, *, has_state: bool = True) -> None:
+        """Registers an operator's state folder, to be checked when its query is started; see `check_started`.
+
+        Args:
+            plan_id: of the operator.
+            state: the folder, or None.
+            has_state: see `gpu_ops.spark.driver.registry.Started`.
+        """
+        if state is not None:
+            self.registry.started[plan_id] = Started(state, has_state)
 
     @classmethod
     def check_started(cls, query: Any) -> None:

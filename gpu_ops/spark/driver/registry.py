@@ -131,9 +131,17 @@ _NO_PLAN: Final = (None, None, False)
 
 @dataclasses.dataclass
 class Started:
-    """A plan that was built with a state folder, and the query and run that last started with it."""
+    """A plan that was built with a state folder, and the query and run that last started with it.
+
+    Attributes:
+        state: the folder.
+        has_state: False where the state is in the folder of another operator, whose engine has both.
+        query_id: of the query.
+        run_id: of its run.
+    """
 
     state: StateAddress
+    has_state: bool = True
     query_id: str | None = None
     run_id: str | None = None
 
@@ -244,7 +252,8 @@ class Registry:
                     f"and this one is of {names[1]}; {ONE_JOIN}"
                 )
             self._take_folder(started, query_id, run_id)
-            check_stored(Files.at(started.state), plan.manifest(query_id, number), lambda: next_batch(query))
+            if started.has_state:
+                check_stored(Files.at(started.state), plan.manifest(query_id, number), lambda: next_batch(query))
 
     def _take_folder(self, started: Started, query_id: str, run_id: str) -> None:
         """Records which run has a state folder.

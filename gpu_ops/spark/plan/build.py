@@ -135,9 +135,8 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
     changes = union.repartition(plan.tasks, "route").mapInArrow(function, plan.carried_by(output))
-    for operator in chain.operators:  # the state of all that one engine has is in the folder of the last one
-        held = fused is None or operator.task is task
-        directory.check_at_start(operator.task.plan_id, operator.task.command["state"] if held else None)
+    for one in (operator.task for operator in chain.operators):
+        directory.check_at_start(one.plan_id, one.command["state"], has_state=fused is None or one is task)
     check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(description, name, plan.plan_id))
