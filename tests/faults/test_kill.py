@@ -225,13 +225,9 @@ def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> C
     return Counter(done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "kills", "files"),
-    [
-        ("regular", 2, 5),
-        pytest.param("by_time", 2, 6, marks=pytest.mark.slow),
-        *(pytest.param(kind, 2, 4, marks=pytest.mark.slow) for kind in ("tables", "ends")),
-    ],
+    ("kind", "kills", "files"), [("regular", 3, 8), ("by_time", 2, 6), ("tables", 2, 4), ("ends", 2, 4)]
 )
 def test_a_few_kills(kind, kills, files, tmp_path):
     kill_test(kind, tmp_path, kills, files, seed=11)

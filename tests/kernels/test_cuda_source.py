@@ -272,9 +272,8 @@ _PASTS = {
 
 
 @pytest.mark.skipif(SANITIZER != "undefined", reason="this is what is run")
-@pytest.mark.parametrize(
-    "sanitizer", [pytest.param(x, marks=pytest.mark.slow if n else ()) for n, x in enumerate(_PASTS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", _PASTS)
 def test_under_a_sanitizer(sanitizer: str) -> None:
     """All tests here, in a process that has its library from the beginning: NVRTC does not find its own parts there."""
     if shutil.which("g++") is None:
