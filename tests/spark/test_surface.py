@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,14 @@ import gpu_ops
 import gpu_ops.spark
 from gpu_ops import stream
 from gpu_ops.spark.api.apply import default_partitions
+from gpu_ops.spark.api.streams import (
+    ChangelogOptions,
+    JoinOptions,
+    KeyOptions,
+    RunOptions,
+    TwoSidedOptions,
+    with_options,
+)
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.pools import Pool
 from gpu_ops.spark.driver.queries import JoinPlan, plans_of
@@ -442,3 +451,20 @@ def test_import_needs_no_spark(missing: str) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ("pip install 'gpu-join[spark]'" in out.stdout) == (missing == "pyspark")
+
+
+def test_options_are_explained_where_python_has_docstrings_without_indentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python 3.13 compiles them."""
+    for options in (RunOptions, KeyOptions, ChangelogOptions, TwoSidedOptions):
+        monkeypatch.setattr(options, "__doc__", inspect.cleandoc(options.__doc__ or ""))
+
+    def function(**options: Any) -> Any:
+        del options
+
+    function.__doc__ = "Joins.\n\nArgs:\n    left: one.\n    options: see\n        elsewhere.\n\nReturns:\n    A.\n"
+    explained = inspect.getdoc(with_options(JoinOptions)(function)) or ""
+    assert explained.startswith("Joins.\n\nArgs:\n    left: one.\n    state: a folder of its own")
+    assert "elsewhere" not in explained
+    for name in JoinOptions.__annotations__:
+        assert f"\n    {name}: " in explained
+        assert f"\n    {name}: " in (inspect.getdoc(gpu_ops.join) or "")

@@ -339,8 +339,9 @@ class IntervalJoinOptions(TwoSidedOptions, total=False):
 _DEFAULTS: Final[Mapping[str, object]] = {"backend": "auto", "null_safe": False, "emit": "per_batch", "backlog": False}
 """The defaults of options; that of any other is None, or False for a bool."""
 
-_ENTRY: Final = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
-_LISTED: Final = re.compile(r"^ {8}options: .*(?:\n {12}.*)*", re.MULTILINE)
+# of docstrings without their indentation, which Python 3.13 leaves out
+_ENTRY: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+_LISTED: Final = re.compile(r"^ {4}options: .*(?:\n {8}.*)*", re.MULTILINE)
 
 
 def with_options(options: type) -> Callable[[Taking], Taking]:
@@ -353,7 +354,7 @@ def with_options(options: type) -> Callable[[Taking], Taking]:
         options: the TypedDict; its docstring explains the options that are not its bases'.
     """
     classes = (RunOptions, KeyOptions, ChangelogOptions, TwoSidedOptions, options)
-    explained = {name: text for each in classes for name, text in _ENTRY.findall(each.__doc__ or "")}
+    explained = {name: text for each in classes for name, text in _ENTRY.findall(inspect.cleandoc(each.__doc__ or ""))}
 
     def shown(function: Taking) -> Taking:
         named = inspect.signature(function)
@@ -365,9 +366,9 @@ def with_options(options: type) -> Callable[[Taking], Taking]:
             )
             for name, kind in options.__annotations__.items()
         ]  # fmt: skip
-        entries = "\n".join(f"        {name}: {explained[name]}" for name in options.__annotations__)
+        entries = "\n".join(f"    {name}: {explained[name]}" for name in options.__annotations__)
         vars(function)["__signature__"] = named.replace(parameters=[*own, *more])
-        function.__doc__ = _LISTED.sub(lambda _: entries, function.__doc__ or "", count=1)
+        function.__doc__ = _LISTED.sub(lambda _: entries, inspect.cleandoc(function.__doc__ or ""), count=1)
         return function
 
     return shown
