@@ -306,7 +306,7 @@ class OperatorChain(OperatorTask):
 
     An operator's partitions compute side by side, each in its state server, when those of the operators that it reads
     are done. What lies between two operators is cut here, as Spark's shuffle would do; a stage of Spark's for each
-    operator costs five to seven times as much. State, versions and repetitions are those of each operator.
+    operator costs two to three times as much. State, versions and repetitions are those of each operator.
 
     Args:
         operators: each behind those that it reads; the last one's changes come out.
