@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -233,16 +233,10 @@ class OperatorEngine:
             raise
 
     def process_batches(
-        self,
-        batches: Sequence[InputBatch],
-        sequences: Sequence[npt.ArrayLike | None],
-        *,
-        clock_ms: int | None = None,
-        watermark: Watermark = None,
-        backlog: bool = False,
+        self, batches: Sequence[InputBatch], sequences: Sequence[npt.ArrayLike | None], **options: Any
     ) -> Changelog:
         """Apply one micro-batch and return its changelog; arguments as `prepare_batches`."""
-        result = self.prepare_batches(batches, sequences, clock_ms=clock_ms, watermark=watermark, backlog=backlog)
+        result = self.prepare_batches(batches, sequences, **options)
         self.commit()
         return result.changelog
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -117,6 +117,12 @@ def _carried(kind: pa.DataType) -> pa.DataType:
     if not fine or (coded and t.is_nested(kind)):
         raise pa.ArrowInvalid(f"{kind} is not carried")
     return kind
+
+
+def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """A record batch of the given columns, cast to the types of a schema."""
+    columns = [c if c.type == kind else c.cast(kind) for c, kind in zip(columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import ConditionError, StateError
 from gpu_ops.state.files import Files
@@ -89,6 +90,11 @@ class Manifest:
     def keeps_files(self) -> bool:
         """Tells whether a record of the folder may name other files."""
         return self.format >= _KEEPS_FILES
+
+    @property
+    def of_dataflow(self) -> bool:
+        """Tells whether the folder has the state of several operators, in one engine."""
+        return isinstance(from_json(self.description), Dataflow)
 
     @functools.cached_property
     def digest(self) -> str:

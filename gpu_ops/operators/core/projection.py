@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from gpu_ops.conditions.expressions import ColumnRef
 from gpu_ops.descriptions.projection import ROWS, Projection, columns_in
+from gpu_ops.values import typed
 
 
 def project(projection: Projection, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -28,5 +29,4 @@ def project(projection: Projection, batch: pa.RecordBatch, schema: pa.Schema) ->
     computed = projection.computed
     arrays = iter(values(computed, {ROWS: batch}, batch.num_rows) if computed else ())
     columns = [batch.column(x.root.name) if isinstance(x.root, ColumnRef) else next(arrays) for x in projection.columns]
-    columns = [c if c.type == kind else c.cast(kind) for c, kind in zip(columns, schema.types, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return typed(columns, schema)

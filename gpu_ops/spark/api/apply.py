@@ -13,12 +13,10 @@ from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions import arguments
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.groups import Latest, without_upserts
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import On
-from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.stateful import final_only
@@ -202,7 +200,7 @@ def _in_partitions(
 def _begun_alone(files: Files) -> bool:
     """True if a folder was begun with the operator alone, and no other in its engine or in a folder of its own."""
     stored = Manifest.read(files)
-    return stored is not None and not files.folders(LATEST) and not isinstance(from_json(stored.description), Dataflow)
+    return stored is not None and not files.folders(LATEST) and not stored.of_dataflow
 
 
 def _state_of(options: Mapping[str, Any]) -> StateAddress | None:

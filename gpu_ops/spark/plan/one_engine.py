@@ -26,7 +26,7 @@ from gpu_ops.descriptions.projection import ROWS, Projection
 from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.tasks.join import ChainedOperator, DataflowTask, Edge
 from gpu_ops.spark.wire.arrivals import Arrivals, Carried
-from gpu_ops.spark.wire.command import Wire, parse_join
+from gpu_ops.spark.wire.command import Wire
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
@@ -115,7 +115,7 @@ def _in_one_folder(operators: Sequence[ChainedOperator]) -> bool:
     if folder is None:
         return True
     stored = Manifest.read(Files.at(folder))
-    alone = stored is not None and not isinstance(parse_join(stored.description), Dataflow)
+    alone = stored is not None and not stored.of_dataflow
     return not alone and all(Manifest.read(Files.at(other)) is None for other in others)
 
 

@@ -24,11 +24,11 @@ from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.tasks.arrow import ArrowTask, together
 from gpu_ops.spark.tasks.functions import as_declared
-from gpu_ops.spark.wire.arrivals import typed
 from gpu_ops.spark.wire.command import Wire, parse_join
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
+from gpu_ops.values import typed
 
 _log = logging.getLogger(__name__)
 

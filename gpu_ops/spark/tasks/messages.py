@@ -18,7 +18,7 @@ from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values
 from gpu_ops.messages.rows import Bad, MessageFormat, MessageRows
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
 from gpu_ops.spark.tasks.packing import OrderedBatches, Pack, Packer
-from gpu_ops.spark.wire.arrivals import typed
+from gpu_ops.values import typed
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from gpu_ops.descriptions.projection import Projection
 from gpu_ops.operators.core.projection import project
 from gpu_ops.operators.groups.top import sort_keys
 from gpu_ops.spark.tasks.arrow import ArrowTask, together
-from gpu_ops.spark.wire.arrivals import typed
+from gpu_ops.values import typed
 
 _MOST_BYTES: Final = 1 << 28
 """Bytes of rows that are processed together, which have to be in memory at once."""

@@ -10,13 +10,6 @@ import pyarrow as pa
 
 from gpu_ops.state.blocks import INLINE, Block, FilePart, on_wire
 
-
-def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch of the given columns, cast to the types of a schema."""
-    columns = [c if c.type == kind else c.cast(kind) for c, kind in zip(columns, schema.types, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
 PACKED: Final = pa.schema([("route", pa.int32()), ("about", pa.string()), ("rows", pa.binary())])
 """Schema of one Spark row that holds many rows of one input and one partition.
 
