@@ -109,10 +109,9 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         description.output_schema, metrics=names, times=description.sides if description.by_event_time else (),
         hidden=hidden, blocks=directory.blocks, shares=plan.shares,
     )  # fmt: skip
-    chain, union_inputs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
-    for number in (number for number in order if number in below):
-        changes, projection = below[number]
-        chain.add(number, changes, Edge(projection, packers[number]))
+    chain, union_inputs = OperatorChainBuilder(), dict[str, DataFrame]()
+    edges = {number: Edge(below[number][1], packers[number]) for number in order if number in below}
+    chain.end(plan, task, {number: (below[number][0], edge) for number, edge in edges.items()})
     fused = one_engine(chain.plans, chain.operators) if below else None
     if below and fused is None:  # this task cuts what lies between, and there is one
         task.shares, packers = 1, [packer.unshared() for packer in packers]
