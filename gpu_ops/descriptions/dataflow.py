@@ -240,7 +240,7 @@ class Dataflow(Description):
 
     @functools.cached_property
     def _places(self) -> tuple[Mapping[str, int], ...]:
-        """Of each value of `shuffled_by`, its place in the `Description.shuffled_by` of each operator."""
+        """Finds each value of `shuffled_by` in the `Description.shuffled_by` of each operator, by its place there."""
         found = [places for place in range(len(self.last.shuffled_by)) if (places := self._followed(place))]
         names = {source.name for source in self.inputs}
         outside = [vertex for vertex in self.operators if not names.isdisjoint(vertex.sources)]

@@ -159,7 +159,7 @@ def check_partitions(seed: int, emit: str, backend: Backend) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_partitions_of_a_dataflow_have_what_belongs_together(seed: int) -> None:
     check_partitions(seed, ("per_event", "per_batch")[seed % 2], Backend("cpu"))
 
