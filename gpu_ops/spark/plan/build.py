@@ -45,7 +45,7 @@ from gpu_ops.spark.plan.one_engine import one_engine
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
-from gpu_ops.spark.tasks.join import Edge, OperatorChain, Task
+from gpu_ops.spark.tasks.join import OperatorChain, Task
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import EncodeRows, FirstOfGroup
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
@@ -100,7 +100,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     below = {
         number: (reading.source, reading.projection)
         for number, reading in enumerate(readings)
-        if reading is not None and isinstance(reading.source, JoinChanges) and in_one_task(plan, reading.source)
+        if reading is not None and isinstance(reading.source, JoinChanges)
     }
     packers, arrivals = packers_of(description, inputs, readings, layout, plan, blocks=directory.blocks)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, description.output_schema.names)
@@ -109,12 +109,13 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         description.output_schema, metrics=names, times=description.sides if description.by_event_time else (),
         hidden=hidden, blocks=directory.blocks, shares=plan.shares,
     )  # fmt: skip
-    chain, union_inputs = OperatorChainBuilder(), dict[str, DataFrame]()
-    edges = {number: Edge(below[number][1], packers[number]) for number in order if number in below}
-    chain.end(plan, task, {number: (below[number][0], edge) for number, edge in edges.items()})
+    chain, union_inputs = OperatorChainBuilder.of(plan, task, order, below, packers), dict[str, DataFrame]()
     fused = one_engine(chain.plans, chain.operators) if below else None
-    if below and fused is None:  # this task cuts what lies between, and there is one
-        task.shares, packers = 1, [packer.unshared() for packer in packers]
+    if fused is None:  # the task cuts what lies between two operators
+        below = {number: some for number, some in below.items() if in_one_task(plan, some[0])}
+        chain = OperatorChainBuilder.of(plan, task, order, below, packers)
+        if below:  # and there is one
+            task.shares, packers = 1, [packer.unshared() for packer in packers]
     for number in order:
         if number in below:
             for use, frame in below[number][0].union_inputs().items():

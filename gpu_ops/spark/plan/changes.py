@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -209,6 +209,35 @@ class OperatorChainBuilder:
         self._tasks: dict[str, Task] = {}
         self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
 
+    @classmethod
+    def of(
+        cls,
+        plan: JoinPlan,
+        task: Task,
+        order: Sequence[int],
+        below: Mapping[int, tuple[JoinChanges, Projection]],
+        packers: Sequence[Packer],
+    ) -> Self:
+        """An operator, behind those below some of its inputs.
+
+        Args:
+            plan: the plan of the operator.
+            task: its function.
+            order: the numbers of its inputs, in the order of Spark's union.
+            below: for inputs by number the changes that they are made of, and what is taken of these.
+            packers: for each input the packer of its rows.
+        """
+        chain, sources = cls(), dict[int, str]()
+        for number in (number for number in order if number in below):
+            changes, projection = below[number]
+            chain.take(changes)
+            sources[number] = changes.plan.plan_id
+            chain._edges[sources[number]][plan.plan_id, number] = Edge(projection, packers[number])
+        read = tuple(map(sources.get, range(len(plan.description.inputs))))
+        chain._plans[plan.plan_id], chain._tasks[plan.plan_id] = dataclasses.replace(plan, sources=read), task
+        chain._edges[plan.plan_id] = {}
+        return chain
+
     def take(self, changes: JoinChanges) -> None:
         """Takes the operators of the task that makes some changes."""
         for plan, node in zip(changes.plan.in_task, changes.task.operators, strict=True):
@@ -219,22 +248,6 @@ class OperatorChainBuilder:
             self._edges.setdefault(plan.plan_id, {}).update(
                 ((one.packer.operator, one.packer.number), one) for one in node.edges
             )
-
-    def end(self, plan: JoinPlan, task: Task, below: Mapping[int, tuple[JoinChanges, Edge]]) -> None:
-        """Takes the operator that reads the changes of others.
-
-        Args:
-            plan: its plan.
-            task: its function.
-            below: for inputs of it the changes that they are made of, and what is taken of these.
-        """
-        sources: list[str | None] = [None] * len(plan.description.inputs)
-        for number, (changes, edge) in below.items():
-            self.take(changes)
-            self._edges[changes.plan.plan_id][plan.plan_id, number] = edge
-            sources[number] = changes.plan.plan_id
-        self._plans[plan.plan_id], self._tasks[plan.plan_id] = dataclasses.replace(plan, sources=tuple(sources)), task
-        self._edges[plan.plan_id] = {}
 
     @property
     def plans(self) -> list[JoinPlan]:
