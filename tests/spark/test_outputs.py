@@ -29,21 +29,21 @@ pytestmark = pytest.mark.spark
 
 ITEMS = (1, 2, 3, 4, 5, None)
 JOINED = "SELECT item, id, quantity, price FROM orders LEFT JOIN prices USING (item)"
-TOTALS = f"SELECT item, COUNT(*) AS n, SUM(quantity)::LONG AS quantity FROM ({JOINED}) GROUP BY item"
-COLUMNS = {"orders": ["item", "id", "quantity", "price"], "totals": ["item", "n", "quantity"]}
+ORDERS = ("item", "id", "quantity", "price")
 
 
 class Shop:
-    """Orders with prices, and totals of these by item: two outputs that share a join.
+    """Orders with prices, and totals of these: two outputs that share a join by item.
 
     Args:
         spark: the session.
         folder: for files, state and checkpoint.
+        by: what totals are by: ``item``, so that the keys of both operators agree, or another column.
         emit: of both operators.
     """
 
-    def __init__(self, spark: Any, folder: Path, emit: Any = "per_batch") -> None:
-        self.folder, self.emit, self.how = folder, emit, "left"
+    def __init__(self, spark: Any, folder: Path, by: str = "item", emit: Any = "per_batch") -> None:
+        self.folder, self.emit, self.by, self.how = folder, emit, by, "left"
         orders = {"id": ("long", None), "item": ("int", ITEMS), "quantity": ("int", (1, 2, None))}
         prices = {"item": ("int", None), "price": ("double", (1.5, 2.5))}
         self.feeds = [Feed(spark, folder, "orders", orders), Feed(spark, folder, "prices", prices)]
@@ -58,16 +58,13 @@ class Shop:
         )
         totals = gpu_ops.aggregate(
             joined,
-            "item",
-            {"n": ("count", "*"), "quantity": ("sum", "quantity")},
+            self.by,
+            {"n": ("count", "*"), "ids": ("sum", "id")},
             emit=self.emit,
             state=str(self.folder / "totals"),
             name="totals",
         )
-        return {
-            "orders": joined.select("row_kind", *COLUMNS["orders"]),
-            "totals": totals.select("row_kind", *COLUMNS["totals"]),
-        }
+        return {"orders": joined.select("row_kind", *ORDERS), "totals": totals}
 
     def more(self, batches: int = 1) -> None:
         for _ in range(batches):
@@ -79,7 +76,9 @@ class Shop:
 
     def expected(self, name: str, files: int | None = None) -> list[Row]:
         files = len(self.feeds[0].files) if files is None else files
-        return sql_join({"orders": JOINED, "totals": TOTALS}[name].replace("LEFT", self.how), self.feeds, files)
+        joined = JOINED.replace("LEFT", self.how)
+        totals = f"SELECT {self.by}, COUNT(*), SUM(id)::LONG FROM ({joined}) GROUP BY {self.by}"
+        return sql_join({"orders": joined, "totals": totals}[name], self.feeds, files)
 
 
 def rows_of(df: Any) -> list[Row]:
@@ -106,25 +105,26 @@ class Broken:
 
 @pytest.fixture
 def shop(spark: Any, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    """``task``: both operators in one task; ``engine``: in one engine; ``stages``: in stages of Spark's.
+    """``engine``: one engine has both operators, in two partitions as their keys agree.
 
-    ``card``: in one engine, and three tasks have shares of a partition.
+    ``card``: in one partition, of which three tasks have shares; ``task``: one task has both; ``stages``: each is a
+    stage of Spark's.
     """
-    way = getattr(request, "param", "task")
-    if way in ("engine", "card"):
-        monkeypatch.setattr(apply, "default_partitions", lambda *_: (1, "one"))
+    way = getattr(request, "param", "engine")
     if way == "card":
+        monkeypatch.setattr(apply, "default_partitions", lambda *_: (1, "one"))
         monkeypatch.setattr(apply, "_shares", lambda *_: 3)
     if way == "stages":
         monkeypatch.setattr(of_changes, "MOST_IN_ONE_TASK", 0)
-    made = Shop(spark, tmp_path, "per_event" if way in ("card", "stages") else "per_batch")
+    by = "item" if way in ("engine", "card") else "quantity"
+    made = Shop(spark, tmp_path, by, "per_event" if way in ("card", "stages") else "per_batch")
     for feed in made.feeds:
         feed.read_by_arrow = way != "stages"
     return made
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("shop", slow_but(["task", "engine", "card", "stages"], "task"), indirect=True)
+@pytest.mark.parametrize("shop", slow_but(["engine", "card", "task", "stages"], "engine"), indirect=True)
 def test_two_views_of_one_query_are_right_after_every_micro_batch(shop: Shop) -> None:
     """Also after one that the second view fails in: the first has it, and skips it when it comes again."""
     views = {name: sinks.memory_view(f"outputs_{name}") for name in ("orders", "totals")}
@@ -152,7 +152,7 @@ def test_two_views_of_one_query_are_right_after_every_micro_batch(shop: Shop) ->
     assert set(query.lastProgress["observedMetrics"]) == {"joined", "totals"}
 
 
-@pytest.mark.parametrize("shop", slow_but(["task", "engine", "stages"], "task"), indirect=True)
+@pytest.mark.parametrize("shop", slow_but(["engine", "task", "stages"], "engine"), indirect=True)
 def test_what_two_outputs_share_is_computed_once(spark: Any, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each partition of an operator is asked once in a micro-batch; all rows are counted once, and are in one order."""
     asked: Counter[tuple[str, int, int]] = Counter()
@@ -172,16 +172,17 @@ def test_what_two_outputs_share_is_computed_once(spark: Any, shop: Shop, monkeyp
 
         return write
 
-    both = gpu_ops.outputs(**shop.frames())
+    both, in_task = gpu_ops.outputs(**shop.frames()), of_changes.MOST_IN_ONE_TASK > 0
     query = shop.run(both, sinks.each(**{name: view(name) for name in rows}))
     assert set(spark.sparkContext._jsc.getPersistentRDDs()) <= kept
     text = gpu_ops.explain(both)
     assert "outputs: orders, totals" in text
     assert "changes of 'joined'" in text
     assert "write_files()" not in text
-    assert (text.count("with        joined, in the same") == 1) == (of_changes.MOST_IN_ONE_TASK > 0)
-    assert len({join for join, *_ in asked}) == 2
-    in_task = of_changes.MOST_IN_ONE_TASK > 0
+    way = "engine" if shop.by == "item" else "Spark task"
+    assert (f"with        joined, in the same {way}" in text) == in_task
+    assert (shop.folder / "joined" / "p").exists() == (way != "engine")
+    assert len({join for join, *_ in asked}) == (1 if way == "engine" else 2)
     assert set(asked.values()) == ({1} if in_task else {1, 2})
     came = {"joined": 0, "totals": 0}
     for number, progress in enumerate(query.recentProgress):
@@ -190,6 +191,7 @@ def test_what_two_outputs_share_is_computed_once(spark: Any, shop: Shop, monkeyp
         assert found["joined"]["right_rows_in"] == len(shop.feeds[1].files[number])
         out = {name: sum(int(n) for what, n in found[name].items() if what.startswith("rows_out")) for name in came}
         assert found["totals"]["input_rows_in"] == out["joined"] > 0
+        assert found["totals"]["partitions"] == found["joined"]["partitions"] == 2
         came = {name: count + out[name] for name, count in came.items()}
     assert list(rows.values()) == list(came.values())
 
@@ -208,7 +210,7 @@ def test_files_and_a_view_of_one_query_are_right_though_the_view_fails(spark: An
             table = deltalake.DeltaTable(path).to_pyarrow_table()
         else:
             table = ds.dataset(path, format=form, partitioning="hive", exclude_invalid_files=False).to_table()
-        rows = [tuple(row[name] for name in ("row_kind", *COLUMNS["orders"])) for row in table.to_pylist()]
+        rows = [tuple(row[name] for name in ("row_kind", *ORDERS)) for row in table.to_pylist()]
         return fold(sorted(rows, key=lambda row: row[0] in ("-U", "-D")))  # a table's files have no order
 
     def run(sink: Any) -> Any:
@@ -238,16 +240,21 @@ def test_files_and_a_view_of_one_query_are_right_though_the_view_fails(spark: An
 def test_outputs_of_one_operator_and_of_sparks_rows(spark: Any, shop: Shop) -> None:
     """Outputs may be selections of one changelog, plain streams, and what only Spark computes of a changelog."""
     shop.how = "inner"  # so that orders and totals have unique keys
-    frames = shop.frames()
-    orders = frames["orders"]
     doubled = f.udf(lambda n: None if n is None else 2 * n, "int")
-    several = gpu_ops.outputs(
-        cheap=orders.where("price < 2"),
-        other=orders.where("price >= 2").select("id", "row_kind"),
-        doubled=orders.select("row_kind", doubled("quantity").alias("twice")),
-        plain=shop.feeds[1].df,
-        totals=frames["totals"],
-    )
+
+    def outputs() -> Any:
+        frames = shop.frames()
+        orders = frames["orders"]
+        return gpu_ops.outputs(
+            cheap=orders.where("price < 2"),
+            other=orders.where("price >= 2").select("id", "row_kind"),
+            doubled=orders.select("row_kind", doubled("quantity").alias("twice")),
+            plain=shop.feeds[1].df,
+            totals=frames["totals"],
+            counted=frames["totals"].select("row_kind", doubled("n").alias("twice")),
+        )
+
+    several = outputs()
     text = gpu_ops.explain(several)
     assert "doubled     Spark's rows, as only Spark evaluates" in text
     folded: dict[str, list[Row]] = {name: [] for name in several.columns}
@@ -259,8 +266,10 @@ def test_outputs_of_one_operator_and_of_sparks_rows(spark: Any, shop: Shop) -> N
             keys[name] = known_key(own)
             folded[name] += [tuple(row) for row in own.collect()]
 
-    shop.more(3)
-    query = shop.run(several, batch)
+    shop.more(2)
+    shop.run(several, batch)
+    shop.more()
+    query = shop.run(outputs(), batch)
     expected = shop.expected("orders")
     assert fold(folded["cheap"]) == [row for row in expected if row[3] < 2]
     other = [(kind, key) for key, kind in folded["other"]]
@@ -268,7 +277,15 @@ def test_outputs_of_one_operator_and_of_sparks_rows(spark: Any, shop: Shop) -> N
     assert fold(folded["doubled"]) == sorted(((row[2] and 2 * row[2],) for row in expected), key=repr)
     assert sorted(folded["plain"]) == sorted((c["op"], c["item"], c["price"]) for c in shop.feeds[1].changes)
     assert fold(folded["totals"]) == shop.expected("totals")
-    assert keys == {"cheap": ("id", "item"), "other": None, "doubled": None, "plain": None, "totals": ("item",)}
+    assert fold(folded["counted"]) == sorted((2 * row[1],) for row in shop.expected("totals"))
+    assert keys == {
+        "cheap": ("id", "item"),
+        "other": None,
+        "doubled": None,
+        "plain": None,
+        "totals": ("item",),
+        "counted": None,
+    }
     assert set(query.lastProgress["observedMetrics"]) == {"joined", "totals"}
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.apply import check_frames
 from gpu_ops.spark.datatypes import ignores_case, named_column, nullable
@@ -32,7 +33,8 @@ from gpu_ops.spark.plan.changes import (
     observed_once,
 )
 from gpu_ops.spark.plan.column_metadata import OUTPUT, outputs_of
-from gpu_ops.spark.tasks.join import EncodeChanges, Encoded, OperatorChain, OperatorTask
+from gpu_ops.spark.plan.one_engine import one_engine
+from gpu_ops.spark.tasks.join import DataflowTask, EncodeChanges, Encoded, OperatorChain, OperatorTask
 from gpu_ops.spark.tasks.rows import StructColumn
 
 
@@ -68,17 +70,22 @@ def outputs(**changelogs: DataFrame) -> DataFrame:
     frames = {name: data_frame(df, f"output {name!r} of outputs()") for name, df in changelogs.items()}
     _check(frames)
     scans = {name: changes_in(df) for name, df in frames.items()}
-    together = _in_one_task(scans)
     types = {name: st.StructType([_bare(field) for field in df.schema]) for name, df in frames.items()}
-    parts = [] if not together else [_of_one_task({name: scans[name] for name in together}, types)]  # type: ignore[misc]
-    others = [name for name in frames if name not in together]
+    together = _Together.of(scans)
+    own = {} if together is None else together.changes
+    others = [name for name in frames if name not in own]
+    if together is not None and not together.may_be_beside(
+        [plan for name in others for plan in plans_of(frames[name])]
+    ):
+        together, own, others = None, {}, list(frames)
+    parts = [] if together is None else [together.rows(types)]
     for name, df in zip(others, observed_once([frames[name] for name in others]), strict=True):
         struct = f.struct(*(named_column(column) for column in df.columns))
         parts.append(df.select(*(_column(one, kind, struct if one == name else None) for one, kind in types.items())))
     rows = functools.reduce(DataFrame.unionAll, observed_once(parts))
     columns = []
     for name, df in frames.items():
-        how = str(scans[name]) if name in together else _beside(scans[name])
+        how = str(scans[name]) if name in own else _beside(scans[name])
         known = {"columns": [field.metadata or {} for field in df.schema], "made": how}
         columns.append(named_column(name).alias(name, metadata={OUTPUT: known}))
     return rows.select(*columns)
@@ -133,68 +140,100 @@ def _beside(scan: SourceScan | str) -> str:
     return f"Spark's rows, as {scan}" if isinstance(scan, str) else f"{scan}, in stages of its own"
 
 
-def _in_one_task(scans: Mapping[str, SourceScan | str]) -> Sequence[str]:
-    """The names of the outputs that can come out of one task."""
-    changes = {name: scan.source for name, scan in scans.items() if isinstance(scan, SourceScan)}
-    operators = {name: source.plan for name, source in changes.items() if isinstance(source, JoinChanges)}
-    if len({plan.plan_id for plan in operators.values()}) == 1:
-        return list(operators)
-    return [
-        name for name, source in changes.items() if isinstance(source, JoinChanges) and in_one_task(source.plan, source)
-    ]
+class _Together:
+    """Outputs that come out of one task.
 
+    Args:
+        changes: for each the changes that it is made of, and what is taken of these.
 
-def _of_one_task(scans: Mapping[str, SourceScan], types: Mapping[str, st.StructType]) -> DataFrame:
-    """The outputs that come out of one task: all columns of `outputs`, those of other ones null."""
-    builder, sources = OperatorChainBuilder(), dict[str, JoinChanges]()
-    for scan in scans.values():
-        assert isinstance(scan.source, JoinChanges)
-        sources.setdefault(scan.source.plan.plan_id, scan.source)
-        builder.take(scan.source)
-    first = next(iter(sources.values()))
-    union_inputs: dict[str, DataFrame] = {}
-    for source in sources.values():
-        for use, rows in source.union_inputs().items():
-            union_inputs.setdefault(use, rows)
-    task: OperatorTask = first.task
-    plan = first.plan
-    if len(sources) > 1:
+    Attributes:
+        changes: likewise.
+    """
+
+    def __init__(self, changes: Mapping[str, tuple[JoinChanges, Projection]]) -> None:
+        self.changes, self._builder = changes, OperatorChainBuilder()
+        self._sources = {source.plan.plan_id: source for source, _ in changes.values()}
+        union_inputs: dict[str, DataFrame] = {}
+        for source in self._sources.values():
+            self._builder.take(source)
+            union_inputs = {**source.union_inputs(), **union_inputs}
         # A query's checkpoint counts its sources in this order: that of the operators, which their manifests have.
-        places = {one.plan_id: place for place, one in enumerate(builder.plans)}
+        places = {plan.plan_id: place for place, plan in enumerate(self._builder.plans)}
         ordered = sorted(union_inputs, key=lambda use: places[use.partition(".")[0]])
-        union_inputs = {use: union_inputs[use] for use in ordered}
-        task, plan = OperatorChain(builder.operators, sources), builder.plan(tuple(union_inputs))
-        below = [plan_id for source in sources.values() for plan_id in source.plan.below]
-        plan = dataclasses.replace(plan, below=tuple(dict.fromkeys([*reversed(places), *below])))
-        directory = Directory.of(first.session)
-        for operator in builder.operators:
-            directory.check_at_start(operator.task.plan_id, operator.task.command["state"])
-    plan = dataclasses.replace(plan, outputs=tuple(sources))
-    schemas = {
-        name: pa.schema(
-            list(zip(types[name].names, scan.projection.types(sources[_made_by(scan)].task.output), strict=True))
-        )
-        for name, scan in scans.items()
-    }
-    output = pa.schema([(name, pa.struct(list(schema))) for name, schema in schemas.items()])
-    function = EncodeChanges(
-        task,
-        *(
-            Encoded(_made_by(scan), scan.projection, StructColumn(name, schemas[name], output))
+        self._union_inputs = {use: union_inputs[use] for use in ordered}
+
+    @classmethod
+    def of(cls, scans: Mapping[str, SourceScan | str]) -> Self | None:
+        """Those of all outputs that can come out of one task; None where none can."""
+        changes = {
+            name: (scan.source, scan.projection)
             for name, scan in scans.items()
-        ),
-    )
-    rows = functools.reduce(DataFrame.unionAll, observed_once(list(union_inputs.values()), plan.in_task))
-    struct = st.StructType([st.StructField(name, types[name]) for name in scans])
-    made = encoded(rows.repartition(plan.tasks, "route"), plan, function, struct)
-    if len(scans) == len(types):
-        return made
-    return made.select(
-        *(_column(name, kind, named_column(name) if name in scans else None) for name, kind in types.items())
-    )
+            if isinstance(scan, SourceScan) and isinstance(scan.source, JoinChanges)
+        }
+        made = cls(changes)
+        if made._alone is None and made._engine is None:
+            made = cls({name: one for name, one in changes.items() if in_one_task(one[0].plan, one[0])})
+        return made if made.changes else None
 
+    @property
+    def _alone(self) -> JoinChanges | None:
+        """The one operator that all of them are the changes of."""
+        return next(iter(self._sources.values())) if len(self._sources) == 1 else None
 
-def _made_by(scan: SourceScan) -> str:
-    """The plan id of the operator that makes some changes."""
-    assert isinstance(scan.source, JoinChanges)
-    return scan.source.plan.plan_id
+    def may_be_beside(self, plans: Sequence[JoinPlan]) -> bool:
+        """False if one of some other operators is one of these: there it is in a task with others than here."""
+        own = {plan.plan_id for plan in self._builder.plans}
+        return self._alone is not None or own.isdisjoint(plan.plan_id for plan in plans)
+
+    @functools.cached_property
+    def _engine(self) -> DataflowTask | None:
+        return one_engine(self._builder.plans, self._builder.operators, list(self._sources)) if self._sources else None
+
+    def _task(self) -> tuple[OperatorTask, JoinPlan]:
+        """The function of the task, and the plan of its last operator."""
+        if self._alone is not None:
+            return self._alone.task, self._alone.plan
+        operators, engine, plan = self._builder.operators, self._engine, self._builder.plan(tuple(self._union_inputs))
+        below = [plan_id for source in self._sources.values() for plan_id in source.plan.below]
+        ids = [operator.task.plan_id for operator in operators]
+        plan = dataclasses.replace(plan, below=tuple(dict.fromkeys([*reversed(ids), *below])))
+        directory = Directory.of(next(iter(self._sources.values())).session)
+        for operator in operators:
+            last = operator is operators[-1]
+            directory.check_at_start(
+                operator.task.plan_id, operator.task.command["state"], has_state=engine is None or last
+            )
+        if engine is None:
+            return OperatorChain(operators, self._sources), plan
+        engine.command["union_order"] = order = engine.union_order(self._union_inputs)
+        return engine, dataclasses.replace(plan, dataflow=engine.dataflow, union_order=order)
+
+    def rows(self, types: Mapping[str, st.StructType]) -> DataFrame:
+        """All columns of `outputs`, those of other outputs null.
+
+        Args:
+            types: of all outputs.
+        """
+        task, plan = self._task()
+        plan = dataclasses.replace(plan, outputs=tuple(self._sources))
+        schemas = {
+            name: pa.schema(list(zip(types[name].names, projection.types(source.task.output), strict=True)))
+            for name, (source, projection) in self.changes.items()
+        }
+        output = pa.schema([(name, pa.struct(list(schema))) for name, schema in schemas.items()])
+        encoders = {name: StructColumn(name, schema, output) for name, schema in schemas.items()}
+        function = EncodeChanges(
+            task,
+            *(
+                Encoded(source.plan.plan_id, projection, encoders[name])
+                for name, (source, projection) in self.changes.items()
+            ),
+        )
+        brought = functools.reduce(
+            DataFrame.unionAll, observed_once(list(self._union_inputs.values()), plan.in_task)
+        ).repartition(plan.tasks, "route")
+        rows = encoded(brought, plan, function, st.StructType([st.StructField(x, types[x]) for x in self.changes]))
+        if len(self.changes) == len(types):
+            return rows
+        columns = (_column(x, kind, named_column(x) if x in self.changes else None) for x, kind in types.items())
+        return rows.select(*columns)

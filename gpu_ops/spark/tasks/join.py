@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from gpu_ops.descriptions.dataflow import Dataflow
+from gpu_ops.descriptions.dataflow import NUMBER, Dataflow
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, of_operators, pack, total
 from gpu_ops.spark.tasks.arrow import PARTITION, ArrowTask, TaskIdentity, task_identity
@@ -122,7 +123,11 @@ class Task(OperatorTask):
         target, batches = self._target(task, batches)
         partition, share = divmod(target, self.shares)
         changes = self.changes(task, uuid.uuid4().hex, partition, batches, metrics, share=(share, self.shares))
-        yield from encode(self.plan_id, changes)
+        yield from self._encoded(encode, changes)
+
+    def _encoded(self, encode: Encode, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Encodes what comes out of the state server."""
+        return encode(self.plan_id, changes)
 
     @property
     def operators(self) -> tuple[ChainedOperator, ...]:
@@ -259,14 +264,21 @@ class DataflowTask(Task):
         dataflow: its description.
         wire: the layout of the rows from outside.
         arrivals: unpacks and orders them.
+        outputs: where the dataflow has several outputs, the plan ids of the operators that make them.
     """
 
     def __init__(
-        self, operators: Sequence[ChainedOperator], dataflow: Dataflow, wire: Wire, arrivals: Arrivals
+        self,
+        operators: Sequence[ChainedOperator],
+        dataflow: Dataflow,
+        wire: Wire,
+        arrivals: Arrivals,
+        outputs: Sequence[str] = (),
     ) -> None:
         last = operators[-1].task
         vars(self).update(vars(last))
         self._operators, self.dataflow, self.arrivals = tuple(operators), dataflow, arrivals
+        self._outputs = tuple(outputs)
         self.command = {**last.command, "description": dataflow.to_json(), "wire": wire.to_dict()}
 
     @property
@@ -279,12 +291,33 @@ class DataflowTask(Task):
         numbers = {f"{plan_id}.{number}": place for (plan_id, number), place in (self.arrivals.numbers or {}).items()}
         return ",".join(str(numbers[use]) for use in uses)
 
+    def _encoded(self, encode: Encode, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if not self._outputs:
+            yield from super()._encoded(encode, changes)
+            return
+        rows = list(changes)
+        schemas = {one.task.plan_id: one.task.output for one in self._operators}
+        for number, plan_id in enumerate(self._outputs):
+            places = {its[number]: f"c{place}" for place, (its, _) in enumerate(self.dataflow.shared) if number in its}
+            yield from encode(plan_id, _output(rows, number, places, schemas[plan_id]))
+
     def _counted(self, counted: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         for vertex in self.dataflow.operators:
             prefix = f"{vertex.name}."
             own = {key.removeprefix(prefix): value for key, value in counted.items() if key.startswith(prefix)}
             # what is counted of the engine as a whole is the last operator's
             yield {**counted, **own} if vertex is self.dataflow.operators[-1] else own
+
+
+def _output(
+    rows: Iterable[pa.RecordBatch], number: int, places: Mapping[str, str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one of several outputs, in its own columns, out of those that outputs share."""
+    names = [places.get(name, name) for name in schema.names]  # row kinds have a column of their own
+    for batch in rows:
+        own = batch.select(names).filter(pc.equal(batch[NUMBER], number))
+        if own.num_rows:
+            yield pa.RecordBatch.from_arrays(own.columns, schema=schema)
 
 
 class OperatorChain(OperatorTask):
