@@ -164,7 +164,7 @@ class _Together:
 
     @classmethod
     def of(cls, scans: Mapping[str, SourceScan | str]) -> Self | None:
-        """Those of all outputs that can come out of one task; None where none can."""
+        """Finds the outputs that can come out of one task; None where none can."""
         changes = {
             name: (scan.source, scan.projection)
             for name, scan in scans.items()

@@ -394,7 +394,7 @@ def _in_partition(
 
 
 class Encoded(NamedTuple):
-    """What is encoded of an operator's changes, and how.
+    """A part of an operator's changes, and its encoder.
 
     Attributes:
         operator: its plan id.
