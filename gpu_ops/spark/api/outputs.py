@@ -79,9 +79,11 @@ def outputs(**changelogs: DataFrame) -> DataFrame:
     ):
         together, own, others = None, {}, list(frames)
     parts = [] if together is None else [together.rows(types)]
-    for name, df in zip(others, observed_once([frames[name] for name in others]), strict=True):
-        struct = f.struct(*(named_column(column) for column in df.columns))
-        parts.append(df.select(*(_column(one, kind, struct if one == name else None) for one, kind in types.items())))
+    for name in others:
+        struct = f.struct(*map(named_column, frames[name].columns))
+        parts.append(
+            frames[name].select(*(_column(one, kind, struct if one == name else None) for one, kind in types.items()))
+        )
     rows = functools.reduce(DataFrame.unionAll, observed_once(parts))
     columns = []
     for name, df in frames.items():
@@ -157,10 +159,12 @@ class _Together:
         for source in self._sources.values():
             self._builder.take(source)
             union_inputs = {**source.union_inputs(), **union_inputs}
-        # A query's checkpoint counts its sources in this order: that of the operators, which their manifests have.
-        places = {plan.plan_id: place for place, plan in enumerate(self._builder.plans)}
-        ordered = sorted(union_inputs, key=lambda use: places[use.partition(".")[0]])
-        self._union_inputs = {use: union_inputs[use] for use in ordered}
+        if self._alone is None:
+            # A query's checkpoint counts its sources in this order: that of the operators, which manifests have.
+            places = {plan.plan_id: place for place, plan in enumerate(self._builder.plans)}
+            ordered = sorted(union_inputs, key=lambda use: places[use.partition(".")[0]])
+            union_inputs = {use: union_inputs[use] for use in ordered}
+        self._union_inputs = union_inputs
 
     @classmethod
     def of(cls, scans: Mapping[str, SourceScan | str]) -> Self | None:
