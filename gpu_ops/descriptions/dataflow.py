@@ -306,6 +306,18 @@ class Dataflow(Description):
         """Columns that identify a row of the output."""
         return None if self.outputs else self.last.unique_key
 
+    def order_of_last(self, order: Sequence[int]) -> list[int]:
+        """The numbers of the last operator's inputs in the order of the first rows from outside that lead to each.
+
+        Args:
+            order: the numbers of the dataflow's own inputs.
+        """
+        first = {self.inputs[number].name: place for place, number in enumerate(order)}
+        for vertex in self.operators:
+            places = [first[name] for name in vertex.sources]
+            first[vertex.name] = min(places)
+        return sorted(range(len(places)), key=places.__getitem__)
+
     @property
     def times_may_be_null(self) -> bool:
         """Always true: each operator says so of its own inputs."""
