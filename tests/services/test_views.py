@@ -54,7 +54,7 @@ class Faults:
             self.killed()
 
     def killed(self) -> None:
-        self.kills += 1
+        self.kills, self.within = self.kills + 1, False
         raise KilledError
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
