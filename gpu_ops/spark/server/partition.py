@@ -44,7 +44,8 @@ class Applied:
     backend: str
     backend_reason: str
     latest: tuple[int | None, ...] = ()
-    """Per input, the latest event time (ms) that this partition has ever seen, even if the engine has forgotten it."""
+    """The latest event time (ms) that this partition has ever seen, even if the engine has forgotten it, of each input,
+    or of each part of the only one."""
 
 
 class Answer(NamedTuple):
