@@ -102,7 +102,7 @@ def drawn(number: int) -> tuple[UnionWindows, bool, list[list[Line]]]:
     return law, changes, batches
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(4))
 def test_an_engine_goes_by_them_itself(number: int) -> None:
     """Without a driver that knows all partitions; over snapshots, and micro-batches that are discarded."""
     law, changes, batches = drawn(number)
