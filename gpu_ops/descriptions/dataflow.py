@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
+from gpu_ops.conditions.expressions import ColumnRef
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
 from gpu_ops.descriptions.inputs import Input, Layout
@@ -212,21 +213,88 @@ class Dataflow(Description):
         }
         return list(found)
 
-    @property
+    @functools.cached_property
     def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """Nothing: all rows are in one partition."""
-        return ()
+        """The columns of the inputs that rows are partitioned by; empty means a single partition.
+
+        They are values that each operator may be partitioned by and that every changelog within the dataflow carries,
+        so what an operator reads is in its own partition already. Rows from outside are where they are for their
+        operator alone: by all of its `Description.shuffled_by`, in their order.
+        """
+        shuffles = []
+        for places in self._places:
+            readers = [
+                {v.description.shuffled_by[places[v.name]].columns[side] for v, side in self._readers(source.name)}
+                for source in self.inputs
+            ]
+            if any(len(columns) > 1 for columns in readers):
+                return ()
+            kind = self.last.shuffled_by[places[self.operators[-1].name]].type
+            shuffles.append(Shuffle(tuple(column for columns in readers for column in columns), kind))
+        return tuple(shuffles)
+
+    def shuffles_of(self, vertex: Vertex) -> tuple[Shuffle, ...]:
+        """The columns of an operator's inputs that have the values of `shuffled_by`."""
+        by = vertex.description.shuffled_by
+        return tuple(by[places[vertex.name]] for places in self._places) if self.shuffled_by else ()
+
+    @functools.cached_property
+    def _places(self) -> tuple[Mapping[str, int], ...]:
+        """Finds each value of `shuffled_by` in the `Description.shuffled_by` of each operator, by its place there."""
+        found = [places for place in range(len(self.last.shuffled_by)) if (places := self._followed(place))]
+        names = {source.name for source in self.inputs}
+        outside = [vertex for vertex in self.operators if not names.isdisjoint(vertex.sources)]
+        ordered = {tuple(places[v.name] for v in outside): places for places in found}
+        for number, vertex in enumerate(outside):
+            if sorted(key[number] for key in ordered) != list(range(len(vertex.description.shuffled_by))):
+                return ()
+            if any(key[number] != key[0] for key in ordered):
+                return ()
+        return tuple(places for _, places in sorted(ordered.items(), key=lambda item: item[0]))
+
+    def _followed(self, place: int) -> Mapping[str, int] | None:
+        """The places of one value in all operators, followed down from the last one; None where one has not got it."""
+        places, below = {self.operators[-1].name: place}, {vertex.name: vertex.description for vertex in self.operators}
+        for vertex in reversed(self.operators):
+            by = vertex.description.shuffled_by[places[vertex.name]]
+            for column, (source, name, projection) in zip(by.columns, vertex.edges, strict=True):
+                if name not in below:
+                    continue
+                shown = _read_as(column, source, below[name], projection)
+                ways = [
+                    number
+                    for number, its in enumerate(below[name].shuffled_by)
+                    if shown is not None and its.type == by.type and below[name].carries(its, shown)
+                ]
+                if not ways or places.setdefault(name, ways[0]) not in ways:
+                    return None
+        return places
+
+    def _readers(self, name: str) -> list[tuple[Vertex, int]]:
+        """The operators that read an input or an operator, each with the number of its own input."""
+        return [(v, side) for v in self.operators for side, source in enumerate(v.sources) if source == name]
 
     def layout(self, number: int) -> Layout:
         """The state layout of an input in the operator that reads it first."""
-        name = self.inputs[number].name
-        vertex = next(v for v in self.operators if name in v.sources)
-        return vertex.description.layout(vertex.sources.index(name))
+        vertex, side = self._readers(self.inputs[number].name)[0]
+        return vertex.description.layout(side)
 
     @property
     def unique_key(self) -> tuple[str, ...] | None:
         """Columns that identify a row of the output."""
         return self.last.unique_key
+
+    def order_of_last(self, order: Sequence[int]) -> list[int]:
+        """The numbers of the last operator's inputs in the order of the first rows from outside that lead to each.
+
+        Args:
+            order: the numbers of the dataflow's own inputs.
+        """
+        first = {self.inputs[number].name: place for place, number in enumerate(order)}
+        for vertex in self.operators:
+            places = [first[name] for name in vertex.sources]
+            first[vertex.name] = min(places)
+        return sorted(range(len(places)), key=places.__getitem__)
 
     @property
     def times_may_be_null(self) -> bool:
@@ -303,6 +371,16 @@ def _check_edge(vertex: Vertex, source: Input, read: Input | Description, projec
         raise DescriptionError(f"{where}: sequence_by= has no place: a changelog comes in its own order")
     if source.unique_key is not None and source.updates == "upsert":
         raise DescriptionError(f"{where}: a changelog retracts what it replaces: updates='retract'")
+
+
+def _read_as(column: str, source: Input, below: Description, projection: Projection | None) -> OutputColumn | None:
+    """The output column of an operator that another one reads as a column of its input; None for a computed one."""
+    position: int = source.schema.get_field_index(column)
+    output = below.output
+    if projection is None:
+        return output[position]
+    root = projection.columns[position].root
+    return next((x for x in output if isinstance(root, ColumnRef) and x.name == root.name), None)
 
 
 def _shown(schema: pa.Schema) -> str:

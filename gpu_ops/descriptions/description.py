@@ -256,6 +256,21 @@ class Description(abc.ABC):
     def shuffled_by(self) -> tuple[Shuffle, ...]:
         """The columns that rows are partitioned by; empty means a single partition."""
 
+    @property
+    def alone(self) -> tuple[int, ...]:
+        """The inputs whose rows may come out without one of another input; empty where rows of all come together."""
+        return tuple(range(len(self.inputs)))
+
+    def carries(self, by: Shuffle, column: OutputColumn) -> bool:
+        """True if an output column has, in every row, the value by which the row's partition was found.
+
+        Args:
+            by: one of `shuffled_by`.
+            column: one of `output`.
+        """
+        filled = [n for n, name in enumerate(by.columns) if self.own_column(n, column) == name]
+        return bool(filled) and set(self.alone) <= set(filled)
+
     @abc.abstractmethod
     def layout(self, number: int) -> Layout:
         """The state layout of one input (Flink: ``JoinInputSideSpec``)."""

@@ -216,6 +216,11 @@ class Join(Description):
         return tuple(Shuffle((self.keys[p].left, self.keys[p].right), self.key_types[p]) for p in self.distribution)
 
     @property
+    def alone(self) -> tuple[int, ...]:
+        """The inputs whose rows may come out without one of the other input."""
+        return {"inner": (), "right": (1,), "full": (0, 1)}.get(self.how, (0,))
+
+    @property
     def sides(self) -> tuple[str, ...]:
         """The names of the inputs in metrics and snapshots."""
         return "left", "right"

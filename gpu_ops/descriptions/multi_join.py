@@ -247,6 +247,11 @@ class MultiJoin(Description):
         ]
         return tuple(Shuffle(columns, self.key_types[0, columns[0]]) for columns in kept)
 
+    @property
+    def alone(self) -> tuple[int, ...]:
+        """The first input, unless rows of all inputs come together."""
+        return (0,) if any(step.how == "left" for step in self.steps) else ()
+
     @functools.cached_property
     def conditions(self) -> tuple[Condition | None, ...]:
         """Per step: the residual condition with its null-safe equalities, over its input and all to its left."""

@@ -136,11 +136,11 @@ class SessionAggregate(Aggregate):
         return super().behind_ms if self.source.insert_only else self.gap_ms
 
     def times_of(self, source: Input) -> tuple[str, ...]:
-        """The event time."""
+        """The event time alone is compared with a watermark."""
         return () if source.event_time is None else (source.event_time,)
 
     def kept(self, number: int) -> str:
-        """How long time lets rows of its input stay, in words."""
+        """Tells in words how long rows of its input stay."""
         return f"rows are kept until the watermark reaches the end of their session; {LATES[self.late]}"
 
     @functools.cached_property
@@ -154,7 +154,7 @@ class SessionAggregate(Aggregate):
 
     @property
     def compared_columns(self) -> list[tuple[int, str]]:
-        """Those of other aggregates, and the event time."""
+        """The columns that other aggregates compare, and the event time."""
         return [*super().compared_columns, (0, str(self.source.event_time))]
 
     def _unique_key(self) -> tuple[str, ...] | None:
@@ -176,7 +176,7 @@ class SessionAggregate(Aggregate):
         return f"aggregate of {self.source.name} by {', '.join((*self.by, 'sessions'))}"
 
     def lines(self) -> list[str]:
-        """What is grouped, by what."""
+        """The sessions in some lines, for people."""
         label, *more = super().lines()
         gap = f"{show_ms(self.gap_ms)} without a row by {self.source.event_time}"
         sessions = line("sessions", f"end after {gap}: from {self.start} to {self.end}")

@@ -39,7 +39,7 @@ from gpu_ops.operators.operator import InputTable, Operator, Room, TimedOperator
 from gpu_ops.output import Changelog, Output, changelog, values_table
 from gpu_ops.state.pieces import FromSnapshot, Storable
 
-_CLOCK = "clock_ms"
+CLOCK = "clock_ms"
 """What a snapshot calls the time of the last micro-batch; tables of operators have a dot in their names."""
 
 
@@ -166,13 +166,13 @@ class DataflowOperator(Operator):
 
     def kept(self) -> dict[str, Storable]:
         """The committed state of all operators, each name behind that of its operator; and the clock."""
-        clock = {_CLOCK: pa.table({_CLOCK: pa.array([self._clock_ms], pa.int64())})}
+        clock = {CLOCK: pa.table({CLOCK: pa.array([self._clock_ms], pa.int64())})}
         of_each = ((v.name, name, table) for v, operator in self._pairs() for name, table in operator.kept().items())
         return clock | {f"{vertex}.{name}": table for vertex, name, table in of_each}
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
-        self._clock_ms = cast("pa.Table", state[_CLOCK])[_CLOCK][0].as_py()
+        self._clock_ms = cast("pa.Table", state[CLOCK])[CLOCK][0].as_py()
         for vertex, operator in self._pairs():
             prefix = f"{vertex.name}."
             own = {name.removeprefix(prefix): table for name, table in state.items() if name.startswith(prefix)}

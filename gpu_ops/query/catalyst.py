@@ -378,7 +378,7 @@ class Catalyst:
         return self._expression("Hex", value) if kind == "binary" else value
 
     def never_shifts(self, zone: str) -> bool:
-        """Whether the clocks of a time zone are never set, so that each of its days has 24 hours."""
+        """Tells whether the clocks of a time zone are never set, so that each of its days has 24 hours."""
         return bool(self._class("java.time.ZoneId").of(zone).getRules().isFixedOffset())
 
     def _type(self, kind: st.DataType) -> Any:

@@ -490,7 +490,7 @@ class SessionsOf(AggregateOf):
 
     @property
     def never_null(self) -> frozenset[QueryColumn]:
-        """Those of the session as well."""
+        """The columns that are never null, those of the session among them."""
         return super().never_null | frozenset(self.window)
 
     @property

@@ -66,7 +66,7 @@ def session_of(scope: Scope, inside: Below, group: Any, below: Relation, node: A
 
 
 def _made_by(expr: Expr, below: Relation) -> Expr | None:
-    """What computes a column that may be called otherwise on its way; None where nothing does."""
+    """Finds the expression that computes a column, which may be called otherwise on its way; None for none."""
     while expr.column is not None or expr.kind == "Alias":
         if expr.kind == "Alias":
             expr = expr.args[0]
@@ -80,7 +80,7 @@ def _made_by(expr: Expr, below: Relation) -> Expr | None:
 
 
 def _converted(java: Any) -> Any:
-    """What a time is made of, without conversions that leave it as it is."""
+    """Strips conversions that leave a time as it is off an expression."""
     while class_of(java) in _CONVERSIONS and str(java.dataType().typeName()) in ("timestamp", "timestamp_ntz", "long"):
         if (
             class_of(java) == "Cast"

@@ -250,6 +250,12 @@ class Manifest:
             )
         mine, theirs = (json.loads(from_json(x.description).to_json()) for x in (self, found))
         _same_texts(theirs, mine)
+        operators = theirs.get("operators", ()), mine.get("operators", ())
+        if operators[0] and not operators[1]:
+            raise StateError(
+                f"state folder {location} has all {len(operators[0])} operators of its query, in one engine, and this "
+                f"is one of them. Give each of them partitions={found.partitions}, as the folder has, or {_ADVICE}"
+            )
         difference = next(_differences(theirs, mine), None)
         if difference is not None:
             raise StateError(
@@ -429,11 +435,6 @@ def _same_texts(was: dict[str, Any], now: dict[str, Any]) -> None:
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """Lists the differences between two descriptions, the most telling first."""
     operators = was.get("operators", ()), now.get("operators", ())
-    if operators[0] and not operators[1]:
-        yield (
-            f"one engine of one partition had all {len(operators[0])} operators of the query, and this is one of them. "
-            "Give partitions=1, as it was"
-        )
     for old, new in zip(*operators, strict=False):
         yield from (f"{old['name']}: {one}" for one in _differences(old["description"], new["description"]))
     if len(was.get("inputs", ())) != len(now.get("inputs", ())):

@@ -1,6 +1,6 @@
 """Streaming joins over all files of a folder, once: what the fault tests run, kill and run again.
 
-python -m tests.faults.job regular|by_time|tables|ends DATA WORK
+python -m tests.faults.job regular|by_time|tables|chains|ends DATA WORK
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import gpu_ops
 import gpu_ops.spark
 from gpu_ops.state import blocks
-from tests.faults import by_time, ends, folded, tables
+from tests.faults import by_time, chains, ends, folded, tables
 
 Made = tuple[dict[str, Any], dict[str, Callable[[], bool]]]
 """Changelogs by their names; and those that do not end with their files, but when something is true."""
@@ -31,7 +31,10 @@ def regular(spark: Any, data: Path, state: Path) -> Made:
     return {"left": left}, {}
 
 
-MADE = {"regular": regular, "by_time": by_time.joins, "tables": tables.queries, "ends": ends.queries}
+MADE = {
+    "regular": regular, "by_time": by_time.joins, "tables": tables.queries, "chains": chains.queries,
+    "ends": ends.queries,
+}  # fmt: skip
 
 
 def main(kind: str, data: Path, work: Path) -> None:
@@ -71,7 +74,9 @@ def main(kind: str, data: Path, work: Path) -> None:
             query.processAllAvailable()
             query.stop()
         query.awaitTermination()
-    for state in (work / "state").iterdir() if kind != "tables" else ():  # none of those waits for the end
+    for state in (
+        (work / "state").iterdir() if kind not in ("tables", "chains") else ()
+    ):  # none of those waits for the end
         gpu_ops.finish(spark, state=str(state)).write.mode("overwrite").parquet(str(work / "rest" / state.name))
     spark.stop()
     print("DONE", flush=True)

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from benchmarks import changes
-from tests.faults import by_time, ends, folded, tables
+from tests.faults import by_time, chains, ends, folded, tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
@@ -209,6 +209,7 @@ JOBS = {
     "regular": (write_regular, check_regular),
     "by_time": (by_time.write, checked(by_time)),
     "tables": (tables.write, checked(tables)),
+    "chains": (tables.write, checked(chains)),
     "ends": (ends.write, checked(ends, "late")),
 }
 
@@ -227,7 +228,8 @@ def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> C
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "kills", "files"), [("regular", 3, 8), ("by_time", 2, 6), ("tables", 2, 4), ("ends", 2, 4)]
+    ("kind", "kills", "files"),
+    [("regular", 3, 8), ("by_time", 2, 6), ("tables", 2, 4), ("chains", 2, 4), ("ends", 2, 4)],
 )
 def test_a_few_kills(kind, kills, files, tmp_path):
     kill_test(kind, tmp_path, kills, files, seed=11)

@@ -42,8 +42,11 @@ def sources(rng: random.Random) -> tuple[Input, ...]:
     return tuple(found)
 
 
-def operators(rng: random.Random, inputs: Sequence[Input], emit: str) -> tuple[Vertex, ...]:
-    """Operators of which each reads what is there; what nobody has read yet goes first."""
+def operators(rng: random.Random, inputs: Sequence[Input], emit: str, *, alike: bool = False) -> tuple[Vertex, ...]:
+    """Operators of which each reads what is there; what nobody has read yet goes first.
+
+    Where they are to be ``alike``, they go by the columns that are called k, mostly.
+    """
     made: list[Vertex] = []
     known: dict[str, Input | Description] = {source.name: source for source in inputs}
     unread = [source.name for source in inputs]
@@ -56,7 +59,9 @@ def operators(rng: random.Random, inputs: Sequence[Input], emit: str) -> tuple[V
             names.append(unread.pop(0) if unread else rng.choice(sorted(known)))
         edges = [_edge(rng, known[name], f"{'lr'[place]}{number}") for place, name in enumerate(names)]
         reads, projections = zip(*edges, strict=True)
-        description = _join(rng, reads, number, emit) if join else _group(rng, reads[0], number, emit)
+        description = (
+            _join(rng, reads, number, emit, alike=alike) if join else _group(rng, reads[0], number, emit, alike=alike)
+        )
         made.append(Vertex(f"o{number}", description, tuple(names), projections))
         known[f"o{number}"] = description
         unread.append(f"o{number}")
@@ -64,7 +69,7 @@ def operators(rng: random.Random, inputs: Sequence[Input], emit: str) -> tuple[V
         number = len(made)
         names = [unread.pop(0), unread.pop(0)]
         reads = tuple(_as_input(known[name], f"{'lr'[place]}{number}") for place, name in enumerate(names))
-        made.append(Vertex(f"o{number}", _join(rng, reads, number, emit), tuple(names)))
+        made.append(Vertex(f"o{number}", _join(rng, reads, number, emit, alike=alike), tuple(names)))
         known[f"o{number}"] = made[-1].description
         unread.append(f"o{number}")
     return tuple(made)
@@ -96,16 +101,24 @@ def _as_input(one: Input | Description, name: str) -> Input:
     return dataclasses.replace(one, name=name) if isinstance(one, Input) else one.as_input(name)
 
 
-def _join(rng: random.Random, reads: Sequence[Input], number: int, emit: str) -> Join:
+def _key_column(rng: random.Random, source: Input, *, alike: bool) -> str:
+    keys = [name for name in source.schema.names if name.startswith("k")]
+    return rng.choice(keys if alike and keys and rng.random() < 0.9 else source.schema.names)
+
+
+def _join(rng: random.Random, reads: Sequence[Input], number: int, emit: str, *, alike: bool) -> Join:
     left, right = reads
-    key = Key(rng.choice(left.schema.names), rng.choice(right.schema.names), null_safe=rng.random() < 0.2)
+    own, its = (_key_column(rng, one, alike=alike) for one in reads)
+    key = Key(own, its, null_safe=rng.random() < 0.2)
     how: Any = rng.choice(["inner", "inner", "left", "left", "right", "full", "semi", "anti"])
     return Join(how, left, right, (key,), suffixes=(f"_{number}", f"_{number}r"), emit=emit)  # type: ignore[arg-type]
 
 
-def _group(rng: random.Random, source: Input, number: int, emit: str) -> Description:
+def _group(rng: random.Random, source: Input, number: int, emit: str, *, alike: bool) -> Description:
     names = source.schema.names
-    by = (rng.choice(names),)
+    by: tuple[str, ...] = (_key_column(rng, source, alike=alike),)
+    if alike and rng.random() < 0.5:
+        by = tuple(dict.fromkeys((rng.choice(names), *by)))
     if rng.random() < 0.25:
         order = tuple(Order(name, rng.random() < 0.5) for name in names)  # all columns: equal rows are equal
         return Top(source, by, order, rng.randint(1, 3), emit)  # type: ignore[arg-type]
@@ -173,10 +186,10 @@ def sql(flow: Dataflow) -> str:
             order = ", ".join(
                 f"{o.column} {'DESC NULLS LAST' if o.descending else 'ASC NULLS FIRST'}" for o in description.order
             )
-            over = f"PARTITION BY {description.by[0]} ORDER BY {order}"
+            over = f"PARTITION BY {', '.join(description.by)} ORDER BY {order}"
             text = f"SELECT * FROM {sources[0]} QUALIFY row_number() OVER ({over}) <= {description.n}"
         else:
-            (by,) = description.by
+            by = ", ".join(description.by)
             calls = [f"{m.function}({m.column or '*'}) AS {m.name}" for m in description.measures]
             text = f"SELECT {', '.join([by, *calls])} FROM {sources[0]} GROUP BY {by}"
         parts.append(f"{vertex.name} AS ({text})")
@@ -201,7 +214,7 @@ def expected(flow: Dataflow, folded: Sequence[FoldedInput], text: str) -> Counte
         return Counter(connection.execute(text).fetchall())
 
 
-def dataflow(rng: random.Random, emit: str) -> Dataflow:
-    """A random one."""
+def dataflow(rng: random.Random, emit: str, *, alike: bool = False) -> Dataflow:
+    """A random one; ``alike``: its operators go by the same values, if they can."""
     inputs = sources(rng)
-    return Dataflow(inputs, operators(rng, inputs, emit))
+    return Dataflow(inputs, operators(rng, inputs, emit, alike=alike))

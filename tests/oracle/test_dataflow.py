@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.projection import Projection, column_of
 from gpu_ops.operators.core.projection import project
+from gpu_ops.spark.wire.hashes import partition_of
 from oracle.dataflows import cut, dataflow, expected, sql, trace
 from oracle.drive import ROW_KIND, Backend, Event, fold
 from oracle.sql import FoldedInput
@@ -113,6 +115,59 @@ def check_each_event(flow: Dataflow, events: Sequence[Event], batches: Sequence[
                 caused = [changes[i] for i in np.flatnonzero(found.sequence == place)]
                 assert fold(caused, table) == alone
             at += size
+
+
+def with_common_keys(seed: int, emit: str) -> tuple[random.Random, Dataflow]:
+    """A dataflow of several operators that may have several partitions."""
+    for number in itertools.count():
+        rng = random.Random(f"{seed} {number}")
+        flow = dataflow(rng, emit, alike=True)
+        if flow.shuffled_by and len(flow.operators) > 1:
+            return rng, flow
+    raise AssertionError
+
+
+def divided(flow: Dataflow, batch: dict[str, Any], partitions: int) -> list[dict[str, Any]]:
+    """A micro-batch's rows of each partition."""
+    parts: list[dict[str, Any]] = [{"inputs": [], "orders": []} for _ in range(partitions)]
+    for number, (table, order) in enumerate(zip(batch["inputs"], batch["orders"], strict=True)):
+        columns = [table[by.columns[number]].cast(by.type).combine_chunks() for by in flow.shuffled_by]
+        target = partition_of(columns, table.num_rows, partitions)
+        for partition, part in enumerate(parts):
+            mine = np.flatnonzero(target == partition)
+            part["inputs"].append(table.take(pa.array(mine)))
+            part["orders"].append(np.asarray(order)[mine])
+    return parts
+
+
+def check_partitions(seed: int, emit: str, backend: Backend) -> None:
+    rng, flow = with_common_keys(seed, emit)
+    events, text = trace(rng, flow.inputs, 60), sql(flow)
+    folded = [FoldedInput(s.schema.names, s.unique_key) for s in flow.inputs]
+    engines = [backend.engine(flow).thing for _ in range(3)]
+    whole: list[Any] = []
+    at = 0
+    for batch in cut(flow, events, rng, rng.choice([1, 7, 60])):
+        for engine, part in zip(engines, divided(flow, batch, 3), strict=True):
+            whole += rows_of(engine.process(*part["inputs"], orders=part["orders"]))
+        size = sum(t.num_rows for t in batch["inputs"])
+        for side, kind, row in events[at : at + size]:
+            folded[side].apply(kind, row)
+        at += size
+        assert fold(whole) == expected(flow, folded, text), text
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_partitions_of_a_dataflow_have_what_belongs_together(seed: int) -> None:
+    check_partitions(seed, ("per_event", "per_batch")[seed % 2], Backend("cpu"))
+
+
+@pytest.mark.slow
+@given(seed=st.integers(8, 1 << 40), emit=st.sampled_from(["per_event", "per_batch"]))
+def test_fresh_partitions(seed: int, emit: str) -> None:
+    check_partitions(seed, emit, Backend("cpu-tiny" if seed % 2 else "cpu"))
 
 
 @pytest.mark.one_in(32, all=8)

@@ -255,8 +255,59 @@ def test_a_folder_of_operators_alone_goes_on_so(
     folders = {str(x.state) for x in Directory.of(above.sparkSession).registry.started.values()}
     assert {str(tmp_path / "o" / name) for name in ("bought", "sized", "left", "above")} <= folders
     monkeypatch.undo()
-    with pytest.raises(gpu_ops.StateError, match=r"one engine of one partition had all 3 operators.*Give partitions=1"):
+    with pytest.raises(gpu_ops.StateError, match=r"all 3 operators of its query, in one engine.*partitions=1"):
         drain(chain(feeds, fresh), sink, fresh / "checkpoint")
+
+
+def bought_by_user(feeds: list[Feed], folder: Path, partitions: int | None = None) -> Any:
+    """A join, another one and an aggregate, all of which have the user among their keys."""
+    users, orders, prefs, *_ = feeds
+    more = {} if partitions is None else {"partitions": partitions}
+    bought = gpu_ops.join(
+        stream(users.df, name="users", row_kind="op", unique_key="user_id"),
+        stream(orders.df, name="orders", row_kind="op", unique_key="order_id", updates="retract"),
+        on="user_id", how="left", state=str(folder / "bought"), name="bought", **more,
+    )  # fmt: skip
+    known = bought.where("name IS NULL OR name <> 'bob'").select("row_kind", "product", "name", "user_id")
+    liked = gpu_ops.join(
+        known, stream(prefs.df, name="prefs", row_kind="op"), on="user_id", state=str(folder / "liked"), name="liked",
+        **more,
+    )  # fmt: skip
+    return gpu_ops.aggregate(
+        liked, by=("product", "user_id"), aggregates={"n": "count(*)", "most": "max(pref)"},
+        state=str(folder / "counted"), name="counted", **more,
+    )  # fmt: skip
+
+
+BY_USER = """SELECT product, user_id, count(*), max(pref) FROM users LEFT JOIN orders USING (user_id)
+    JOIN prefs USING (user_id) WHERE name IS NULL OR name <> 'bob' GROUP BY ALL"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("feeds", ["arrow"], indirect=True)
+def test_operators_whose_keys_agree_share_an_engine_in_each_partition(
+    spark: Any, feeds: list[Feed], tmp_path: Path
+) -> None:
+    """Right after each micro-batch, restarts, a killed server and with more and fewer partitions; one folder."""
+    sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
+    for number, partitions in enumerate((None, None, 3, 1)):
+        if partitions is not None:
+            assert rescale(str(tmp_path / "counted"), partitions).rows != (0,) * partitions
+            with pytest.raises(gpu_ops.StateError, match=f"all 3 operators of its query.*partitions={partitions}"):
+                drain(bought_by_user(feeds, tmp_path), sink, tmp_path / "checkpoint")
+        more(feeds)
+        more(feeds)
+        changes = bought_by_user(feeds, tmp_path, partitions)
+        assert gpu_ops.explain(changes).count("in the same engine") == 2
+        if number == 1:
+            os.kill(pool.running[0].pid, signal.SIGKILL)
+        query = drain(changes, sink, tmp_path / "checkpoint")
+        found = {join.name: join.metrics for join in gpu_ops.spark.join_progress(query.lastProgress)}
+        assert {int(one["partitions"]) for one in found.values()} == {partitions or 2}
+        assert found["bought"]["right_rows_in"] == len(feeds[1].files[-1])
+        assert found["bought"]["left_state_rows"] > 10 * (number + 1)
+    check(sink, BY_USER, feeds, least=20)
+    assert [name for name in ("bought", "liked", "counted") if (tmp_path / name).exists()] == ["counted"]
 
 
 @pytest.mark.thorough

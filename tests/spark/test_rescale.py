@@ -75,6 +75,27 @@ def test_a_query_goes_on_with_more_and_with_fewer_partitions(
     assert {path.name for path in Path(query.state).iterdir()} == {"manifest.json", "g2"}
 
 
+@pytest.mark.thorough
+def test_upserts_by_a_foreign_key_go_on_with_other_partitions(spark: Any, tmp_path: Path) -> None:
+    """Their order in Spark's union, by which the checkpoint counts sources, stays as it was."""
+    left, right = (Feed(spark, tmp_path, name, COLUMNS[name]) for name in "lr")
+    sink = Sink()
+    for number, partitions in enumerate((2, 1, 3)):
+        if number:
+            rescale(str(tmp_path / "state"), partitions)
+        left.more(40)
+        right.more(40)
+        more = {"partitions": partitions} if not number else {}
+        upserts = stream(left.df, row_kind="op", name="l", unique_key="id")
+        changes = gpu_ops.join(
+            upserts, stream(right.df, row_kind="op", name="r"), [("k", "k")], "left", state=str(tmp_path / "state"),
+            suffixes=("", "_r"), **more,
+        )  # fmt: skip
+        drain(changes, sink, tmp_path / "checkpoint")
+        assert sink.table == sql_join(SQL, [left, right], number + 1)
+    assert (tmp_path / "state" / "latest" / "0" / "manifest.json").exists()
+
+
 def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="is no state folder"):
         rescale(str(tmp_path / "nothing"), 2)

@@ -284,3 +284,11 @@ def test_a_manifest_with_a_changed_byte_is_read_or_refused(position: int, byte: 
     (tmp_path / MANIFEST).write_bytes(content[:position] + bytes([byte]) + content[position + 1 :])
     with contextlib.suppress(StateError):
         ensure(Files.at(str(tmp_path)), MINE, create=True)
+
+
+def test_inputs_in_another_order_are_refused(tmp_path: Path) -> None:
+    """A query's checkpoint counts its sources by that order."""
+    files = Files.at(str(tmp_path))
+    ensure(files, dataclasses.replace(MINE, union_order="0,1"), create=True)
+    with pytest.raises(StateError, match=r"stand in another order .* \(0,1, now 1,0\).* read it as before"):
+        ensure(files, dataclasses.replace(MINE, union_order="1,0"), create=False)

@@ -206,7 +206,7 @@ class Sessions(Operator):
         staged: bool = True,
         alive: Callable[[Slots], Array] | None = None,
     ) -> Slots:
-        """As of `Nearest.search`, among rows that are there."""
+        """Searches like `Nearest.search`, among rows that are there."""
         rows = self._rows
         among = Nearest(
             self.kernels,
@@ -236,7 +236,7 @@ class Sessions(Operator):
         return Ingested(rows, kinds, np.arange(kinds.size, dtype=np.int64), kinds.size, 0, None)
 
     def _shown(self, output: Output) -> pa.Table:
-        """What the aggregates give, with the ends of sessions for their last event times."""
+        """Returns the aggregates' results, with the ends of sessions for their last event times."""
         table: Any = output.values
         assert isinstance(table, pa.Table)
         place = len(self.description.by) + 1
@@ -394,7 +394,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
     def cut(
         self, parts: Parts, targets: Sequence[Sequence[Targets]], to: Callable[[pa.Table], Targets], count: int
     ) -> Cut:
-        """What is known of time goes to all partitions; see `gpu_ops.operators.operator.Operator`."""
+        """Gives the latest times to all partitions; see `gpu_ops.operators.operator.Operator`."""
         return [{self.stored_clock: latest_times(parts, self.stored_clock)} for _ in range(count)]
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:

@@ -116,7 +116,7 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame, last: Join
         lines.append(line("heartbeat", f"a micro-batch every {show_ms(plan.heartbeat_ms)}, rows or not"))
     where = "Spark task" if plan.dataflow is None and last is None else "engine"
     if last is not None:
-        state = f"in the folder of {last.name}, as one engine has both"
+        state = f"in the folder of {last.name}, whose engine has it"
     if plan.bounded:
         state = "none: the inputs are static, and joined at once in Spark's tasks"
     lines += [

@@ -24,7 +24,7 @@ from gpu_ops.spark.driver.executors import Executors, on_cluster
 from gpu_ops.spark.driver.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.driver.process import START_S, EmbeddedServers
 from gpu_ops.spark.driver.registry import ONE_JOIN, JoinState, Registry, Started
-from gpu_ops.spark.metrics.metrics import TASK_METRICS, JoinRun, metric_names
+from gpu_ops.spark.metrics.metrics import TASK_METRICS, JoinRun, metric_names, of_operators
 from gpu_ops.spark.metrics.progress import ProgressListener, serve
 from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.tasks.functions import CoGroupTask
@@ -225,9 +225,11 @@ class Directory:
         if request.observed:
             return ReportReply(numbers)
         if known.plan is not None:
-            description, run = known.plan.description, JoinRun(known.query_id, known.run_id, known.plan.name)
-            names = metric_names(description.sides, by_time=description.by_time)
-            TASK_METRICS.take(run, request.batch_id, request.partition, names, request.numbers)
+            plans = (known.plan,) if known.plan.dataflow is None else known.plan.in_task
+            names = [metric_names(one.description.sides, by_time=one.description.by_time) for one in plans]
+            for one, its, (own,) in zip(plans, names, of_operators(names, [request.numbers]), strict=True):
+                run = JoinRun(known.query_id, known.run_id, one.name)
+                TASK_METRICS.take(run, request.batch_id, request.partition, its, own)
         return ReportReply()
 
     def close(self) -> None:

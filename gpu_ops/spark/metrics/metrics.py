@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -105,6 +106,22 @@ def observed(names: Sequence[str], column: str, number: int = 0) -> Column:
     fields = [st.StructField(name, st.DoubleType() if name in _TIMES else st.LongType()) for name in names]
     said = f.get(f.collect_list(f.col(backquoted(column))), f.lit(number))
     return f.from_json(said, st.StructType(fields)).alias(METRICS_FIELD)
+
+
+def of_operators(
+    names: Sequence[Sequence[str]], partitions: Sequence[Sequence[int | None]]
+) -> list[list[Sequence[int | None]]]:
+    """Takes apart what several operators of one engine counted, one after the other.
+
+    Args:
+        names: for each operator the names of its metrics.
+        partitions: for each partition the numbers of all operators.
+
+    Returns:
+        For each operator and partition its numbers.
+    """
+    ends = list(itertools.accumulate(map(len, names)))
+    return [[numbers[end - len(own) : end] for numbers in partitions] for own, end in zip(names, ends, strict=True)]
 
 
 def total(names: Sequence[str], partitions: Sequence[Sequence[int | None]]) -> str:

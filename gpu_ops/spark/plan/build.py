@@ -21,8 +21,10 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.driver.directory import Directory
@@ -45,7 +47,7 @@ from gpu_ops.spark.plan.one_engine import one_engine
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
-from gpu_ops.spark.tasks.join import Edge, OperatorChain, Task
+from gpu_ops.spark.tasks.join import OperatorChain, Task
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import EncodeRows, FirstOfGroup
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
@@ -53,6 +55,8 @@ from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import Blocks
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
 
 if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not None:
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -86,7 +90,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     layout = union_columns(description, schemas)
-    readings, order = tuple(map(source_of, inputs)), union_order(inputs)
+    readings, order = tuple(map(source_of, inputs)), _order_in_folder(state, inputs) or union_order(inputs)
     plan = dataclasses.replace(
         plan,
         union_order=",".join(map(str, order)),
@@ -100,7 +104,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     below = {
         number: (reading.source, reading.projection)
         for number, reading in enumerate(readings)
-        if reading is not None and isinstance(reading.source, JoinChanges) and in_one_task(plan, reading.source)
+        if reading is not None and isinstance(reading.source, JoinChanges)
     }
     packers, arrivals = packers_of(description, inputs, readings, layout, plan, blocks=directory.blocks)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, description.output_schema.names)
@@ -109,13 +113,13 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         description.output_schema, metrics=names, times=description.sides if description.by_event_time else (),
         hidden=hidden, blocks=directory.blocks, shares=plan.shares,
     )  # fmt: skip
-    chain, union_inputs = OperatorChainBuilder(plan, task), dict[str, DataFrame]()
-    for number in (number for number in order if number in below):
-        changes, projection = below[number]
-        chain.add(number, changes, Edge(projection, packers[number]))
+    chain, union_inputs = OperatorChainBuilder.of(plan, task, order, below, packers), dict[str, DataFrame]()
     fused = one_engine(chain.plans, chain.operators) if below else None
-    if below and fused is None:  # this task cuts what lies between, and there is one
-        task.shares, packers = 1, [packer.unshared() for packer in packers]
+    if fused is None:  # the task cuts what lies between two operators
+        below = {number: some for number, some in below.items() if in_one_task(plan, some[0])}
+        chain = OperatorChainBuilder.of(plan, task, order, below, packers)
+        if below:  # and there is one
+            task.shares, packers = 1, [packer.unshared() for packer in packers]
     for number in order:
         if number in below:
             for use, frame in below[number][0].union_inputs().items():
@@ -140,6 +144,20 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(description, name, plan.plan_id))
+
+
+def _order_in_folder(state: StateAddress | None, inputs: Sequence[DataFrame]) -> list[int]:
+    """The inputs as they were ordered when the state folder's query began, if it has one; else none.
+
+    `union_order` goes by partitions, and `gpu_ops.rescale` may have changed their number.
+    """
+    stored = None if state is None else Manifest.read(Files.at(state))
+    if stored is None or stored.union_order is None:
+        return []
+    order, description = list(map(int, stored.union_order.split(","))), from_json(stored.description)
+    if isinstance(description, Dataflow):
+        order = description.order_of_last(order)
+    return order if sorted(order) == list(range(len(inputs))) else []
 
 
 def union_order(inputs: Sequence[DataFrame]) -> list[int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence, Set
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -219,6 +219,30 @@ class OperatorChainBuilder:
         self._tasks: dict[str, Task] = {}
         self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
         self._sources: list[str | None] = [None] * len(plan.description.inputs)
+
+    @classmethod
+    def of(
+        cls,
+        plan: JoinPlan,
+        task: Task,
+        order: Sequence[int],
+        below: Mapping[int, tuple[JoinChanges, Projection]],
+        packers: Sequence[Packer],
+    ) -> Self:
+        """The operators below some inputs of an operator.
+
+        Args:
+            plan: the plan of the operator.
+            task: its function.
+            order: the numbers of its inputs, in the order of Spark's union.
+            below: for inputs by number the changes that they are made of, and what is taken of these.
+            packers: for each input the packer of its rows.
+        """
+        chain = cls(plan, task)
+        for number in (number for number in order if number in below):
+            changes, projection = below[number]
+            chain.add(number, changes, Edge(projection, packers[number]))
+        return chain
 
     def add(self, number: int, changes: JoinChanges, edge: Edge) -> None:
         """Takes the operators below an input; one that is there is not computed again.

@@ -1,8 +1,9 @@
 """One engine for the operators of a task: a `Dataflow` of those that read one another's changes in one partition.
 
-Operators of one partition each have all rows in one place, so nothing has to be cut by keys between them, and the state
-server runs them one after the other. They have one state folder, that of the last one, one version and one log, of what
-comes from outside. A folder that was begun with an operator alone goes on with an operator alone.
+Where operators have one partition each, or the keys of one are among those of another one that it reads, nothing has to
+be cut between them, and a partition's state server runs them one after the other. They have one state folder, that of
+the last one, one version and one log, of what comes from outside. A folder that was begun with an operator alone goes
+on with an operator alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ def _fits(plan: JoinPlan) -> bool:
     description = plan.description
     return (
         isinstance(description, _KINDS)
-        and plan.partitions == 1
         and not (plan.backlog or plan.heartbeat_ms or description.by_time or description.takes_function)
         and description.emit in ("per_event", "per_batch")
         and all(source.bad_rows != "tag" for source in description.inputs)
@@ -71,8 +71,7 @@ def one_engine(plans: Sequence[JoinPlan], operators: Sequence[ChainedOperator]) 
         plans: of the operators.
         operators: each behind those that it reads, the last one last.
     """
-    backend = plans[-1].backend
-    alike = all(one.backend == backend for one in plans) and len({one.task.shares for one in operators}) == 1
+    alike = len({(one.backend, one.partitions, one.shares) for one in plans}) == 1
     if not (alike and all(map(_fits, plans)) and _in_one_folder(operators)):
         return None
     descriptions = {one.plan_id: one.description for one in plans}
@@ -104,6 +103,8 @@ def one_engine(plans: Sequence[JoinPlan], operators: Sequence[ChainedOperator]) 
         vertices.append(Vertex(names[plan_id], descriptions[plan_id], tuple(sources), tuple(projections)))
     wire, schema, carried = _layout(schemas)
     dataflow = Dataflow(tuple(inputs.values()), tuple(vertices))
+    if plans[-1].partitions > 1 and not dataflow.shuffled_by:
+        return None
     return DataflowTask(operators, dataflow, wire, Arrivals(schema, carried, first=first, numbers=numbers))
 
 

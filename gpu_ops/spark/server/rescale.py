@@ -26,8 +26,8 @@ import dataclasses
 import functools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,10 @@ from gpu_ops.backends import make_kernels
 from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.memory import Budget, Memory
+from gpu_ops.operators.dataflow import CLOCK
 from gpu_ops.operators.operator import Cut
 from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.server.recovery import RecoveredState, stored_version
@@ -117,10 +119,10 @@ def rescale(
     description = parse_join(manifest.description)
     if partitions < 1:
         raise DescriptionError(f"partitions={partitions}; there is at least one")
-    if partitions > 1 and isinstance(description, Dataflow):
+    if partitions > 1 and isinstance(description, Dataflow) and not description.shuffled_by:
         raise DescriptionError(
-            f"{len(description.operators)} operators share this folder's one engine, which has one partition. For more "
-            "begin anew: partitions= of the query, a new folder and a new checkpoint"
+            f"{len(description.operators)} operators share this folder's one engine, which has one partition, as their "
+            "keys are not the same. For more begin anew: partitions= of the query, a new folder and a new checkpoint"
         )
     if partitions > 1 and not description.shuffled_by:
         raise DescriptionError("this join has one partition: no equality column that rows could be distributed by")
@@ -213,18 +215,19 @@ def _write(
         take: called with the new state, to which it passes that of all old partitions.
     """
     description = parse_join(manifest.description)
-    version, goes = seen.version, _Goes(description, new.partitions)
+    version = seen.version
     final = any(version in stored.snapshots for stored in seen.stored)
     at, numbers = version if final else version - 1, range(manifest.partitions)
     logs = [PartitionLog(files, new, partition) for partition in range(new.partitions)]
     rows = [0] * new.partitions
     if at:
-        state = _CutState(description, logs, at, goes)
+        state = _CutState(description, logs, at)
         take(state)
         rows = state.write()
     if not final:
         records = [PartitionLog(files, manifest, partition).read_record(at) for partition in numbers]
         then = functools.reduce(Times.later, (record.times for record in records), NO_TIMES)
+        goes = _Goes(description.shuffled_by, new.partitions)
         for log, table in zip(logs, _cut_changes(description, records, goes), strict=True):
             log.write_record(at, dataclasses.replace(records[0], table=table, times=then))
     return tuple(rows)
@@ -243,21 +246,21 @@ def _take_all(
 
 
 class _Goes(NamedTuple):
-    """Assigns rows to the new partitions."""
+    """Assigns rows of an operator's inputs to the new partitions."""
 
-    description: Description
+    shuffled_by: tuple[Shuffle, ...]
     partitions: int
 
     def rows(self, table: pa.Table, number: int) -> npt.NDArray[np.int64]:
         """The new partition of each row of a table that begins with an input's columns, or with its group columns."""
         # by position, as behind the input's columns stands what may have their names
         position = table.schema.names.index
-        return self.to([table.column(position(by.columns[number])) for by in self.description.shuffled_by], len(table))
+        return self.to([table.column(position(by.columns[number])) for by in self.shuffled_by], len(table))
 
     def to(self, columns: Sequence[pa.ChunkedArray], rows: int) -> npt.NDArray[np.int64]:
         """The new partition of each row, by the columns that its input is distributed by."""
         keys = []
-        for by, column in zip(self.description.shuffled_by, columns, strict=True):
+        for by, column in zip(self.shuffled_by, columns, strict=True):
             values = column if column.type == by.type else column.cast(by.type)
             keys.append(pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], by.type))
         return partition_of(keys, rows, self.partitions).astype(np.int64)
@@ -316,34 +319,86 @@ class _Rows:
 
 
 class _CutState:
-    """The state of the new partitions, filled from the old ones, one after the other.
+    """The state of the new partitions, filled from the old ones one after the other: that of each operator.
 
-    The rows of inputs are written as they come. An operator's other tables, such as groups, are kept in memory to the
-    end, as their rows may refer to each other by position. Times go to all partitions.
+    Times go to all partitions.
 
     Args:
         description: the description.
         logs: the files of the new partitions.
         version: the version of the state.
-        goes: assigns rows to the new partitions.
     """
 
-    def __init__(self, description: Description, logs: Sequence[PartitionLog], version: int, goes: _Goes) -> None:
-        self._description, self._logs, self.version, self._goes = description, logs, version, goes
-        enough = min(PIECE_BYTES, max(_LEAST, _WAITING // (len(logs) * len(description.sides))))
-        self._rows = {side: [_Rows(log, version, side, enough) for log in logs] for side in description.sides}
-        self._targets: dict[str, list[npt.NDArray[np.int64]]] = {side: [] for side in description.sides}
-        self._rest: list[dict[str, pa.Table]] = []
+    def __init__(self, description: Description, logs: Sequence[PartitionLog], version: int) -> None:
+        self._logs, self.version = logs, version
+        inputs = len(logs) * len(description.state_names)
+        self._waiting_bytes = min(PIECE_BYTES, max(_LEAST, _WAITING // inputs))
+        if isinstance(description, Dataflow):
+            self._operators = {
+                f"{v.name}.": self._operator(f"{v.name}.", v.description, description.shuffles_of(v))
+                for v in description.operators
+            }
+        else:
+            self._operators = {"": self._operator("", description, description.shuffled_by)}
         self._clock_ms, self._times, self._backlog = 0, NO_TIMES, False
+
+    def _operator(self, prefix: str, description: Description, by: tuple[Shuffle, ...]) -> _CutOperator:
+        rows = {
+            side: [_Rows(log, self.version, f"{prefix}{side}", self._waiting_bytes) for log in self._logs]
+            for side in description.sides
+        }
+        return _CutOperator(description, rows, _Goes(by, len(self._logs)))
 
     def take(self, held: RecoveredState) -> None:
         """Adds the live rows of an old partition, and its other tables."""
         self._clock_ms = max(self._clock_ms, held.clock_ms)
         self._times, self._backlog = self._times.later(held.times), held.backlog
-        rest = {name: table for name, table in held.tables.items() if name not in self._description.sides}
-        self._rest.append(whole(rest))
-        for number, side in enumerate(self._description.sides):
-            table, targets = held.tables[side], []
+        for prefix, operator in self._operators.items():
+            own = {name: table for name, table in held.tables.items() if name.startswith(prefix)}
+            operator.take({name.removeprefix(prefix): table for name, table in own.items()})
+
+    def write(self) -> list[int]:
+        """Writes the snapshots and returns the number of rows of each.
+
+        Raises:
+            NotBuiltError: an operator has a table that cannot be repartitioned.
+        """
+        clock = {} if "" in self._operators else {CLOCK: pa.table({CLOCK: pa.array([self._clock_ms], pa.int64())})}
+        cut = {prefix: operator.cut() for prefix, operator in self._operators.items()}
+        for number, log in enumerate(self._logs):
+            tables = {f"{prefix}{name}": table for prefix, by in cut.items() for name, table in by[number].items()}
+            log.write_snapshot(self.version, tables | clock, self._clock_ms, self._times, backlog=self._backlog)
+        return [
+            sum(operator.rows(number) for operator in self._operators.values()) for number in range(len(self._logs))
+        ]
+
+
+class _CutOperator:
+    """The state of one operator in the new partitions.
+
+    The rows of inputs are written as they come. An operator's other tables, such as groups, are kept in memory to the
+    end, as their rows may refer to each other by position.
+
+    Args:
+        description: of the operator.
+        rows: for each input, by its name in metrics, what is in each of the new partitions.
+        goes: assigns rows to the new partitions.
+    """
+
+    def __init__(self, description: Description, rows: Mapping[str, Sequence[_Rows]], goes: _Goes) -> None:
+        self._description, self._rows, self._goes = description, rows, goes
+        self._targets: dict[str, list[npt.NDArray[np.int64]]] = {side: [] for side in rows}
+        self._rest: list[dict[str, pa.Table]] = []
+
+    def rows(self, partition: int) -> int:
+        """The number of live rows of a new partition, of all inputs together."""
+        return sum(rows[partition].count for rows in self._rows.values())
+
+    def take(self, held: Mapping[str, Any]) -> None:
+        """Adds the live rows of an old partition, and its other tables."""
+        self._rest.append(whole({name: table for name, table in held.items() if name not in self._rows}))
+        for number, side in enumerate(self._rows):
+            table, targets = held[side], []
             parts = [(table, {})] if isinstance(table, pa.Table) else table.snapshot_parts(_AT_ONCE)
             for rows, numbers in parts:
                 targets.append(self._goes.rows(rows, number))
@@ -352,28 +407,23 @@ class _CutState:
                     waiting.add(rows.take(pa.array(chosen)), {name: x[chosen] for name, x in numbers.items()}, table)
             self._targets[side].append(np.concatenate(targets))
 
-    def write(self) -> list[int]:
-        """Writes the snapshots and returns the number of rows of each.
+    def cut(self) -> list[dict[str, pa.Table | WrittenTable]]:
+        """The tables of each new partition.
 
         Raises:
-            NotBuiltError: the operator has a table that cannot be repartitioned.
+            NotBuiltError: there is a table that cannot be repartitioned.
         """
-        for log, tables, rest in zip(self._logs, self._stored(), self._cut_rest(), strict=True):
-            log.write_snapshot(self.version, tables | rest, self._clock_ms, self._times, backlog=self._backlog)
-        return [sum(rows.count for rows in partition) for partition in zip(*self._rows.values(), strict=True)]
-
-    def _stored(self) -> Iterator[dict[str, pa.Table | WrittenTable]]:
-        for partition in range(len(self._logs)):
-            yield {side: rows[partition].stored() for side, rows in self._rows.items()}
+        stored = [{side: rows[n].stored() for side, rows in self._rows.items()} for n in range(self._goes.partitions)]
+        return [rows | rest for rows, rest in zip(stored, self._cut_rest(), strict=True)]
 
     def _cut_rest(self) -> Cut:
-        cut: Cut = [{} for _ in self._logs]
+        cut: Cut = [{} for _ in range(self._goes.partitions)]
         if any(tables.keys() - {_TIME} for tables in self._rest):
             kernels, _ = make_kernels("cpu")
             operator = operators.make(self._description, kernels, Memory(kernels, None))
             parts = [{name: table for name, table in tables.items() if name != _TIME} for tables in self._rest]
             targets = list(self._targets.values())
-            cut = operator.cut(parts, targets, lambda table: self._goes.rows(table, 0), len(self._logs))
+            cut = operator.cut(parts, targets, lambda table: self._goes.rows(table, 0), self._goes.partitions)
         if all(_TIME in tables for tables in self._rest):
             facts = [tables[_TIME].to_pylist()[0] for tables in self._rest]
             merged = {name: _latest(name, [fact[name] for fact in facts]) for name in facts[0]}

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.projection import Projection
-from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
+from gpu_ops.spark.metrics.metrics import METRICS_TYPE, of_operators, pack, total
 from gpu_ops.spark.tasks.arrow import PARTITION, ArrowTask, TaskIdentity, task_identity
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import Encoder, encode_projected
@@ -198,7 +198,8 @@ class Task(OperatorTask):
             return  # one of a partition's tasks reports what was counted
         counted = exchange.answer["metrics"]
         of_exchange = {"backend": exchange.answer["backend"], "retries": exchange.retries}
-        numbers = pack(self.metrics, self._last_counted(counted), **of_exchange)
+        counts = zip(self.operators, self._counted(counted), strict=True)
+        numbers = [number for one, its in counts for number in pack(one.task.metrics, its, **of_exchange)]
         rows = [bool(counted[f"{side}_rows_in"]) for side in self._times]
         report = ReportRequest(
             join_id, task.run_id, task.batch_id, partition, self.partitions, numbers, self.hidden is not None,
@@ -206,17 +207,12 @@ class Task(OperatorTask):
         )  # fmt: skip
         answer = read(ReportReply, ask(self._directory, "report", report))
         if answer.all is not None:
-            metrics += self._below_counted(counted, of_exchange)
-            metrics.append(total(self.metrics, answer.all))
+            names = [one.task.metrics for one in self.operators]
+            metrics += map(total, names, of_operators(names, answer.all))
 
-    def _last_counted(self, counted: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Selects the metrics of the operator whose changes come out."""
-        return counted
-
-    def _below_counted(self, counted: Mapping[str, Any], of_exchange: Mapping[str, Any]) -> list[str]:
-        """The metrics of the other operators as text."""
-        del counted, of_exchange
-        return []
+    def _counted(self, counted: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+        """The metrics of each of `operators`, out of those of their engine."""
+        return [counted]
 
     def _target(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """Finds which of the operator's tasks this is, which its batches say, and returns it with the batches.
@@ -284,21 +280,12 @@ class DataflowTask(Task):
         numbers = {f"{plan_id}.{number}": place for (plan_id, number), place in (self.arrivals.numbers or {}).items()}
         return ",".join(str(numbers[use]) for use in uses)
 
-    def _last_counted(self, counted: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**counted, **_of_vertex(self.dataflow.operators[-1].name, counted)}
-
-    def _below_counted(self, counted: Mapping[str, Any], of_exchange: Mapping[str, Any]) -> list[str]:
-        found = []
-        for vertex, operator in zip(self.dataflow.operators[:-1], self._operators[:-1], strict=True):
-            names = operator.task.metrics
-            found.append(total(names, [pack(names, _of_vertex(vertex.name, counted), **of_exchange)]))
-        return found
-
-
-def _of_vertex(name: str, counted: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of one operator of a dataflow."""
-    prefix = f"{name}."
-    return {key.removeprefix(prefix): value for key, value in counted.items() if key.startswith(prefix)}
+    def _counted(self, counted: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        for vertex in self.dataflow.operators:
+            prefix = f"{vertex.name}."
+            own = {key.removeprefix(prefix): value for key, value in counted.items() if key.startswith(prefix)}
+            # what is counted of the engine as a whole is the last operator's
+            yield {**counted, **own} if vertex is self.dataflow.operators[-1] else own
 
 
 class OperatorChain(OperatorTask):
