@@ -36,7 +36,7 @@ Layout = Literal["join_key_contains_unique_key", "unique_key", "multiset"]
 """The state layouts of Flink's ``JoinRecordStateViews``."""
 
 
-class Parts(NamedTuple):
+class UnionParts(NamedTuple):
     """The parts of a union of streams, each of which has a watermark of its own.
 
     Attributes:
@@ -83,7 +83,7 @@ class Input:
     event_time: str | None = dataclasses.field(default=None, metadata=ABSENT)
     delay_ms: int | None = dataclasses.field(default=None, metadata=ABSENT)
     idle_timeout_ms: int | None = dataclasses.field(default=None, metadata=ABSENT)
-    parts: Parts | None = dataclasses.field(default=None, metadata=ABSENT)
+    parts: UnionParts | None = dataclasses.field(default=None, metadata=ABSENT)
 
     def __post_init__(self) -> None:
         check_fields(self, f"input {self.name!r}: ")
@@ -147,7 +147,7 @@ class Input:
                 shown = option.removesuffix("_ms")
                 raise DescriptionError(f"input '{self.name}': {why}, {shown}= has no place here")
 
-    def _check_parts(self, parts: Parts) -> None:
+    def _check_parts(self, parts: UnionParts) -> None:
         check_columns(self, [("parts", parts.column)])
         delays = [ms for ms in parts.delays_ms if ms is not None]
         if not pa.types.is_integer(self.schema.field(parts.column).type) or min(delays, default=0) < 0:

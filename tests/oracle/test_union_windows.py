@@ -20,7 +20,7 @@ from gpu_ops import JoinEngine
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.inputs import Input, Parts
+from gpu_ops.descriptions.inputs import Input, UnionParts
 from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json
@@ -45,7 +45,7 @@ CALLS = {"n": "count(*)", "s": "sum(x)"}
 
 def described(delays: tuple[int | None, ...], size: int, slide: int | None, *, changes: bool) -> Description:
     schema = SCHEMA if slide is None else WINDOWS
-    source = Input("u", schema, event_time="t", parts=Parts("part", delays), row_kind="op" if changes else None)
+    source = Input("u", schema, event_time="t", parts=UnionParts("part", delays), row_kind="op" if changes else None)
     if slide is None:
         return SessionAggregate.of_gap(source, ("k",), size, CALLS, "at_watermark", start="start", end="end")
     return Aggregate.of(source, ("k", "start", "end"), CALLS, "at_watermark", "end")
@@ -125,10 +125,10 @@ def test_what_is_refused() -> None:
     source = described((1, 2), 5, None, changes=False).inputs[0]
     assert source.delay_ms == 2
     for changed, message in (
-        ({"parts": Parts("n", (1, 2))}, "parts names 'n'"),
-        ({"parts": Parts("k", (1, 2))}, "are no numbers of parts"),
-        ({"parts": Parts("part", (1, -2))}, "are no numbers of parts"),
-        ({"parts": Parts("part", (None, None))}, "no part of it has a watermark"),
+        ({"parts": UnionParts("n", (1, 2))}, "parts names 'n'"),
+        ({"parts": UnionParts("k", (1, 2))}, "are no numbers of parts"),
+        ({"parts": UnionParts("part", (1, -2))}, "are no numbers of parts"),
+        ({"parts": UnionParts("part", (None, None))}, "no part of it has a watermark"),
         ({"event_time": None}, "no part of it has a watermark|delay needs event_time"),
         ({"idle_timeout_ms": 5}, "a part without rows holds the watermark back, idle_timeout= has no place here"),
     ):

@@ -21,7 +21,7 @@ from pyspark.sql import types as st
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN, SHORT_STRINGS, SPELLINGS, codes_of
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.inputs import Input, Parts
+from gpu_ops.descriptions.inputs import Input, UnionParts
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.query.errors import Origin, errors_at, place_of
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union, show, walk
@@ -363,7 +363,7 @@ class _Runner:
         description = node.description
         upstream: tuple[str | None, str | None] = (None, None)
         if node.parts is not None and sides[0].df.isStreaming:
-            parts = Parts(node.parts.column, tuple(self.delay_ms(*one) for one in node.parts.times))
+            parts = UnionParts(node.parts.column, tuple(self.delay_ms(*one) for one in node.parts.times))
             sides = [dataclasses.replace(sides[0], parts=parts)]
         elif description.by_event_time and len(sides) == 1:
             side, above = timed_input(sides[0])
