@@ -51,6 +51,7 @@ from gpu_ops.spark.api.joins import lookup as lookup
 from gpu_ops.spark.api.joins import lookup_join as lookup_join
 from gpu_ops.spark.api.joins import multi_join as multi_join
 from gpu_ops.spark.api.joins import semi_join as semi_join
+from gpu_ops.spark.api.outputs import outputs as outputs
 from gpu_ops.spark.api.sql import sql as sql
 from gpu_ops.spark.api.sql import union as union
 from gpu_ops.spark.api.streams import Stream as Stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import closing
 from typing import Any
 
@@ -126,6 +127,26 @@ def test_mistakes_are_refused_when_the_dataflow_is_made() -> None:
     description = totals().description.operators[-1].description
     with pytest.raises(DescriptionError, match="reads 'nothing'; before it are orders, prices"):
         Dataflow(totals().description.inputs, (Vertex("output", description, ("nothing",)),))
+
+
+def test_mistakes_of_several_outputs_are_refused() -> None:
+    flow = totals().description
+    assert isinstance(flow, Dataflow)
+    joined, last = (vertex.name for vertex in flow.operators)
+    for outputs, words in (
+        ((joined,), "'output' is read by no operator"),
+        ((joined, last, last), "operators of the dataflow, each once"),
+        ((last, "orders"), "operators of the dataflow, each once"),
+    ):
+        with pytest.raises(DescriptionError, match=words):
+            dataclasses.replace(flow, outputs=outputs)
+    several = dataclasses.replace(flow, outputs=(joined, last))
+    assert several.unique_key is None
+    assert several.lines()[-1].split() == ["outputs", "joined,", "output"]
+    tagged = dataclasses.replace(flow.operators[0].description.inputs[0], bad_rows="tag")
+    description = dataclasses.replace(flow.operators[0].description, left=tagged)
+    with pytest.raises(DescriptionError, match="bad_rows='tag' hands rows out beside a changelog"):
+        Dataflow((tagged, flow.inputs[1]), (Vertex("one", description, ("orders", "prices")),), ("one",))
 
 
 def test_at_end_the_last_operator_gives_its_result() -> None:

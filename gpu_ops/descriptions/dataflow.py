@@ -21,6 +21,10 @@ from gpu_ops.descriptions.inputs import Input, Layout
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import ABSENT
+
+NUMBER = "output"
+"""The column of an output's number, where a dataflow has several."""
 
 _LAST = "output"
 """What the last operator of `Dataflow.over` is called."""
@@ -69,15 +73,18 @@ class Vertex:
 
 @dataclasses.dataclass(frozen=True)
 class Dataflow(Description):
-    """Operators of which each but the last is read by a later one.
+    """Operators of which each but the last is read by a later one, or is one of several outputs.
 
     Attributes:
         inputs: what comes from outside.
         operators: each behind those that it reads.
+        outputs: the operators whose changelogs come out, in one: the number of the output, and columns that they share
+            (see `shared_columns`). Empty: that of the last operator as it is.
     """
 
     inputs: tuple[Input, ...]
     operators: tuple[Vertex, ...]
+    outputs: tuple[str, ...] = dataclasses.field(default=(), metadata=ABSENT)
 
     kind: ClassVar[str] = "dataflow"
     runs: ClassVar[str] = "dataflow"
@@ -140,12 +147,16 @@ class Dataflow(Description):
             read.update(vertex.sources)
             before.append(vertex.name)
             self._check_vertex(vertex)
-        unread = [name for name in before[:-1] if name not in read]
+        read.update(self.outputs or before[-1:])
+        unread = [name for name in before if name not in read]
         if unread:
             raise DescriptionError(f"{unread[0]!r} is read by no operator")
+        unknown = [name for name in self.outputs if name not in {v.name for v in self.operators}]
+        if unknown or len(set(self.outputs)) < len(self.outputs):
+            raise DescriptionError(f"the outputs are {', '.join(self.outputs)}: operators of the dataflow, each once")
 
     def _check_vertex(self, vertex: Vertex) -> None:
-        description, last = vertex.description, vertex is self.operators[-1]
+        description, last = vertex.description, vertex is self.operators[-1] and not self.outputs
         if isinstance(description, Dataflow) or description.takes_function:
             raise DescriptionError(f"operator '{vertex.name}': {description.title} has no place within a dataflow")
         if not last and description.emit == "at_end":
@@ -178,16 +189,25 @@ class Dataflow(Description):
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
         """The changelog's columns after ``row_kind``; they come from the inputs of the last operator."""
-        return self.last.output
+        if not self.outputs:
+            return self.last.output
+        shared = ((f"c{number}", kind) for number, (_, kind) in enumerate(self.shared))
+        return tuple(OutputColumn(name, 0, name, None, kind) for name, kind in ((NUMBER, pa.int8()), *shared))
+
+    @functools.cached_property
+    def shared(self) -> list[tuple[dict[int, str], pa.DataType]]:
+        """The columns that several outputs share."""
+        described = {vertex.name: vertex.description for vertex in self.operators}
+        return shared_columns([described[name].values_schema for name in self.outputs])
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """The column of an input of the last operator that fills an output column in a row of this input alone."""
-        return self.last.own_column(number, column)
+        return None if self.outputs else self.last.own_column(number, column)
 
     @property
     def insert_only(self) -> bool:
         """Tells whether nothing that comes out is ever taken back."""
-        return self.last.insert_only
+        return self.last.insert_only and not self.outputs
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -256,6 +276,8 @@ class Dataflow(Description):
         """The places of one value in all operators, followed down from the last one; None where one has not got it."""
         places, below = {self.operators[-1].name: place}, {vertex.name: vertex.description for vertex in self.operators}
         for vertex in reversed(self.operators):
+            if vertex.name not in places:  # an output beside the last operator
+                return None
             by = vertex.description.shuffled_by[places[vertex.name]]
             for column, (source, name, projection) in zip(by.columns, vertex.edges, strict=True):
                 if name not in below:
@@ -282,7 +304,7 @@ class Dataflow(Description):
     @property
     def unique_key(self) -> tuple[str, ...] | None:
         """Columns that identify a row of the output."""
-        return self.last.unique_key
+        return None if self.outputs else self.last.unique_key
 
     def order_of_last(self, order: Sequence[int]) -> list[int]:
         """The numbers of the last operator's inputs in the order of the first rows from outside that lead to each.
@@ -318,7 +340,27 @@ class Dataflow(Description):
         for vertex in self.operators:
             head, *more = vertex.description.lines()
             lines += [line(vertex.name, head), *(f"  {one}" for one in more)]
-        return lines
+        return [*lines, line("outputs", ", ".join(self.outputs))] if self.outputs else lines
+
+
+def shared_columns(schemas: Sequence[pa.Schema]) -> list[tuple[dict[int, str], pa.DataType]]:
+    """Columns for the rows of several schemas: each has one type, and carries of each schema one column at most.
+
+    Args:
+        schemas: of the rows.
+
+    Returns:
+        For each of them the column of each schema that has one there, by the schema's number, and the type.
+    """
+    columns: list[tuple[dict[int, str], pa.DataType]] = []
+    for number, schema in enumerate(schemas):
+        for field in schema:
+            free = next((its for its, kind in columns if kind == field.type and number not in its), None)
+            if free is None:
+                columns.append(({number: field.name}, field.type))
+            else:
+                free[number] = field.name
+    return columns
 
 
 def bounded_times(description: Description) -> frozenset[str]:

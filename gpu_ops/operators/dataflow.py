@@ -82,6 +82,7 @@ class DataflowOperator(Operator):
         """Take changes through all operators; ``ending`` is one whose input has ended."""
         known = {source.name: change for source, change in zip(self.description.inputs, changes, strict=True)}
         metrics: dict[str, int | float] = {}
+        outputs, several = dict[str, Output](), self.description.outputs
         for vertex, operator in self._pairs():
             edges = [
                 known[name] if projection is None else _projected(self.kernels, known[name], projection, source.schema)
@@ -92,18 +93,43 @@ class DataflowOperator(Operator):
             watermark = operator.last_watermark_ms if ended else self._watermark(vertex, operator, clock_ms)
             output = operator.prepare(taken, clock_ms, watermark)
             output = dataclasses.replace(output, sequence=_caused(output.sequence, causes))
+            if vertex.name in several:
+                outputs[vertex.name] = output
             known[vertex.name] = _read(vertex, self.kernels, output)
             for side, change in zip(vertex.description.sides, taken, strict=True):
                 metrics[f"{vertex.name}.{side}_rows_in"] = change.rows_in
                 metrics[f"{vertex.name}.{side}_bad_rows"] = change.bad_rows
-            if vertex is not self.description.operators[-1]:
+            if several or vertex is not self.description.operators[-1]:
                 counts = np.bincount(output.kinds, minlength=len(LONG_STRINGS)).tolist()
                 rows_out = dict(zip(LONG_STRINGS, counts, strict=True))
                 metrics |= {f"{vertex.name}.rows_out_{kind}": rows for kind, rows in rows_out.items()}
             for name, value in output.metrics.items():
                 shared = name.endswith("_ms") and not re.search("time_ms$|watermark_ms$", name)
                 metrics |= {name: metrics.get(name, 0) + value} if shared else {f"{vertex.name}.{name}": value}
-        return dataclasses.replace(output, metrics=metrics)
+        return dataclasses.replace(self._together(outputs) if several else output, metrics=metrics)
+
+    def _together(self, outputs: Mapping[str, Output]) -> Output:
+        """The changelogs that come out as one: behind each other, in the columns that they share."""
+        made = {v.name: v.description for v in self.description.operators}
+        tables = [
+            values_table(made[name], self.kernels, outputs[name].values, outputs[name].later)
+            for name in self.description.outputs
+        ]
+        sizes = [len(table) for table in tables]
+        columns = [pa.chunked_array([pa.array(np.repeat(np.arange(len(sizes), dtype=np.int8), sizes))])]
+        for its, kind in self.description.shared:
+            parts = [
+                table[its[number]] if number in its else pa.chunked_array([pa.nulls(len(table), kind)])
+                for number, table in enumerate(tables)
+            ]
+            columns.append(pa.chunked_array([chunk for part in parts for chunk in part.chunks], kind))
+        ordered = [outputs[name] for name in self.description.outputs]
+        return Output(
+            pa.Table.from_arrays(columns, schema=self.description.values_schema),
+            np.concatenate([output.kinds for output in ordered]),
+            np.concatenate([output.sequence[:size] for output, size in zip(ordered, sizes, strict=True)]),
+            {},
+        )
 
     def _pairs(self) -> Iterator[tuple[Vertex, Operator]]:
         return zip(self.description.operators, self._operators, strict=True)

@@ -42,6 +42,14 @@ def sources(rng: random.Random) -> tuple[Input, ...]:
     return tuple(found)
 
 
+def with_outputs(flow: Dataflow, rng: random.Random) -> Dataflow:
+    """The same dataflow with the last operator and some others as outputs, in any order."""
+    *others, last = (vertex.name for vertex in flow.operators)
+    names = [*rng.sample(others, rng.randint(0, len(others))), last]
+    rng.shuffle(names)
+    return dataclasses.replace(flow, outputs=tuple(names))
+
+
 def operators(rng: random.Random, inputs: Sequence[Input], emit: str, *, alike: bool = False) -> tuple[Vertex, ...]:
     """Operators of which each reads what is there; what nobody has read yet goes first.
 

@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_ops.descriptions.dataflow import Dataflow
+from gpu_ops.descriptions.dataflow import NUMBER, Dataflow
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.projection import Projection, column_of
 from gpu_ops.operators.core.projection import project
 from gpu_ops.spark.wire.hashes import partition_of
-from oracle.dataflows import cut, dataflow, expected, sql, trace
+from oracle.dataflows import cut, dataflow, expected, sql, trace, with_outputs
 from oracle.drive import ROW_KIND, Backend, Event, fold
 from oracle.sql import FoldedInput
 
@@ -62,6 +63,7 @@ class ByHand:
             engine.commit()
             causes = np.sort(np.concatenate([np.asarray(order, np.int64) for order in by]))
             known[vertex.name] = [made.changelog, causes[made.sequence] if causes.size else made.sequence]
+        self.known = known
         return known[vertex.name][0]
 
     def close(self) -> None:
@@ -157,6 +159,55 @@ def check_partitions(seed: int, emit: str, backend: Backend) -> None:
         assert fold(whole) == expected(flow, folded, text), text
     for engine in engines:
         engine.close()
+
+
+def output_of(flow: Dataflow, changelog: pa.Table, number: int) -> pa.Table:
+    """One of several outputs, with its own columns."""
+    places = [
+        next(n for n, (its, _) in enumerate(flow.shared) if its.get(number) == name) for name in names_of(flow, number)
+    ]
+    own = changelog.filter(pc.equal(changelog[NUMBER], number))
+    return own.select([ROW_KIND, *(f"c{place}" for place in places)])
+
+
+def names_of(flow: Dataflow, number: int) -> list[str]:
+    description = next(v.description for v in flow.operators if v.name == flow.outputs[number])
+    return list(description.values_schema.names)
+
+
+def check_outputs(seed: int, emit: str, backend: Backend) -> None:
+    """Several outputs are the changelogs that engines of their own give, also after a discard and a restore."""
+    rng = random.Random(seed)
+    plain = dataflow(rng, emit)
+    flow = with_outputs(plain, rng)
+    assert from_json(flow.to_json()) == flow
+    assert "outputs" not in plain.to_json()
+    by_hand, engine = ByHand(plain, backend), backend.engine(flow).thing
+    for count, batch in enumerate(cut(flow, trace(rng, flow.inputs, 60), rng, 20)):
+        if count % 2:
+            engine.prepare(*batch["inputs"], orders=batch["orders"])
+            engine.discard()
+            held = engine.snapshot()
+            engine.close()
+            engine = backend.engine(flow).thing
+            engine.restore(held)
+        changelog = engine.process(*batch["inputs"], orders=batch["orders"])
+        by_hand.process(batch["inputs"], batch["orders"])
+        for number, name in enumerate(flow.outputs):
+            assert rows_of(output_of(flow, changelog, number)) == rows_of(by_hand.known[name][0])
+    engine.close()
+    by_hand.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_several_outputs_of_a_dataflow(seed: int) -> None:
+    check_outputs(seed, ("per_event", "per_batch")[seed % 2], Backend("cpu"))
+
+
+@pytest.mark.slow
+@given(seed=st.integers(3, 1 << 40), emit=st.sampled_from(["per_event", "per_batch"]))
+def test_fresh_outputs(seed: int, emit: str) -> None:
+    check_outputs(seed, emit, Backend("cpu-tiny" if seed % 2 else "cpu"))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from spark.support import Row
+from spark.support import Row, drain
 from spark.views import Shop
 
+import gpu_ops
+from gpu_ops import sinks
 from gpu_ops.spark.database import Connection
 from gpu_ops.spark.sinks import changes, delta
 from services.views import made
@@ -111,3 +114,26 @@ def test_a_view_lives_through_faults(
                 raise
     assert faults.kills > KILLS // 2
     assert sorted(read(), key=repr) == shop.expected()
+
+
+def test_views_of_one_query_live_through_faults(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta, Postgres and Kafka behind each other in each micro-batch: what those before a fault have, they skip."""
+    shop = Shop(spark, tmp_path, "left")
+    views = {sink: Faults(shop, *made(sink, spark, tmp_path, "id")) for sink in ("delta", "postgres", "kafka_debezium")}
+    for faults in views.values():
+        faults.patch(monkeypatch)
+    for _ in range(max(4, KILLS)):
+        shop.more(8)
+    both = gpu_ops.outputs(**dict.fromkeys(views, shop.changes))
+    failed: set[str] = set()
+    while True:
+        try:
+            drain(both, sinks.each(**views), tmp_path / "checkpoint")
+            break
+        except Exception as error:
+            found = re.fullmatch(r"output '(\w+)': KilledError: ", f"{gpu_ops.why(error)} ")
+            if found is None:
+                raise
+            failed.add(found[1])
+    assert failed == set(views)
+    assert all(sorted(faults._read(), key=repr) == shop.expected() for faults in views.values())

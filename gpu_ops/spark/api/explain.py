@@ -20,6 +20,7 @@ from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.metrics.progress import join_progress
 from gpu_ops.spark.plan.changes import union_inputs_of
+from gpu_ops.spark.plan.column_metadata import outputs_of
 from gpu_ops.spark.plan.selection import selection_of_join
 from gpu_ops.spark.settings import Settings
 
@@ -71,7 +72,11 @@ def explain(df: DataFrame) -> str:
     last = {one.plan_id: plan for plan in plans if plan.dataflow is not None for one in plan.chained}
     texts = [_explain(plan, names, df, last.get(plan.plan_id)) for plan in plans]
     selection = selection_of_join(df)
-    if isinstance(selection, str) and not plans[0].bounded:
+    outputs = outputs_of(df)
+    if outputs:
+        made = [line(name, its["made"]) for name, its in outputs.items()]
+        texts.insert(0, "\n".join([f"outputs: {', '.join(outputs)}", *made]))
+    elif isinstance(selection, str) and not plans[0].bounded:
         texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {selection}"
     wrong = counted_twice(df)
     text = "\n\n".join([*([f"WARNING: {wrong}"] if wrong else []), *queries, *texts])
@@ -99,7 +104,7 @@ def _pictures(node: Any) -> list[str]:
             sides += own or (_pictures(union_input) if union_input is not None else []) or [source_box(source.name)]
         what = one.description.lines()[0].split(":")[0]
         boxes[one.plan_id] = operator_box(f"{one.name}: {what}", sides)
-    return [boxes[plan.plan_id]]
+    return [boxes[plan_id] for plan_id in plan.outputs or (plan.plan_id,)]
 
 
 def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame, last: JoinPlan | None = None) -> str:

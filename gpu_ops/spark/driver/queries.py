@@ -31,8 +31,8 @@ MAPS: Final = {"MapInArrow", "PythonMapInArrow", "MapInPandas"}
 _JOIN: Final = "gpu_ops.join"
 
 _MOST_KNOWN: Final = 1024
-_below: dict[str, _Below] = {}
-"""The joins below a join, by its plan id: a cache, as each step through a plan is a call into the JVM."""
+_below: dict[tuple[str, ...], _Below] = {}
+"""The joins below a join, by its plan id and outputs: a cache, as each step through a plan is a call into the JVM."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,7 @@ class JoinPlan:
         sources: for each input the plan id of the operator of its task that makes it, or None.
         union_inputs: what Spark's union brings to its task, in order: an operator's plan id and its input's number.
         below: the plan ids of all operators below it, the nearest first.
+        outputs: where its task gives several outputs, the plan ids of the operators that make them; else empty.
     """
 
     plan_id: str
@@ -94,6 +95,7 @@ class JoinPlan:
     sources: tuple[str | None, ...] = ()
     union_inputs: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     @property
     def in_task(self) -> tuple[JoinPlan, ...]:
@@ -210,7 +212,8 @@ class _Below(NamedTuple):
 
 
 def _plans_below(plan: JoinPlan, node: Any) -> _Below:
-    below = _below.get(plan.plan_id)
+    task = (plan.plan_id, *plan.outputs)
+    below = _below.get(task)
     if below is None:
         several = set[str]()
         plans = {one.plan_id: one for one in plan.chained}
@@ -223,7 +226,7 @@ def _plans_below(plan: JoinPlan, node: Any) -> _Below:
         below = _Below(tuple(ordered), frozenset(several))
         if len(_below) >= _MOST_KNOWN:
             _below.clear()
-        _below[plan.plan_id] = below
+        _below[task] = below
     return below
 
 

@@ -16,13 +16,13 @@ from gpu_ops.descriptions.projection import Projection
 from gpu_ops.query.catalyst import frame_of, scala_seq
 from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark import sources
-from gpu_ops.spark.datatypes import arrow_schema, spark_type
+from gpu_ops.spark.datatypes import arrow_schema, named_column, spark_type
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, function_of, metadata_of, plans_of
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
-from gpu_ops.spark.plan.selection import selection, selection_of_join
-from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, OperatorTask, Task
+from gpu_ops.spark.plan.selection import Selection, selection, selection_of_join
+from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, Encoded, OperatorTask, Task
 from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
 from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Slices
 
@@ -84,25 +84,21 @@ def task_of(node: Any, spark: SparkSession) -> OperatorTask | None:
     return task if isinstance(task, OperatorTask) else None
 
 
-def in_place_of(
-    node: Any, plan: JoinPlan, function: EncodeChanges, output: st.StructType, spark: SparkSession
-) -> DataFrame:
-    """Replaces a join's node by one whose function also encodes the changes.
+def encoded(rows: DataFrame, plan: JoinPlan, function: EncodeChanges, output: st.StructType) -> DataFrame:
+    """Runs operators over the rows that come to their tasks, and encodes the changes there.
 
     Args:
-        node: the join's node.
-        plan: the plan of the join.
-        function: encodes the changes.
+        rows: what comes to the tasks.
+        plan: the plan of the operator, or of the last one.
+        function: runs them and encodes the changes.
         output: the types of its result.
-        spark: the session.
     """
     hidden, names = function.task.hidden, output.names
     if hidden is not None:  # the row with metrics has nothing else
         output = st.StructType([st.StructField(x.name, x.dataType) for x in output]).add(
             hidden, spark_type(METRICS_TYPE)
         )
-    rows = frame_of(spark, node.children().head()).mapInArrow(function, plan.carried_by(output))
-    return observing(rows, plan, hidden).select(*names)
+    return observing(rows.mapInArrow(function, plan.carried_by(output)), plan, hidden).select(*map(named_column, names))
 
 
 def encoded_in_tasks(changes: DataFrame, encoder: Encoder, name: str, output: st.StructType) -> DataFrame:
@@ -114,18 +110,15 @@ def encoded_in_tasks(changes: DataFrame, encoder: Encoder, name: str, output: st
         name: the function's name in Spark's plans, where it takes Spark's rows.
         output: the types of the result.
     """
-    found, spark = selection_of_join(changes), changes.sparkSession
-    plan = None if isinstance(found, str) else JoinPlan.of(found.node)
-    if isinstance(found, str) or plan is None:
+    scan, spark = changes_in(changes), changes.sparkSession
+    if isinstance(scan, str):
         make_importable(spark)
         return changes.mapInArrow(EncodeRows(name, encoder), output)
-    task = task_of(found.node, spark)
-    assert task is not None
-    types = found.projection.types(task.output)
+    source = scan.source
+    assert isinstance(source, JoinChanges)
+    types = scan.projection.types(source.task.output)
     schema = pa.schema([pa.field(x.name, kind) for x, kind in zip(encoder.schema, types, strict=True)])
-    return in_place_of(
-        found.node, plan, EncodeChanges(task, found.projection, encoder._replace(schema=schema)), output, spark
-    )
+    return source.encoded(encoder._replace(schema=schema), scan.projection, output)
 
 
 class SourceScan(NamedTuple):
@@ -169,9 +162,12 @@ class JoinChanges:
 
     def packed(self, packer: Packer, projection: Projection, packed_type: st.StructType) -> DataFrame:
         """The changes packed for the shuffle; see `gpu_ops.spark.plan.build`."""
-        return in_place_of(
-            self.node, self.plan, EncodeChanges(self.task, projection, packer), packed_type, self.session
-        )
+        return self.encoded(packer, projection, packed_type)
+
+    def encoded(self, encoder: Encoder, projection: Projection, output: st.StructType) -> DataFrame:
+        """The changes as an encoder makes something else of them in the join's own tasks."""
+        function = EncodeChanges(self.task, Encoded(self.plan.plan_id, projection, encoder))
+        return encoded(frame_of(self.session, self.node.children().head()), self.plan, function, output)
 
     def union_inputs(self) -> dict[str, DataFrame]:
         """The rows that Spark brings to its task, by their use; see `union_inputs_of`."""
@@ -206,19 +202,12 @@ def in_one_task(plan: JoinPlan, changes: JoinChanges) -> bool:
 
 
 class OperatorChainBuilder:
-    """Collects the operators that run in the task of another one, which reads their changes.
+    """Collects the operators that can run in one task; one that is there is not computed again."""
 
-    Args:
-        plan: the plan of the last operator.
-        task: the function of the last operator.
-    """
-
-    def __init__(self, plan: JoinPlan, task: Task) -> None:
-        self._plan, self._task = plan, task
+    def __init__(self) -> None:
         self._plans: dict[str, JoinPlan] = {}
         self._tasks: dict[str, Task] = {}
         self._edges: dict[str, dict[tuple[str, int], Edge]] = {}
-        self._sources: list[str | None] = [None] * len(plan.description.inputs)
 
     @classmethod
     def of(
@@ -229,7 +218,7 @@ class OperatorChainBuilder:
         below: Mapping[int, tuple[JoinChanges, Projection]],
         packers: Sequence[Packer],
     ) -> Self:
-        """The operators below some inputs of an operator.
+        """An operator, behind those below some of its inputs.
 
         Args:
             plan: the plan of the operator.
@@ -238,40 +227,37 @@ class OperatorChainBuilder:
             below: for inputs by number the changes that they are made of, and what is taken of these.
             packers: for each input the packer of its rows.
         """
-        chain = cls(plan, task)
+        chain, sources = cls(), dict[int, str]()
         for number in (number for number in order if number in below):
             changes, projection = below[number]
-            chain.add(number, changes, Edge(projection, packers[number]))
+            chain.take(changes)
+            sources[number] = changes.plan.plan_id
+            chain._edges[sources[number]][plan.plan_id, number] = Edge(projection, packers[number])
+        read = tuple(map(sources.get, range(len(plan.description.inputs))))
+        chain._plans[plan.plan_id], chain._tasks[plan.plan_id] = dataclasses.replace(plan, sources=read), task
+        chain._edges[plan.plan_id] = {}
         return chain
 
-    def add(self, number: int, changes: JoinChanges, edge: Edge) -> None:
-        """Takes the operators below an input; one that is there is not computed again.
-
-        Args:
-            number: of the input.
-            changes: what the input is made of.
-            edge: what is taken of these.
-        """
+    def take(self, changes: JoinChanges) -> None:
+        """Takes the operators of the task that makes some changes."""
         for plan, node in zip(changes.plan.in_task, changes.task.operators, strict=True):
-            alone = dataclasses.replace(plan, chained=(), dataflow=None, below=(), union_inputs=())
+            order = node.task.command["union_order"]  # of its own inputs, also where one engine has others with it
+            alone = dataclasses.replace(plan, chained=(), dataflow=None, below=(), union_inputs=(), union_order=order)
             self._plans.setdefault(plan.plan_id, alone)
             self._tasks.setdefault(plan.plan_id, node.task)
             self._edges.setdefault(plan.plan_id, {}).update(
                 ((one.packer.operator, one.packer.number), one) for one in node.edges
             )
-        self._edges[changes.plan.plan_id][edge.packer.operator, number] = edge
-        self._sources[number] = changes.plan.plan_id
 
     @property
     def plans(self) -> list[JoinPlan]:
         """The plans of the operators that run in the task, the last one last."""
-        return [*self._plans.values(), self._plan]
+        return list(self._plans.values())
 
     @property
     def operators(self) -> list[ChainedOperator]:
         """The operators that run in the task, the last one last."""
-        below = [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
-        return [*below, ChainedOperator(self._task)]
+        return [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
 
     def plan(self, union_inputs: tuple[str, ...]) -> JoinPlan:
         """The plan of the last operator, which has those of the others.
@@ -279,23 +265,35 @@ class OperatorChainBuilder:
         Args:
             union_inputs: what Spark brings to the task.
         """
-        chained, sources = tuple(self._plans.values()), tuple(self._sources)
-        return dataclasses.replace(self._plan, chained=chained, sources=sources, union_inputs=union_inputs)
+        *chained, plan = self.plans
+        return dataclasses.replace(plan, chained=tuple(chained), union_inputs=union_inputs)
 
 
 def source_of(df: DataFrame) -> SourceScan | None:
     """The source of a DataFrame that only filters and projects it as Arrow can; None for any other DataFrame."""
-    found = selection(df, lambda node: str(node.nodeName()) in MAPS)
+    scan = _scan(selection(df, lambda node: str(node.nodeName()) in MAPS), df.sparkSession)
+    return scan if isinstance(scan, SourceScan) else None
+
+
+def changes_in(df: DataFrame) -> SourceScan | str:
+    """The changes that a DataFrame only filters and projects as Arrow can; for any other one the reason in words."""
+    return _scan(selection_of_join(df), df.sparkSession)
+
+
+def _scan(found: Selection | str, session: SparkSession) -> SourceScan | str:
+    """The source at which the filters and projections of a DataFrame end."""
     if isinstance(found, str):
-        return None
-    session, plan = df.sparkSession, JoinPlan.of(found.node)
+        return found
+    plan = JoinPlan.of(found.node)
     source: sources.Source | JoinChanges | None
     if plan is None:
         source = sources.source(found.node, session)
     else:
         task = task_of(found.node, session)
         source = None if task is None else JoinChanges(found.node, plan, task, session)
-    return None if source is None else SourceScan(source, found.projection)
+    if source is None:
+        return "what it is made of is no changelog of one streaming operator"
+    return SourceScan(source, found.projection)
 
 
 def holds_sources(node: Any) -> bool:

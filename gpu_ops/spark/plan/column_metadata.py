@@ -48,6 +48,9 @@ LATE_SIDES: Final = ("left_late", "right_late")
 SIDE: Final = "gpu_ops.side"
 """Metadata key of a struct column: the side output whose rows it has."""
 
+OUTPUT: Final = "gpu_ops.output"
+"""Metadata key of a struct column of `gpu_ops.outputs`: the metadata of its fields, and how its rows are made."""
+
 ROW_BY_ROW: Final = {
     "Project", "Filter", "SubqueryAlias", "CollectMetrics", "EventTimeWatermark", "ResolvedHint", "UnresolvedHint",
     "View",
@@ -172,17 +175,17 @@ def _metadata(description: Description, column: OutputColumn, plan_id: str) -> d
 
 
 def side(df: DataFrame, name: str) -> DataFrame:
-    """The rows of a side output of a join by time, with their own columns.
+    """The rows of a side output of a join by time, or of one of `gpu_ops.outputs`, with their own columns.
 
     Flink: ``getSideOutput(OutputTag)``.
 
     Args:
-        df: the join's changelog, whole or a micro-batch of it in ``foreachBatch``.
+        df: the join's changelog or what ``outputs()`` gave, whole or a micro-batch of it in ``foreachBatch``.
         name: ``"left_late"`` or ``"right_late"`` (or an input's name and ``_late``) for late rows with ``late="tag"``,
-            or one of ``side_outputs=``.
+            or one of ``side_outputs=``; or the name of an output.
 
     Raises:
-        DescriptionError: ``df`` is no changelog of an operator by time, or has no such side output.
+        DescriptionError: ``df`` is no changelog of an operator by time and has no outputs, or has no such one.
 
     Example:
         >>> clicks = spark.createDataFrame([("a", 1_000)], "id STRING, at BIGINT")
@@ -193,7 +196,19 @@ def side(df: DataFrame, name: str) -> DataFrame:
         >>> gpu_ops.side(joined, "left_late").columns
         ['id', 'at']
     """
-    return _rows(df, name, "side()")
+    known = outputs_of(data_frame(df, "what side() takes"))
+    if not known:
+        return _rows(df, name, "side()")
+    if name not in known:
+        raise DescriptionError(f"side(): there is no output {name!r}; there are {', '.join(known)}")
+    column, fields = named_column(name), df.schema[name].dataType.fieldNames()
+    metadata = zip(fields, known[name]["columns"], strict=True)
+    return df.where(column.isNotNull()).select(*(column[x].alias(x, metadata=its) for x, its in metadata))
+
+
+def outputs_of(df: DataFrame) -> dict[str, Any]:
+    """The outputs that a DataFrame has as struct columns, with what their metadata say; see `gpu_ops.outputs`."""
+    return {x.name: x.metadata[OUTPUT] for x in df.schema.fields if OUTPUT in (x.metadata or {})}
 
 
 def late(df: DataFrame, side: str) -> DataFrame:
@@ -315,13 +330,14 @@ def retracting(df: DataFrame) -> bool:
 
 
 def _join_below(df: DataFrame, through: Set[str]) -> JoinPlan | None:
+    """The one operator whose rows a DataFrame has, as nodes of some kinds pass them on; else None."""
     node = analyzed(df)
     while (plan := JoinPlan.of(node)) is None:
         below = children_of(node)
         if len(below) != 1 or not (str(node.nodeName()) in through or hides_metrics(node)):
             return None
         (node,) = below
-    return plan
+    return None if plan.outputs else plan
 
 
 def hides_metrics(node: Any) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from gpu_ops.conditions.expressions import ColumnRef
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.descriptions.dataflow import Dataflow, Vertex
+from gpu_ops.descriptions.dataflow import Dataflow, Vertex, shared_columns
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.inputs import Input
@@ -64,12 +64,15 @@ def _between(edge: Edge, source: Input, below: Description) -> Projection | None
     return taken if fits else None
 
 
-def one_engine(plans: Sequence[JoinPlan], operators: Sequence[ChainedOperator]) -> DataflowTask | None:
+def one_engine(
+    plans: Sequence[JoinPlan], operators: Sequence[ChainedOperator], outputs: Sequence[str] = ()
+) -> DataflowTask | None:
     """The task of operators that one engine can have; None where each has to have its own.
 
     Args:
         plans: of the operators.
         operators: each behind those that it reads, the last one last.
+        outputs: where several come out, the plan ids of those whose changes do.
     """
     alike = len({(one.backend, one.partitions, one.shares) for one in plans}) == 1
     if not (alike and all(map(_fits, plans)) and _in_one_folder(operators)):
@@ -102,22 +105,23 @@ def one_engine(plans: Sequence[JoinPlan], operators: Sequence[ChainedOperator]) 
             projections.append(projection)
         vertices.append(Vertex(names[plan_id], descriptions[plan_id], tuple(sources), tuple(projections)))
     wire, schema, carried = _layout(schemas)
-    dataflow = Dataflow(tuple(inputs.values()), tuple(vertices))
+    dataflow = Dataflow(tuple(inputs.values()), tuple(vertices), tuple(names[plan_id] for plan_id in outputs))
     if plans[-1].partitions > 1 and not dataflow.shuffled_by:
         return None
-    return DataflowTask(operators, dataflow, wire, Arrivals(schema, carried, first=first, numbers=numbers))
+    return DataflowTask(operators, dataflow, wire, Arrivals(schema, carried, first=first, numbers=numbers), outputs)
 
 
 def _in_one_folder(operators: Sequence[ChainedOperator]) -> bool:
-    """True if the state can be in the folder of the last operator: none is in another's, and none is its own there."""
+    """True if the state can be in the folder of the last operator: it is, or none is in any of their folders."""
     *others, folder = (one.task.command["state"] for one in operators)
     if any((other is None) != (folder is None) for other in others):
         return False
     if folder is None:
         return True
     stored = Manifest.read(Files.at(folder))
-    alone = stored is not None and not stored.of_dataflow
-    return not alone and all(Manifest.read(Files.at(other)) is None for other in others)
+    if stored is not None:
+        return stored.of_dataflow
+    return all(Manifest.read(Files.at(other)) is None for other in others)
 
 
 def _free(name: str, others: set[str]) -> str:
@@ -128,14 +132,7 @@ def _free(name: str, others: set[str]) -> str:
 
 def _layout(schemas: Sequence[pa.Schema]) -> tuple[Wire, pa.Schema, list[Carried]]:
     """Union columns for the rows of several inputs: one carries columns of one type, of each input one at most."""
-    columns: list[tuple[dict[int, str], pa.DataType]] = []
-    for number, schema in enumerate(schemas):
-        for field in schema:
-            free = next((its for its, kind in columns if kind == field.type and number not in its), None)
-            if free is None:
-                columns.append(({number: field.name}, field.type))
-            else:
-                free[number] = field.name
+    columns = shared_columns(schemas)
     by_input = [tuple(its.get(number) for its, _ in columns) for number in range(len(schemas))]
     wire = Wire("__side", "__order", tuple((*(its[n] for its in by_input), f"c{n}") for n in range(len(columns))))
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]

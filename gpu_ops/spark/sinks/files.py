@@ -27,7 +27,7 @@ from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.changes import encoded_in_tasks
-from gpu_ops.spark.sinks.changes import query_of, started
+from gpu_ops.spark.sinks.changes import View, query_of, started
 from gpu_ops.spark.sinks.delta import DeltaCommit
 from gpu_ops.spark.tasks.file import FILE_COLUMN, STAGING, FileWriter, WrittenFile
 from gpu_ops.state.address import KINDS, StateAddress
@@ -124,8 +124,79 @@ def write_files(
     """
     if not data_frame(changes, "what write_files() takes").isStreaming:
         raise DescriptionError("write_files() takes a streaming DataFrame; write a static one with Spark's own writer")
-    if format not in ("parquet", "delta", "arrow"):
-        raise DescriptionError(f"format={format!r}; there are 'parquet', 'delta' and 'arrow'")
+    commit, writer = _opened(
+        changes, path, format, partition_by=partition_by, file_bytes=file_bytes, compression=compression
+    )
+    files = _files(changes, writer)
+    written = files.writeStream.foreachBatch(lambda batch, number: _write(commit, writer.schema, batch, number))
+    triggers = {
+        "processingTime": processingTime, "availableNow": availableNow, "once": once, "continuous": continuous,
+        "realTime": realTime,
+    }  # fmt: skip
+    return started(written, checkpoint, name, {x: value for x, value in triggers.items() if value is not None})
+
+
+def changelog_files(
+    path: str,
+    *,
+    format: FilesFormat = "parquet",  # noqa: A002 - Spark's word
+    partition_by: str | Sequence[str] = (),
+    file_bytes: int = 256 << 20,
+    compression: str | None = "snappy",
+) -> View:
+    """Makes a function for ``foreachBatch`` that writes the changelog itself into files, each change exactly once.
+
+    It is `gpu_ops.write_files` for one of several outputs, see `gpu_ops.sinks.each`, and for a ``foreachBatch`` of your
+    own. Rows come from Spark, and not from the tasks that make them.
+
+    Args:
+        path: see `gpu_ops.write_files`, as all others.
+        format: the format of the files, ``"parquet"``, ``"delta"`` or ``"arrow"``.
+        partition_by: columns that become folders.
+        file_bytes: the bytes of rows in memory that a file has, about.
+        compression: the compression of Parquet and Arrow.
+
+    Raises:
+        DescriptionError: there is no such format, or (from ``foreachBatch``) no such column.
+        NotBuiltError: (from ``foreachBatch``) the package for the format is not installed, or Arrow cannot reach the
+            folder.
+        StateError: (from ``foreachBatch``) the folder belongs to another query.
+
+    Example:
+        >>> view = gpu_ops.sinks.changelog_files("/data/changes", partition_by="day")
+        >>> changes.writeStream.foreachBatch(view).start()  # doctest: +SKIP
+    """
+    _check_format(format)
+    opened: dict[str, tuple[DeltaCommit | _LogCommit, FileWriter]] = {}
+    options: dict[str, Any] = {"partition_by": partition_by, "file_bytes": file_bytes, "compression": compression}
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        query = query_of(batch)
+        known = opened.pop(query) if query in opened else None
+        commit, writer = known or _opened(batch, path, format, **options)
+        _write(commit, writer.schema, _files(batch, writer), batch_id)
+        opened.clear()
+        opened[query] = commit, writer  # after an error, or for another query, it is opened again
+
+    return write
+
+
+def _check_format(name: str) -> None:
+    if name not in ("parquet", "delta", "arrow"):
+        raise DescriptionError(f"format={name!r}; there are 'parquet', 'delta' and 'arrow'")
+
+
+def _opened(
+    changes: DataFrame,
+    path: str,
+    format: FilesFormat,  # noqa: A002
+    *,
+    partition_by: str | Sequence[str],
+    file_bytes: int,
+    compression: str | None,
+) -> tuple[DeltaCommit | _LogCommit, FileWriter]:
+    """Opens the output folder, and returns what writes files and what makes them visible."""
+    _check_format(format)
     columns = _partition_columns(changes, partition_by)
     spark = changes.sparkSession
     place = _place(spark, path)
@@ -140,13 +211,12 @@ def write_files(
         file_bytes,
         compression if format != "arrow" or compression != "snappy" else "lz4",
     )
-    files = encoded_in_tasks(changes, writer, "gpu_join_files", st.StructType().add(FILE_COLUMN, "string"))
-    written = files.writeStream.foreachBatch(lambda batch, number: _write(commit, writer.schema, batch, number))
-    triggers = {
-        "processingTime": processingTime, "availableNow": availableNow, "once": once, "continuous": continuous,
-        "realTime": realTime,
-    }  # fmt: skip
-    return started(written, checkpoint, name, {x: value for x, value in triggers.items() if value is not None})
+    return commit, writer
+
+
+def _files(changes: DataFrame, writer: FileWriter) -> DataFrame:
+    """The files that tasks write, a row for each."""
+    return encoded_in_tasks(changes, writer, "gpu_join_files", st.StructType().add(FILE_COLUMN, "string"))
 
 
 def _write(commit: DeltaCommit | _LogCommit, schema: pa.Schema, batch: DataFrame, number: int) -> None:

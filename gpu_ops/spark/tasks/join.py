@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from gpu_ops.descriptions.dataflow import Dataflow
+from gpu_ops.descriptions.dataflow import NUMBER, Dataflow
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, of_operators, pack, total
 from gpu_ops.spark.tasks.arrow import PARTITION, ArrowTask, TaskIdentity, task_identity
@@ -26,8 +27,8 @@ from gpu_ops.spark.wire.exchange import Exchange, ask
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import Blocks, FilePart
 
-Encode = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""Encodes the changes of one partition, in their order."""
+Encode = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""Encodes the changes of one partition of an operator, which its plan id names, in their order."""
 
 
 class OperatorTask(ArrowTask):
@@ -63,7 +64,7 @@ class OperatorTask(ArrowTask):
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the changes; where metrics are observed, then rows of them."""
         metrics = list[str]()
-        yield from self.results(batches, lambda rows: (self._with_metrics(some, None) for some in rows), metrics)
+        yield from self.results(batches, lambda _, rows: (self._with_metrics(some, None) for some in rows), metrics)
         for text in metrics:
             # The row kind is the one column that is never null; no row kind is empty.
             columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self.output)[1:])]
@@ -122,7 +123,11 @@ class Task(OperatorTask):
         target, batches = self._target(task, batches)
         partition, share = divmod(target, self.shares)
         changes = self.changes(task, uuid.uuid4().hex, partition, batches, metrics, share=(share, self.shares))
-        yield from encode(changes)
+        yield from self._encoded(encode, changes)
+
+    def _encoded(self, encode: Encode, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Encodes what comes out of the state server."""
+        return encode(self.plan_id, changes)
 
     @property
     def operators(self) -> tuple[ChainedOperator, ...]:
@@ -244,11 +249,10 @@ class ChainedOperator(NamedTuple):
     task: Task
     edges: tuple[Edge, ...] = ()
 
-    def packed(self, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def packed(self, changes: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs what the other operators read of a partition's changes."""
-        rows = list(changes)
         for edge in self.edges:
-            yield from encode_projected(rows, edge.projection, edge.packer)
+            yield from encode_projected(changes, edge.projection, edge.packer)
 
 
 class DataflowTask(Task):
@@ -260,14 +264,21 @@ class DataflowTask(Task):
         dataflow: its description.
         wire: the layout of the rows from outside.
         arrivals: unpacks and orders them.
+        outputs: where the dataflow has several outputs, the plan ids of the operators that make them.
     """
 
     def __init__(
-        self, operators: Sequence[ChainedOperator], dataflow: Dataflow, wire: Wire, arrivals: Arrivals
+        self,
+        operators: Sequence[ChainedOperator],
+        dataflow: Dataflow,
+        wire: Wire,
+        arrivals: Arrivals,
+        outputs: Sequence[str] = (),
     ) -> None:
         last = operators[-1].task
         vars(self).update(vars(last))
         self._operators, self.dataflow, self.arrivals = tuple(operators), dataflow, arrivals
+        self._outputs = tuple(outputs)
         self.command = {**last.command, "description": dataflow.to_json(), "wire": wire.to_dict()}
 
     @property
@@ -280,12 +291,33 @@ class DataflowTask(Task):
         numbers = {f"{plan_id}.{number}": place for (plan_id, number), place in (self.arrivals.numbers or {}).items()}
         return ",".join(str(numbers[use]) for use in uses)
 
+    def _encoded(self, encode: Encode, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if not self._outputs:
+            yield from super()._encoded(encode, changes)
+            return
+        rows = list(changes)
+        schemas = {one.task.plan_id: one.task.output for one in self._operators}
+        for number, plan_id in enumerate(self._outputs):
+            places = {its[number]: f"c{place}" for place, (its, _) in enumerate(self.dataflow.shared) if number in its}
+            yield from encode(plan_id, _output(rows, number, places, schemas[plan_id]))
+
     def _counted(self, counted: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         for vertex in self.dataflow.operators:
             prefix = f"{vertex.name}."
             own = {key.removeprefix(prefix): value for key, value in counted.items() if key.startswith(prefix)}
             # what is counted of the engine as a whole is the last operator's
             yield {**counted, **own} if vertex is self.dataflow.operators[-1] else own
+
+
+def _output(
+    rows: Iterable[pa.RecordBatch], number: int, places: Mapping[str, str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one of several outputs, in its own columns, out of those that outputs share."""
+    names = [places.get(name, name) for name in schema.names]  # row kinds have a column of their own
+    for batch in rows:
+        own = batch.select(names).filter(pc.equal(batch[NUMBER], number))
+        if own.num_rows:
+            yield pa.RecordBatch.from_arrays(own.columns, schema=schema)
 
 
 class OperatorChain(OperatorTask):
@@ -296,12 +328,14 @@ class OperatorChain(OperatorTask):
     operator costs two to three times as much. State, versions and repetitions are those of each operator.
 
     Args:
-        operators: each behind those that it reads; the last one's changes come out.
+        operators: each behind those that it reads.
+        outputs: the plan ids of those whose changes come out; None for the last one's.
     """
 
-    def __init__(self, operators: Sequence[ChainedOperator]) -> None:
+    def __init__(self, operators: Sequence[ChainedOperator], outputs: Iterable[str] | None = None) -> None:
         last = operators[-1].task
         self.__name__, self.output, self.hidden = last.__name__, last.output, last.hidden
+        self._outputs = frozenset([last.plan_id] if outputs is None else outputs)
         self._operators = tuple(
             one._replace(edges=tuple(edge._replace(packer=edge.packer.unshared()) for edge in one.edges))
             for one in operators
@@ -315,7 +349,7 @@ class OperatorChain(OperatorTask):
     def results(
         self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Runs the operators one after the other, and encodes the last one's changes, its partitions side by side."""
+        """Runs the operators one after the other, the partitions of each side by side, and encodes what comes out."""
         task, evaluation = task_identity(), uuid.uuid4().hex
         messages: dict[str, dict[int, list[pa.RecordBatch]]] = {each.task.plan_id: {} for each in self.operators}
         shares = {each.task.plan_id: each.task.shares for each in self.operators}
@@ -330,55 +364,77 @@ class OperatorChain(OperatorTask):
         put(batches, shares)
         with ThreadPoolExecutor(max(each.task.partitions for each in self.operators)) as threads:
             for operator in self.operators:
-                come, counted = messages.pop(operator.task.plan_id), list[str]()
+                plan_id, counted = operator.task.plan_id, list[str]()
+                come = messages.pop(plan_id)
                 computed = threads.map(
-                    functools.partial(_in_partition, operator.packed if operator.edges else encode),
+                    functools.partial(_in_partition, operator, encode if plan_id in self._outputs else None),
                     range(operator.task.partitions),
                     [
                         operator.task.changes(task, evaluation, partition, iter(come.pop(partition, ())), counted)
                         for partition in range(operator.task.partitions)
                     ],
                 )
-                for made in computed:
-                    if operator.edges:
-                        put(made, {})
-                    else:
-                        yield from made
+                for packed, encoded in computed:
+                    put(packed, {})
+                    yield from encoded
                 # where a task is repeated, several partitions may be told that they are the last
                 metrics += counted[-1:]
 
 
-def _in_partition(encode: Encode, partition: int, changes: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Encodes a partition's changes in a thread, which stands for the Spark task that it might have had."""
+def _in_partition(
+    operator: ChainedOperator, encode: Encode | None, partition: int, changes: Iterable[pa.RecordBatch]
+) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """Packs and encodes a partition's changes in a thread, which stands for the Spark task that it might have had."""
     PARTITION.set(partition)
-    return list(encode(changes))
+    packed = list[pa.RecordBatch]()
+    if operator.edges:
+        changes = list(changes)
+        packed = list(operator.packed(changes))
+    return packed, [] if encode is None else list(encode(operator.task.plan_id, iter(changes)))
 
 
-class EncodeChanges(ArrowTask):
-    """Runs a join and encodes its changelog in the same task: as files, messages or packed rows; metrics pass through.
+class Encoded(NamedTuple):
+    """A part of an operator's changes, and its encoder.
 
-    Args:
-        task: the join's task, which yields the changes.
+    Attributes:
+        operator: its plan id.
         projection: the filter and projection of the changes.
         encoder: encodes them.
     """
 
-    def __init__(self, task: OperatorTask, projection: Projection, encoder: Encoder) -> None:
+    operator: str
+    projection: Projection
+    encoder: Encoder
+
+
+class EncodeChanges(ArrowTask):
+    """Runs operators and encodes changelogs in the same task: as files, messages or packed rows; metrics pass through.
+
+    Args:
+        task: the operators' task, which yields the changes.
+        encoded: what is encoded, all of it with one schema of the result.
+    """
+
+    def __init__(self, task: OperatorTask, *encoded: Encoded) -> None:
         self.__name__ = task.__name__
-        self.task, self._projection, self._encoder = task, projection, encoder
+        self.task, self._encoded = task, encoded
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the encoded changes of a partition, and the row of metrics where the join's task has one."""
-        hidden, metrics, encoder = self.task.hidden, list[str](), self._encoder
-        encoded = self.task.results(
-            batches, functools.partial(encode_projected, projection=self._projection, encoder=encoder), metrics
-        )
+        """Yields the encoded changes of a partition, and the rows of metrics where the task has some."""
+        hidden, metrics = self.task.hidden, list[str]()
+        encoded, output = self.task.results(batches, self._encode, metrics), self._encoded[0].encoder.output_schema
         if hidden is None:
             yield from encoded
             return
-        schema = encoder.output_schema.append(pa.field(hidden, METRICS_TYPE))
+        schema = output.append(pa.field(hidden, METRICS_TYPE))
         for rows in encoded:
             yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, METRICS_TYPE)], schema=schema)
         for text in metrics:
-            nothing = [pa.nulls(1, kind) for kind in encoder.output_schema.types]
+            nothing = [pa.nulls(1, kind) for kind in output.types]
             yield pa.RecordBatch.from_arrays([*nothing, pa.array([text], METRICS_TYPE)], schema=schema)
+
+    def _encode(self, operator: str, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        own = [one for one in self._encoded if one.operator == operator]
+        kept = rows if len(own) == 1 else list(rows)
+        for one in own:
+            yield from encode_projected(kept, one.projection, one.encoder)

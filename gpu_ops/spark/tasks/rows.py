@@ -173,6 +173,30 @@ class Encoder(Protocol):
         """A copy for rows of another schema."""
 
 
+class StructColumn(NamedTuple):
+    """Puts rows into the struct column of one of several outputs; the columns of the others are null.
+
+    Attributes:
+        name: the output.
+        schema: the schema of the rows.
+        output_schema: a struct column for each output.
+    """
+
+    name: str
+    schema: pa.Schema
+    output_schema: pa.Schema
+
+    def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows as structs."""
+        for batch in rows:
+            struct = pa.StructArray.from_arrays(batch.columns, fields=list(self.schema))
+            columns = [
+                struct if field.name == self.name else pa.nulls(batch.num_rows, field.type)
+                for field in self.output_schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
+
+
 class EncodeRows(ArrowTask):
     """Function for ``mapInArrow`` that encodes Spark's rows.
 
