@@ -255,6 +255,8 @@ def _decode_there(
         needed.append(description.chosen_by)
         if pa.types.is_floating(source.schema.field(description.chosen_by).type):
             return None  # NaN is known on the host only
+    if source.parts is not None:
+        return None
     wrong = np.zeros(size, np.bool_)
     for field in source.schema:
         missing = rows.nulls(field.name) if field.name in needed or not field.nullable else None
@@ -398,6 +400,13 @@ def _faults(
         column = table.column(name)
         if column.null_count:
             yield name, problem, "null", column.is_null().to_numpy()
+    if source.parts is not None:
+        numbers = table.column(source.parts.column)
+        known = pa.array(range(len(source.parts.delays_ms)), numbers.type)
+        wrong = pc.invert(pc.is_in(numbers, value_set=known))
+        if pc.any(wrong).as_py():
+            shown = numbers.filter(wrong)[0].as_py()
+            yield source.parts.column, f"is the number of a part, below {len(known)}", shown, wrong.to_numpy()
     chosen = description.chosen_by
     if chosen is not None:
         without = pc.is_null(table.column(chosen), nan_is_null=True)

@@ -32,6 +32,7 @@ import rmm.mr
 
 from gpu_ops.arrays import Array
 from gpu_ops.errors import BackendError
+from gpu_ops.memory import available_memory
 
 _LEAST = {12: 70, 13: 75}
 """Compute capability that libcudf's kernels are built for, by CUDA's version: Volta, Turing."""
@@ -198,10 +199,10 @@ State takes 0.6 at most, so a micro-batch's memory to work in need not be mapped
 """
 SMALL = 1 << 20
 """Bytes of an array, at most, that cupy's pool has. A large one, cut up there, would be lost to libcudf."""
-_MOST_LOCKED = 1 << 30
-"""Bytes of page-locked memory, at most: nothing else on the host can use it."""
+_MOST_LOCKED = max(1 << 30, (available_memory() or 0) // 16)
+"""Bytes of page-locked memory, at most: a sixteenth of what the host has, as nothing else can use it."""
 _LEAST_LOCKED = 1 << 16
-"""Bytes of its smallest blocks; others are powers of two, so that they fit again."""
+"""Bytes of its smallest blocks."""
 
 
 class _Pool:
@@ -371,13 +372,14 @@ class Pages:
 
     def block(self, size: int) -> PinnedBlock | None:
         """So many bytes; None if `_MOST_LOCKED` are in use, or the host allows no more."""
-        size = max(_LEAST_LOCKED, 1 << (size - 1).bit_length())
+        size = _rounded(size)
         with self._lock:
             self._collect()
-            if self._free.get(size):
-                return PinnedBlock(self._free[size].pop(), size, self._returned)
-            if self.total + size > _MOST_LOCKED:
-                self._drop()
+            fits = [own for own, blocks in self._free.items() if blocks and size <= own <= size + size // 4]
+            if fits:
+                own = min(fits)
+                return PinnedBlock(self._free[own].pop(), own, self._returned)
+            self._make_room(size)
             if self.total + size > _MOST_LOCKED:
                 return None
             try:
@@ -391,16 +393,25 @@ class Pages:
         """Give back what nobody holds."""
         with self._lock:
             self._collect()
-            self._drop()
+            self._make_room(_MOST_LOCKED + 1)
 
     def _collect(self) -> None:
         while self._returned:
             size, memory = self._returned.popleft()
             self._free.setdefault(size, []).append(memory)
 
-    def _drop(self) -> None:
-        self.total -= sum(size * len(blocks) for size, blocks in self._free.items())
-        self._free.clear()
+    def _make_room(self, size: int) -> None:
+        """Gives back what nobody holds, the largest first, until there is room for so many bytes."""
+        for own in sorted(self._free, reverse=True):
+            while self._free[own] and self.total + size > _MOST_LOCKED:
+                self._free[own].pop()
+                self.total -= own
+
+
+def _rounded(size: int) -> int:
+    """Bytes of a block for so many: eighths of a power of two, so that it fits again and an eighth is lost at most."""
+    eighth = max(_LEAST_LOCKED, 1 << max((size - 1).bit_length() - 4, 0))
+    return -(-size // eighth) * eighth
 
 
 PAGES = Pages()

@@ -106,6 +106,8 @@ class Description(abc.ABC):
     def __post_init__(self) -> None:
         check_fields(self)
         self._check()
+        for source in self.inputs if len(self.inputs) > 1 else ():
+            source.refuse("a union of streams with a watermark each is the only input of its operator", "parts")
 
     @abc.abstractmethod
     def _check(self) -> None:
@@ -156,6 +158,12 @@ class Description(abc.ABC):
     def sides(self) -> tuple[str, ...]:
         """The names of the inputs in metrics and snapshots."""
         return tuple(source.name for source in self.inputs)
+
+    @property
+    def watermarked(self) -> tuple[str, ...]:
+        """Names, for metrics, of what has a watermark of its own: each input, or each part of the only one."""
+        parts = self.inputs[0].parts
+        return self.sides if parts is None else tuple(f"{self.sides[0]}_{n}" for n in range(len(parts.delays_ms)))
 
     @property
     def state_names(self) -> tuple[str, ...]:

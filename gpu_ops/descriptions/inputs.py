@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -35,6 +36,19 @@ Layout = Literal["join_key_contains_unique_key", "unique_key", "multiset"]
 """The state layouts of Flink's ``JoinRecordStateViews``."""
 
 
+class UnionParts(NamedTuple):
+    """The parts of a union of streams, each of which has a watermark of its own.
+
+    Attributes:
+        column: the input's column with the number, from 0, of the part that a row is of.
+        delays_ms: of each part the milliseconds by which its rows may come late; None of one that is there as a whole
+            before there is a watermark, and holds it back no longer.
+    """
+
+    column: str
+    delays_ms: tuple[int | None, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Input:
     """One side of a join: a stream of changes.
@@ -54,6 +68,8 @@ class Input:
             this. None: it is given with each micro-batch.
         idle_timeout_ms: milliseconds without rows after which the input holds the other's watermark back no
             longer, or None for never.
+        parts: of the only input of an operator that is a union of streams, these: its watermark is the smallest of
+            theirs, and ``delay_ms`` the greatest of their delays.
     """
 
     name: str
@@ -67,6 +83,7 @@ class Input:
     event_time: str | None = dataclasses.field(default=None, metadata=ABSENT)
     delay_ms: int | None = dataclasses.field(default=None, metadata=ABSENT)
     idle_timeout_ms: int | None = dataclasses.field(default=None, metadata=ABSENT)
+    parts: UnionParts | None = dataclasses.field(default=None, metadata=ABSENT)
 
     def __post_init__(self) -> None:
         check_fields(self, f"input {self.name!r}: ")
@@ -92,6 +109,8 @@ class Input:
             raise DescriptionError(f"input '{self.name}': ttl is positive, this one is {self.ttl_ms} ms")
         if self.event_time is not None:
             check_event_time(self.name, self.schema.field(self.event_time))
+        if self.parts is not None:
+            self._check_parts(self.parts)
         for option, ms in (("delay", self.delay_ms), ("idle_timeout", self.idle_timeout_ms)):
             if ms is not None and self.event_time is None:
                 raise DescriptionError(f"input '{self.name}': {option} needs event_time")
@@ -127,6 +146,34 @@ class Input:
             if getattr(self, option) is not None:
                 shown = option.removesuffix("_ms")
                 raise DescriptionError(f"input '{self.name}': {why}, {shown}= has no place here")
+
+    def _check_parts(self, parts: UnionParts) -> None:
+        check_columns(self, [("parts", parts.column)])
+        delays = [ms for ms in parts.delays_ms if ms is not None]
+        if not pa.types.is_integer(self.schema.field(parts.column).type) or min(delays, default=0) < 0:
+            raise DescriptionError(f"input '{self.name}': parts={parts} are no numbers of parts with their delays")
+        if not delays or self.event_time is None:
+            raise DescriptionError(f"input '{self.name}': no part of it has a watermark")
+        self.refuse("a part without rows holds the watermark back", "idle_timeout_ms")
+        object.__setattr__(self, "delay_ms", max(delays))
+
+    @property
+    def delays_ms(self) -> tuple[int | None, ...]:
+        """The delay of each of its parts; its own where it has none."""
+        return (self.delay_ms,) if self.parts is None else self.parts.delays_ms
+
+    def watermark_ms(self, latest_ms: Iterable[int | None]) -> int | None:
+        """The smallest watermark of its parts, ms; None as long as one of them has none.
+
+        Args:
+            latest_ms: the latest event time that has been seen of each part; what follows plays no part.
+        """
+        if self.delay_ms is None:
+            return None
+        each = zip(self.delays_ms, itertools.chain(latest_ms, itertools.repeat(None)), strict=False)
+        marks = [None if latest is None else latest - delay for delay, latest in each if delay is not None]
+        known = [mark for mark in marks if mark is not None]
+        return min(known) if len(known) == len(marks) else None
 
     @property
     def insert_only(self) -> bool:

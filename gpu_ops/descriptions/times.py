@@ -99,6 +99,11 @@ def _milliseconds(given: object, example: str) -> float:
     return float(found[1] + found[2]) * UNITS_MS[unit]
 
 
+def places(count: int) -> tuple[str, ...]:
+    """The names under which latest times are stored: of left and right, or of so many parts of the only input."""
+    return ("left", "right", *(f"part_{number}" for number in range(2, count)))[:count]
+
+
 def show_ms(ms: int) -> str:
     """Milliseconds in the largest unit that fits."""
     for unit, size in sorted(UNITS_MS.items(), key=lambda item: -item[1]):

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
-from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped, units_per_ms
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped, places, units_per_ms
 from gpu_ops.errors import NotBuiltError, StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
@@ -180,7 +180,7 @@ class Clock:
 
     Attributes:
         watermark: the operator's.
-        seen: per input, the latest event time, or None.
+        seen: the latest event time, or None, of each input, or of each part of the only one.
     """
 
     watermark: int = BEFORE_ALL
@@ -222,8 +222,9 @@ class TimedOperator(Operator, Generic[C]):
 
     def input_watermark_ms(self, number: int) -> int | None:
         """The watermark of one input: the latest time seen in committed micro-batches less its delay, ms."""
-        seen, delay = self.clock.seen[number], self.description.inputs[number].delay_ms
-        return None if seen is None or delay is None else int(seen) // self.per_ms - int(delay)
+        latest = (None if time is None else int(time) // self.per_ms for time in self.clock.seen[number:])
+        watermark: int | None = self.description.inputs[number].watermark_ms(latest)
+        return watermark
 
     def _advanced(self, watermark_ms: int | None) -> int:
         """The watermark in force from here on, in the unit of times: it never goes back."""
@@ -237,6 +238,17 @@ class TimedOperator(Operator, Generic[C]):
             seen, latest = list(self._next.seen), int(times.max())
             seen[side] = latest if seen[side] is None else max(int(seen[side] or 0), latest)
             self._next = dataclasses.replace(self._next, seen=tuple(seen))
+
+    def _see_parts(self, change: Ingested) -> None:
+        """Note the times of rows of the only input, or of each part of it."""
+        assert change.times is not None
+        parts = self.description.inputs[0].parts
+        if parts is None:
+            self._see(0, change.times)
+            return
+        number_of = change.column(parts.column).to_numpy()
+        for number in range(len(parts.delays_ms)):
+            self._see(number, change.times[number_of == number])
 
     def _late(self, change: Ingested) -> npt.NDArray[np.bool_] | None:
         """Mask of changes that are below the watermark in force, None for none."""
@@ -296,7 +308,7 @@ class TimedOperator(Operator, Generic[C]):
             held: how far behind the watermark rows may still come out, in the unit of times; None for any distance.
         """
         now = self._next
-        seen = zip(self.description.sides, now.seen, strict=True)
+        seen = zip(self.description.watermarked, now.seen, strict=True)
         found = {f"{name}_max_time_ms": time // self.per_ms for name, time in seen if time is not None}
         if BEFORE_ALL < now.watermark < AFTER_ALL:
             found["watermark_ms"] = now.watermark // self.per_ms
@@ -318,8 +330,8 @@ class TimedOperator(Operator, Generic[C]):
 
     def _facts(self) -> dict[str, int | None]:
         """The clock as it is stored, by name."""
-        seen = zip(SIDES, self.clock.seen, strict=False)
-        return {"watermark": self.clock.watermark, **{f"{side}_seen": time for side, time in seen}}
+        seen = zip(places(len(self.clock.seen)), self.clock.seen, strict=True)
+        return {"watermark": self.clock.watermark, **{f"{place}_seen": time for place, time in seen}}
 
     def kept(self) -> dict[str, Storable]:
         """The state, and the clock."""
@@ -337,6 +349,12 @@ class TimedOperator(Operator, Generic[C]):
             raise StateError("the snapshot lacks the times of an operator by time")
         facts: dict[str, Any] = stored.to_pylist()[0]
         return facts
+
+    def _restore_clock(self, state: Mapping[str, FromSnapshot]) -> None:
+        """Take over the clock of a snapshot; raises as `_stored_facts`."""
+        facts = self._stored_facts(state)
+        seen = tuple(facts[f"{place}_seen"] for place in places(len(self.clock.seen)))
+        self.clock = self._next = dataclasses.replace(self.clock, watermark=facts["watermark"], seen=seen)
 
 
 def latest_times(parts: Parts, name: str) -> pa.Table:

@@ -374,8 +374,7 @@ class Catalyst:
         if kind.startswith("timestamp"):  # an hour that clocks have twice
             return self._expression("PreciseTimestampConversion", value, value.dataType(), self._type(st.LongType()))
         if kind in ("double", "float"):  # 0.0 for -0.0
-            zero = self._class(f"{_CATALYST}.expressions.Literal").create(0, self._type(st.IntegerType()))
-            return self._expression("Add", value, self.as_type(zero, value.dataType()))
+            return self._expression("Add", value, self.as_type(self.number(0), value.dataType()))
         return self._expression("Hex", value) if kind == "binary" else value
 
     def never_shifts(self, zone: str) -> bool:
@@ -393,6 +392,10 @@ class Catalyst:
     def true(self) -> Any:
         """The constant ``true`` of Catalyst's."""
         return self._class(f"{_CATALYST}.expressions.Literal").TrueLiteral()
+
+    def number(self, value: int) -> Any:
+        """A constant of Catalyst's, an integer."""
+        return self._class(f"{_CATALYST}.expressions.Literal").create(value, self._type(st.IntegerType()))
 
     def field(self, value: Any, number: int) -> Any:
         """A field of a struct, by its number."""

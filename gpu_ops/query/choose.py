@@ -272,6 +272,18 @@ class Chooser(Scope):
                 return self.choice(relation).rule.kept
         return frozenset()  # of groups, and of a union
 
+    def part_times(self, relation: Relation, column: QueryColumn) -> tuple[tuple[str, str], ...] | None:
+        """The inputs whose rows a union has, and what in each is an event time of it; None where not each has one."""
+        if isinstance(relation, RowByRow):
+            return self.part_times(relation.below, column)
+        if isinstance(relation, UnionOf):
+            each = zip(relation.parts, relation.of_parts.get(column, ()), strict=False)
+            found = [self.part_times(part, own) for part, own in each]
+            return tuple(one for times in found for one in times or ()) if found and all(found) else None
+        if isinstance(relation, Scan) and column in self.event_times(relation):
+            return ((relation.table.name, column.label),)
+        return None
+
     def taken_back(self, relation: Relation) -> str | None:
         """The part of a relation that takes rows back, in words; None if the relation only grows."""
         if isinstance(relation, Scan):
@@ -294,9 +306,14 @@ class Chooser(Scope):
         if isinstance(relation, Scan):
             return None
         if isinstance(relation, UnionOf):
-            timed = any(of in self.event_times(part) for part in relation.parts for of in relation.of_parts[column])
+            each = list(zip(relation.parts, relation.of_parts[column], strict=True))
+            plain = [own for part, own in each if self.part_times(part, own) is None]
+            if len(plain) == len(each):
+                return None
             why = "each part of a UNION ALL has its own watermark (give the union of the DataFrames one, withWatermark)"
-            return f"{column} is no event time any more: {why}" if timed else None
+            if plain:
+                why = f"{plain[0]}, in a part of the UNION ALL, is none"
+            return f"{column} is no event time any more: {why}"
         if isinstance(relation, OfGroups):
             if column not in self.event_times(relation.below):
                 return self.lost(relation.below, column)

@@ -138,6 +138,18 @@ class LocalAggregate:
         return (self.input,)
 
 
+class PartTimes(NamedTuple):
+    """The parts of a union of inputs of the query.
+
+    Attributes:
+        column: the column of the union with the number of a row's part.
+        times: of each part the name of the input and its event time there.
+    """
+
+    column: str
+    times: tuple[tuple[str, str], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class JoinNode:
     """A join of any kind; or, of one input, an aggregate, the first rows of each group, the latest row of each key.
@@ -149,6 +161,7 @@ class JoinNode:
         why: this operator was taken.
         remarks: more about it.
         origin: where in the query it comes from.
+        parts: of an input that is a union of streams with a watermark each, which these are.
     """
 
     kind: Literal[
@@ -159,6 +172,7 @@ class JoinNode:
     why: str
     remarks: tuple[str, ...] = ()
     origin: Origin = dataclasses.field(default=Origin(""), compare=False, repr=False)
+    parts: PartTimes | None = None
 
     row_kind = "row_kind"
 

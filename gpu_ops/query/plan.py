@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -23,10 +24,10 @@ from gpu_ops.query.catalyst import Catalyst
 from gpu_ops.query.choose import Choice, Chooser, columns_of
 from gpu_ops.query.errors import JOINS_NOTHING, Origin, PlacedError, SqlError, errors_at, said_in_sql
 from gpu_ops.query.expressions import Expr, QueryColumn
-from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, Plan, PlanNode, Union, input_names
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, PartTimes, Plan, PlanNode, Union, input_names
 from gpu_ops.query.places import position_of
 from gpu_ops.query.read import Outputs, PlanReader
-from gpu_ops.query.rewrite import Same, in_two_phases, repeated
+from gpu_ops.query.rewrite import Same, in_two_phases, repeated, with_numbers
 from gpu_ops.query.runs import MultiWayRun, run_of, segments
 from gpu_ops.spark.datatypes import spark_type
 
@@ -315,13 +316,23 @@ class PlanBuilder:
         if isinstance(relation, relations.TopOf) and not 1 <= (relation.n or 0) <= MAX_ROWS:
             self.chooser.fail(f"the first {relation.n} rows: they are between 1 and {MAX_ROWS} a group", relation.java)
         times = self.times(relation) if isinstance(relation, relations.AggregateOf) else []
+        parts = self.chooser.part_times(relation.below, times[0]) if self.united(relation) and times else None
+        looked_at, column = (needed & relation.below.columns) | relation.used | frozenset(times), None
+        if parts is not None:
+            below, column = with_numbers(self.chooser, relation.below, itertools.count())
+            relation, looked_at = relation.over(below), looked_at | {column}
         (name,) = input_names([relation])
-        looked_at = (needed & relation.below.columns) | relation.used | frozenset(times)
         place = self.origin(relation.java, {name: relation.below})
         with errors_at(place):
             node, source = self.side(relation.below, {}, looked_at, name, next(iter(times), None))
             description, why = relation.describe(source, self.name, self.emit_of(relation), needed)
-        return self.after(JoinNode(relation.kind, description, (node,), why, (), place), [relation], (), needed)
+        of_parts = None if parts is None or column is None else PartTimes(self.name(column), parts)
+        made = JoinNode(relation.kind, description, (node,), why, (), place, of_parts)
+        return self.after(made, [relation], (), needed)
+
+    def united(self, relation: relations.OfGroups) -> bool:
+        """True for groups that go by the watermark of a union."""
+        return self.chooser.final and isinstance(relations.origin(relation.below), relations.UnionOf)
 
     def local_aggregate(self, relation: relations.LocalAggregateOf) -> Calc:
         """Rows grouped by slices of time before they are shuffled."""
@@ -336,26 +347,26 @@ class PlanBuilder:
     def times(self, relation: relations.AggregateOf) -> list[QueryColumn]:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
         if isinstance(relation, relations.SessionsOf):
-            if self.chooser.final and relation.time not in self.chooser.event_times(relation.below):
+            timed = relation.time in self.chooser.event_times(relation.below)
+            if self.chooser.final and not timed and self.chooser.part_times(relation.below, relation.time) is None:
                 why = self.chooser.lost(relation.below, relation.time)
                 why = why or f"{relation.time} is none: withWatermark, or event_time of its stream"
                 self.chooser.fail(f"emit 'at_watermark' goes by an event time, and {why}", relation.java)
             return [relation.time]
         if not self.chooser.final:
             return []
-        known = sorted((c for c in relation.below.columns if c.event_time), key=str)
+        times = (c for c in relation.below.columns if c.event_time or self.chooser.part_times(relation.below, c))
+        known = sorted(times, key=str)
         below, wanted = relation.below, frozenset(relation.ends) or frozenset(relation.by)
         while isinstance(below, relations.RowByRow):
-            if isinstance(below, relations.Expand):
-                self.chooser.fail(
-                    "sliding windows are not closed by a watermark: emit 'at_watermark' is for others", below.java
-                )
             if isinstance(below, relations.Compute):
                 wanted |= _inside({made: expr for made, expr in below.computed.items() if made in wanted})
             below = below.below
         lost = next(filter(None, (self.chooser.lost(below, c) for c in sorted(wanted & below.columns, key=str))), None)
         if lost is not None and not known:
             self.chooser.fail(f"emit 'at_watermark' goes by an event time, and {lost}", relation.java)
+        if len(known) > 1 and self.united(relation):  # which of them windows are made of, parts may say
+            return [c for c in known if c in wanted]
         return [c for c in known if c in wanted] or known[:1]
 
     # --- joins ----------------------------------------------------------------------------------
@@ -455,7 +466,9 @@ class PlanBuilder:
         own = (wanted & relation.columns) | frozenset(made)
         calc = self.closed(self.computed(self.build(relation, own | _inside(made)), made, own), own)
         node = calc.input
-        if time is None and calc.scan is None and node.insert_only and node.row_kind is not None:
+        below = relations.origin(relation)
+        plain = time is None or isinstance(below, relations.UnionOf)
+        if plain and calc.scan is None and node.insert_only and node.row_kind is not None:
             left = tuple((name, column) for column, name in calc.has.items())
             node = (
                 dataclasses.replace(node, row_kind=None) if isinstance(node, Calc) else Calc(node, calc.has, left=left)
@@ -465,7 +478,6 @@ class PlanBuilder:
             source = dataclasses.replace(source, event_time=self.name(time))
         if calc.scan is None and calc.key is not None:
             source = dataclasses.replace(source, unique_key=calc.key, updates="retract")
-        below = relations.origin(relation)
         if isinstance(below, relations.LatestOf):
             source = dataclasses.replace(source, ttl_ms=below.below.table.ttl_ms)
         return node, source

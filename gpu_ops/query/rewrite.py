@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow as pa
 from gpu_ops.descriptions.aggregate import Function
 from gpu_ops.query import relations
 from gpu_ops.query.expressions import Expr, QueryColumn, TimeWindow, Tree, number_of
+from gpu_ops.query.scope import Scope
 
 # --- inputs whose rows are replaced -----------------------------------------------------------------
 
@@ -86,6 +87,33 @@ def _normalized(relation: relations.Relation, java: Any) -> relations.Relation:
         return relation.over(_normalized(relation.below, java))
     assert isinstance(relation, relations.Scan)
     return relations.LatestOf(relation, tuple(relation.column(key) for key in relation.table.unique_key or ()), java)
+
+
+# --- unions of streams with a watermark each ------------------------------------------------------------
+
+
+def with_numbers(
+    scope: Scope, relation: relations.Relation, numbers: Iterator[int]
+) -> tuple[relations.Relation, QueryColumn]:
+    """A union, filtered and projected, with a further column: the number of the part that a row is of.
+
+    Args:
+        scope: of the query.
+        relation: the union.
+        numbers: gives each part its number; one that is a union has none, but its parts.
+
+    Returns:
+        The union, and the column.
+    """
+    column = QueryColumn("part_of_union", "", pa.int32, nullable=False)
+    if isinstance(relation, relations.RowByRow):
+        below, column = with_numbers(scope, relation.below, numbers)
+        return relation.over(below), column
+    if isinstance(relation, relations.UnionOf):
+        parts, columns = zip(*(with_numbers(scope, part, numbers) for part in relation.parts), strict=True)
+        return dataclasses.replace(relation, parts=parts, of_parts={**relation.of_parts, column: columns}), column
+    number = scope.expr(scope.catalyst.number(next(numbers)))
+    return relations.Compute(relation, {column: number}, relation.shown), column
 
 
 # --- windows in two phases ------------------------------------------------------------------------

@@ -33,6 +33,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import os
@@ -45,6 +46,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.times import places
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.state.blocks import FilePart, together, without
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
@@ -68,10 +70,9 @@ _AT_ONCE: Final = 1 << 16
 """Bytes that are written to a file in one go; Arrow gives a column's buffers one by one, and padding besides."""
 
 
-TimePair = tuple[int | None, int | None]
-"""Of left and right; None where there is nothing yet."""
-
-_TIMES: Final = ("watermark_ms", "left_latest_ms", "right_latest_ms")
+_WATERMARK: Final = "watermark_ms"
+_LATEST: Final = re.compile(r"part_(\d+)_latest_ms")
+"""The name of a time that is neither the left input's nor the right one's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,32 +81,35 @@ class Times:
 
     Attributes:
         watermark: the one in force in the micro-batch, None while there is none.
-        latest: per input, the latest event time seen so far.
+        latest: the latest event time seen so far, of each input, or of each part of the only one; None where there is
+            none yet, as at the end.
     """
 
     watermark: int | None = None
-    latest: TimePair = (None, None)
+    latest: tuple[int | None, ...] = (None, None)
 
     def later(self, other: Times) -> Times:
         """The later of each: what two partitions, or two micro-batches, know together."""
-        left, right = (later(a, b) for a, b in zip(self.latest, other.latest, strict=True))
-        return Times(later(self.watermark, other.watermark), (left, right))
+        latest = (later(a, b) for a, b in itertools.zip_longest(self.latest, other.latest))
+        return Times(later(self.watermark, other.watermark), tuple(latest))
 
     def to_facts(self) -> dict[str, str]:
         """Gives the times as metadata of a file, without those that are None."""
-        values = zip(_TIMES, (self.watermark, *self.latest), strict=True)
+        values = zip(_named(len(self.latest)), (self.watermark, *self.latest), strict=True)
         return {name: str(value) for name, value in values if value is not None}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, str]) -> Times:
         """The inverse of `to_facts`; other facts are left alone."""
-        watermark, left, right = (int(facts[name]) if name in facts else None for name in _TIMES)
-        return cls(watermark, (left, right))
+        numbers = [int(of_part[1]) for name in facts if (of_part := _LATEST.fullmatch(name)) is not None]
+        names = _named(max(numbers, default=1) + 1)
+        watermark, *latest = (int(facts[name]) if name in facts else None for name in names)
+        return cls(watermark, tuple(latest))
 
 
-def pair(times: Sequence[int | None]) -> TimePair:
-    """Times of one input or two as those of two."""
-    return times[0], times[1] if len(times) > 1 else None
+def _named(count: int) -> list[str]:
+    """The facts of a watermark and of so many latest times."""
+    return [_WATERMARK, *(f"{place}_latest_ms" for place in places(count))]
 
 
 def later(a: int | None, b: int | None) -> int | None:

@@ -29,8 +29,10 @@ EXPECTED = {
     "asof_at_watermark": f"SELECT id, rate FROM orders o ASOF JOIN quoted r ON {_BEFORE}",
     "interval_semi": f"SELECT id FROM orders o WHERE {_EXISTS}",
     "interval_anti": f"SELECT id FROM orders o WHERE NOT {_EXISTS}",
+    "union_groups": "SELECT currency % 5 AS c, epoch_ms(t) // 1000 * 1000 AS ms, count(*) AS count_1 FROM "
+    "(SELECT currency, t FROM orders UNION ALL SELECT currency, u FROM quoted) GROUP BY ALL",
 }
-"""What each join comes to, in DuckDB: ids of orders, and the rates that they meet."""
+"""What each join comes to, in DuckDB: ids of orders, and the rates that they meet; and how many come in each second."""
 
 
 def write(folder: Path, files: int, seed: int, rows: int = 300) -> None:
@@ -82,6 +84,16 @@ def joins(spark: Any, data: Path, state: Path) -> tuple[dict[str, Any], dict[str
     def options(name: str) -> dict[str, Any]:
         return {"on": "currency", "partitions": 2, "state": str(state / name), "name": name}
 
+    def seconds(df: Any, time: str, delay_s: int) -> Any:
+        rows = df.selectExpr("currency % 5 AS currency", f"unix_millis({time}) div 1000 * 1000 AS second")
+        return gpu_ops.stream(rows, event_time="second", delay=f"{delay_s} seconds")
+
+    united = gpu_ops.sql(
+        "SELECT c, ms, count(*) AS count_1 FROM (SELECT currency AS c, second AS ms FROM o UNION ALL "
+        "SELECT currency, second FROM r) GROUP BY c, ms",
+        o=seconds(orders, "t", DELAY_S), r=seconds(quoted, "u", 2 * DELAY_S), emit="at_watermark", partitions=2,
+        state=str(state / "union_groups"), name="union_groups",
+    )  # fmt: skip
     near: dict[str, Any] = {"lower": 0, "upper": f"{NEAR_S} seconds"}
     made = {
         "temporal": gpu_ops.temporal_join(left, versions, how="left", **options("temporal")),
@@ -91,6 +103,7 @@ def joins(spark: Any, data: Path, state: Path) -> tuple[dict[str, Any], dict[str
         ),
         "interval_semi": gpu_ops.interval_join(left, quotes, how="semi", **near, **options("interval_semi")),
         "interval_anti": gpu_ops.interval_join(left, quotes, how="anti", **near, **options("interval_anti")),
+        "union_groups": united,
     }
     return made, {}
 

@@ -22,10 +22,14 @@ Made = tuple[dict[str, Any], dict[str, Callable[[], bool]]]
 
 
 def regular(spark: Any, data: Path, state: Path) -> Made:
-    """A left join."""
+    """A left join.
+
+    A driver that is killed between its note of a source's files and that of the micro-batch has the next one take more
+    files, of which Spark's own reader reads the largest first: what they change has to be in order.
+    """
     sides = []
     for name, schema in folded.ORDERS_PRICES.items():
-        df = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).csv(str(data / name))
+        df = gpu_ops.read_files(spark, str(data / name), "csv", schema, maxFilesPerTrigger=1)
         sides.append(gpu_ops.stream(df, name=name, row_kind="op", unique_key="order_id", updates="retract"))
     left = gpu_ops.join(*sides, on="order_id", how="left", state=str(state / "left"), emit="per_event", partitions=2)
     return {"left": left}, {}

@@ -99,8 +99,8 @@ def queries(spark: Any, data: Path, state: Path) -> tuple[dict[str, Any], dict[s
     def read(name: str, schema: str) -> Any:
         return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(data / name))
 
-    orders = gpu_ops.stream(read("orders", ORDERS), name="orders", row_kind="op", unique_key="id")
-    prices = gpu_ops.stream(read("prices", PRICES), name="prices", row_kind="op", unique_key="item")
+    orders = gpu_ops.stream(read("orders", ORDERS), name="orders", row_kind="op", unique_key="id", sequence_by="seq")
+    prices = gpu_ops.stream(read("prices", PRICES), name="prices", row_kind="op", unique_key="item", sequence_by="seq")
     tiers = Tiers(spark, data / "tiers", state / "tiers_read")
     table = gpu_ops.stream(tiers, name="tiers", unique_key="item", refresh="500 milliseconds")
 

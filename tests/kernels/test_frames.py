@@ -285,6 +285,30 @@ def test_page_locked_memory_is_used_again(kernels: Kernels, monkeypatch: pytest.
 
 
 @only_on("gpu", "emulated")
+def test_page_locked_memory_has_room_for_two_results(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result of three columns is made while the one before is held; blocks of other sizes go when there is no room."""
+    from gpu_ops.cudf_backend import device
+
+    pages, size, most = device.Pages(), 131 << 16, 1 << 26
+    monkeypatch.setattr(device, "_MOST_LOCKED", most)
+    before = [pages.block(size) for _ in range(3)]
+    assert None not in before
+    for _ in range(3):
+        result = [pages.block(size - 1000 * number) for number in range(3)]
+        assert None not in result
+        before = result
+    assert size * 6 <= pages.total <= size * 6 * 9 // 8 <= most
+    del before, result
+    larger = [pages.block(size * 2) for _ in range(3)]
+    assert None not in larger
+    assert pages.block(most) is None
+    assert pages.total <= most
+    del larger
+    assert pages.block(most) is not None
+    kernels.close()
+
+
+@only_on("gpu", "emulated")
 @EACH
 def test_pieces_meet_in_page_locked_memory(kernels: Kernels, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put together there, once, and waited for: the memory is used again."""

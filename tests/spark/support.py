@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -27,6 +28,7 @@ class Source:
         folder.mkdir(parents=True, exist_ok=True)
         self._spark, self._folder, self._schema = spark, folder, schema
         self.files: list[list[dict[str, Any]]] = []
+        self._written_ms = 0
 
     @property
     def changes(self) -> list[dict[str, Any]]:
@@ -46,8 +48,10 @@ class Source:
         path = self._folder / f"{len(self.files):04d}.json"
         temporary = path.with_name("." + path.name)
         temporary.write_text("\n".join(json.dumps(c) for c in changes))
+        # Spark takes files by their time, in milliseconds, and the system's clock of files may stand still longer
+        self._written_ms = max(time.time_ns() // 1_000_000, self._written_ms + 1)
+        os.utime(temporary, ns=(self._written_ms * 1_000_000,) * 2)
         temporary.rename(path)
-        time.sleep(0.002)  # Spark takes files by their time, in milliseconds
 
     def table(self, columns: Sequence[str], kind: str | None = "op", files: int | None = None) -> list[Row]:
         """The folded changes, of all files or of the first so many."""

@@ -367,11 +367,11 @@ def test_filtered_upserts_have_no_place_where_inputs_only_grow(query, emit):
 
 
 @pytest.mark.parametrize("group", ["window(ts, '1 hour')", "session_window(ts, '1 hour')", "ts"])
-def test_final_windows_over_a_union_are_refused_with_what_to_do(group):
-    query = f"SELECT count(*) AS n\nFROM (SELECT ts FROM clicks UNION ALL SELECT ts FROM views) q GROUP BY {group}"
-    with pytest.raises(SqlError, match=r"has its own watermark .give the union of the DataFrames one, with") as error:
+def test_final_windows_over_a_union_name_the_part_without_an_event_time(group):
+    query = f"SELECT count(*) AS n\nFROM (SELECT ts FROM clicks UNION ALL SELECT at FROM payments) q GROUP BY {group}"
+    with pytest.raises(SqlError, match=r"ts is no event time any more: payments.at, in a part of the UNION") as error:
         planned(query, emit="at_watermark")
-    assert (error.value.line, error.value.column) == (2, 63)
+    assert (error.value.line, error.value.column) == (2, 66)
 
 
 def test_the_table_is_long_enough():

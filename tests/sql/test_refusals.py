@@ -51,7 +51,7 @@ AS_OF = "SELECT c.x FROM clicks c JOIN views FOR SYSTEM_TIME AS OF"
 BOUNDED = "clicks c JOIN views v ON c.uid = v.uid AND c.ts BETWEEN v.ts - INTERVAL 1 HOUR AND v.ts"
 TWO = "FROM clicks c JOIN users q ON q.uid = c.uid"
 GROUPED = "(SELECT max(name) AS m, uid FROM users GROUP BY uid) u"
-UNITED = "(SELECT ts FROM clicks UNION ALL SELECT ts FROM views) q"
+UNITED = "(SELECT ts FROM clicks UNION ALL SELECT at FROM payments) q"
 KEPT = Table("kept", TABLES["users"].schema, ttl_ms=1000)
 CARDS = Table("cards", TABLES["edits"].schema, row_kind="op", unique_key=("uid",), event_times=("ts",))
 FILTERED = FINAL | {"tables": {"cards": CARDS}}
@@ -66,7 +66,6 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("SELECT c.x FROM clicks c JOIN views v ON c.uid = v.uid", FINAL),
     ("SELECT c.uid FROM edits c ASOF JOIN views v ON c.uid = v.uid AND c.ts >= v.ts", FINAL),
     ("SELECT y.uid FROM payments y ASOF JOIN views v ON y.uid = v.uid AND y.at >= v.ts", FINAL),
-    ("SELECT count(*) AS n FROM clicks\n GROUP BY window(ts, '10 seconds', '5 seconds')", FINAL),
     ("SELECT count(*) AS n FROM clicks GROUP BY uid", FINAL),
     (f"SELECT count(*) AS n FROM {UNITED} GROUP BY window(ts, '10 minutes')", FINAL),
     (f"SELECT count(*) AS n FROM {UNITED} GROUP BY session_window(ts, '10 minutes')", FINAL),
@@ -105,6 +104,9 @@ def of_streams(spark: Any, folder: Path) -> list[tuple[str, dict[str, Any]]]:
     both = {"a": rate, "b": rate}
     interval = "SELECT a.k FROM a JOIN b ON a.k = b.k AND a.at BETWEEN b.at AND b.at + INTERVAL 1 HOUR"
     summed = rate.groupBy("k").count()
+    other = timed.selectExpr("k", "at AS later")
+    pairs = gpu_ops.interval_join(timed, other, on="k", lower=0, upper=5, state=f"{folder}/c")
+    united = "SELECT count(*) AS n FROM (SELECT at FROM a UNION ALL\nSELECT at FROM b) GROUP BY window(at, '1 minute')"
     counted = summed.selectExpr("k", "CAST(count AS STRING) AS s")
     return [
         ("SELECT 1", {}),
@@ -117,6 +119,10 @@ def of_streams(spark: Any, folder: Path) -> list[tuple[str, dict[str, Any]]]:
         (joined, both | {"partitions": 0}),
         (joined, both | {"emit": "at_end"}),
         (joined, {"a": "a table", "b": rate}),
+        (united, {"a": timed, "b": gpu_ops.stream(rate, event_time="at"), **FINAL}),
+        (united, {"a": timed, "b": gpu_ops.stream(timed, event_time="at", idle_timeout="1 second"), **FINAL}),
+        (united, {"a": timed.union(timed), "b": timed, **FINAL}),
+        (united, {"a": timed, "b": pairs, **FINAL}),
         ("SELECT a.k FROM a JOIN b ON a.k = b.k", {"a": named[0], "b": rate, "name": "twice"}),
         ("SELECT s_a FROM a UNION ALL SELECT s_a FROM b", {"a": named[0], "b": named[1]}),
         (

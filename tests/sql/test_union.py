@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import pyarrow as pa
 import pytest
 
 from gpu_ops.errors import NotBuiltError
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.nodes import Calc, show, walk
-from gpu_ops.query.relations import Scan
-from sql.tables import TABLES, planned
+from gpu_ops.query.relations import Scan, Table
+from sql.tables import TABLES, TIME, planned
 
 JOINED = "FROM orders o JOIN prices p ON o.id = p.id"
 
@@ -115,6 +116,36 @@ def test_joins_by_time_take_no_union_for_a_side_with_a_watermark():
     assert [join.kind for join in regular.joins] == ["regular"]
     with pytest.raises(SqlError, match="each part of a UNION ALL has its own watermark"):
         planned(f"SELECT c.x FROM {clicks} c JOIN views FOR SYSTEM_TIME AS OF c.ts AS v ON c.uid = v.uid")
+
+
+def test_final_windows_go_by_the_parts_of_a_union():
+    sql = """SELECT window.end AS e, count(*) AS n FROM (SELECT ts, x FROM clicks UNION ALL SELECT t, v FROM (
+             SELECT ts AS t, y AS v FROM views UNION ALL SELECT ts, 1 FROM edits)) WHERE x > 1
+             GROUP BY window(ts, '1 minute')"""
+    (windows,) = planned(sql, emit="at_watermark").joins
+    assert windows.parts is not None
+    assert windows.parts.times == (("clicks", "ts"), ("views", "ts"), ("edits", "ts"))
+    (source,) = windows.description.inputs
+    assert source.event_time == "clicks__ts"
+    assert windows.parts.column in source.schema.names
+    assert windows.parts.column not in [column.name for column in windows.description.output]
+    text = show(planned(sql, emit="at_watermark"))
+    assert [f"{number} AS {windows.parts.column}" in text for number in range(4)] == [True, True, True, False]
+    assert planned(sql).joins[0].parts is None
+    grows = planned(sql.replace("UNION ALL SELECT ts, 1 FROM edits", ""), emit="at_watermark").joins[0]
+    assert grows.description.inputs[0].row_kind is None
+
+
+def test_of_several_times_in_a_union_windows_say_which():
+    wide = pa.schema([("t", TIME), ("u", TIME)])
+    tables = {name: Table(name, wide, event_times=("t", "u")) for name in "ab"}
+    above = "SELECT count(*) AS n FROM (SELECT * FROM a UNION ALL SELECT * FROM b) GROUP BY window(u, '1 minute')"
+    (windows,) = planned(above, tables=tables, emit="at_watermark").joins
+    assert windows.description.inputs[0].event_time == "a__u"
+    each = "SELECT t, u, window(u, '1 minute') AS w FROM"
+    below = f"SELECT count(*) AS n FROM ({each} a UNION ALL {each} b) GROUP BY w"
+    with pytest.raises(SqlError, match="at_watermark' needs its event time"):
+        planned(below, tables=tables, emit="at_watermark")
 
 
 @pytest.mark.parametrize("whole", [f"SELECT o.id {JOINED} UNION ALL SELECT o.id {JOINED}",

@@ -436,8 +436,7 @@ class TemporalOperator(TimedOperator[Clock]):
         Raises:
             StateError: it lacks something.
         """
-        facts = self._stored_facts(state)
-        self.clock = self._next = Clock(facts["watermark"], (facts["left_seen"], facts["right_seen"]))
+        self._restore_clock(state)
         for table, name in zip(self.tables, SIDES, strict=True):
             table.restore(state[name], self.clock.watermark, 0, settle)
         if self.retention is not None:

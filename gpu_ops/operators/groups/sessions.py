@@ -115,6 +115,7 @@ class Sessions(Operator):
             sequence_by=None,
             delay_ms=None,
             idle_timeout_ms=None,
+            parts=None,
             bad_rows="fail",
         )
         return ContinuousAggregate(self.description.of_rows(source), self.kernels)
@@ -313,7 +314,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
 
     def __init__(self, description: SessionAggregate, kernels: Kernels) -> None:
         Sessions.__init__(self, description, kernels)
-        TimedOperator.__init__(self, description, kernels, Clock(seen=(None,)))
+        TimedOperator.__init__(self, description, kernels, Clock(seen=(None,) * len(description.watermarked)))
         self.stored_clock = f"time of {description.source.name}"
         self._rows.queues[_CLOSES] = TimeQueue(kernels)
 
@@ -328,7 +329,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
             rows.expired = out = self._closed(due[rows.status.values[due] == LIVE])
             rows.move(out, LIVE, DEAD)
         self._next = dataclasses.replace(self.clock, watermark=now)
-        self._see(0, change.times)
+        self._see_parts(change)
         late = change.times <= self._last_that_ends(now)
         side, moved = self._apply(change.pick(~late) if late.any() else change)
         found = time.perf_counter()
@@ -398,8 +399,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
-        facts = self._stored_facts(state)
-        self.clock = self._next = Clock(facts["watermark"], (facts["left_seen"],))
+        self._restore_clock(state)
         Sessions.restore(self, state, settle)
         rows = self._rows
         queue = rows.queues[_CLOSES] = TimeQueue(self.kernels)

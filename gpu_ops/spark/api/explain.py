@@ -235,7 +235,9 @@ def _kept_by_time(plan: JoinPlan, names: Mapping[str, str], side: int) -> str:
     if upstream is not None:
         comes = f"watermark from the join '{names[upstream]}'"
     else:
-        comes = "no watermark" if source.delay_ms is None else f"rows come up to {show_ms(source.delay_ms)} late"
+        late = ", ".join(show_ms(ms) for ms in source.delays_ms if ms is not None)
+        whose = "rows" if source.parts is None else "rows of its parts"
+        comes = f"{whose} come up to {late} late" if late else "no watermark"
     if source.idle_timeout_ms is not None:
         comes += f", idle after {show_ms(source.idle_timeout_ms)}"
     stuck = next((s.name for s in description.inputs if s.delay_ms is None and s.idle_timeout_ms is None), None)

@@ -21,7 +21,7 @@ from pyspark.sql import types as st
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN, SHORT_STRINGS, SPELLINGS, codes_of
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.inputs import Input, UnionParts
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.query.errors import Origin, errors_at, place_of
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union, show, walk
@@ -317,6 +317,22 @@ class _Runner:
         planned = ("name", "unique_key", "row_kind", "sequence_by", "ttl_ms", "updates", "event_time")
         return dataclasses.replace(given, df=frame, **{name: getattr(source, name) for name in planned})
 
+    def delay_ms(self, table: str, column: str) -> int | None:
+        """The delay of a part of a union; None of a static one, whose rows come before there is a watermark."""
+        given = self.streams[table]
+        if given.load is not None:
+            return None
+        (side, _), known = timed_input(given, column), delays(given.df).get(column)
+        of_operator = given.delay_ms is None and known is not None and known.plan_id is not None
+        wrong = {
+            f"has no watermark of {column!r}: withWatermark, or delay= of its stream": side.delay_ms is None,
+            f"has {column!r} from an operator by time: give it a delay of its own, delay= of its stream": of_operator,
+            "has idle_timeout=, and a part without rows holds the watermark back": side.idle_timeout_ms is not None,
+        }
+        for why in (why for why, is_so in wrong.items() if is_so):
+            raise DescriptionError(f"input '{table}', a part of a UNION ALL whose windows are final, {why}")
+        return side.delay_ms
+
     def takes(self, node: JoinNode) -> bool:
         """True if an operator is over these inputs alone, and has a result at their end."""
         if any(scan.table.name not in self.streams for scan in _scans(node)):
@@ -346,7 +362,10 @@ class _Runner:
             sides = beside_streams(sides, state)
         description = node.description
         upstream: tuple[str | None, str | None] = (None, None)
-        if description.by_event_time and len(sides) == 1:
+        if node.parts is not None and sides[0].df.isStreaming:
+            parts = UnionParts(node.parts.column, tuple(self.delay_ms(*one) for one in node.parts.times))
+            sides = [dataclasses.replace(sides[0], parts=parts)]
+        elif description.by_event_time and len(sides) == 1:
             side, above = timed_input(sides[0])
             sides, upstream = [side], (above, None)
         elif description.by_event_time:

@@ -127,11 +127,8 @@ class Watermarks:
         return operator_watermark(self._description, input_watermarks, silent, self._before.watermark)
 
     def _of_input(self, side: int, batch_id: int) -> int | None:
-        upstream, latest = self._upstream[side], self._before.latest[side]
-        if upstream is not None:
-            return upstream(batch_id)
-        delay = self._description.inputs[side].delay_ms
-        return None if latest is None or delay is None else latest - delay
+        upstream, latest = self._upstream[side], self._before.latest[side:]
+        return self._description.inputs[side].watermark_ms(latest) if upstream is None else upstream(batch_id)
 
     def _stored(self, batch_id: int) -> tuple[Times, Times | None]:
         """The stored event times of all partitions before a micro-batch, and those of one that did it already."""

@@ -22,7 +22,7 @@ from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
 from gpu_ops.state import files
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import FilePart
-from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times, pair
+from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times
 from gpu_ops.state.files import Activity, Files, Stamp
 from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
 
@@ -44,7 +44,8 @@ class Applied:
     backend: str
     backend_reason: str
     latest: tuple[int | None, ...] = ()
-    """Per input, the latest event time (ms) that this partition has ever seen, even if the engine has forgotten it."""
+    """The latest event time (ms) that this partition has ever seen, even if the engine has forgotten it, of each input,
+    or of each part of the only one."""
 
 
 class Answer(NamedTuple):
@@ -266,9 +267,8 @@ class PartitionState:
         started = time.perf_counter()
         times = NO_TIMES
         if self._by_event_time:
-            latest = pair(
-                [cast("int | None", result.metrics.get(f"{side}_max_time_ms")) for side in self.description.sides]
-            )
+            names = (f"{name}_max_time_ms" for name in self.description.watermarked)
+            latest = tuple(cast("int | None", result.metrics.get(name)) for name in names)
             times = self._times.later(Times(watermark, latest))
         record = Record(table, clock_ms, wire.to_json(), times, backlog, parts)
         stamp = why = None

@@ -364,18 +364,17 @@ class EventTimes:
     """The event times that one partition has seen after a micro-batch.
 
     Attributes:
-        latest: per input, the latest event time it has ever seen, ms; with one input the second is None.
+        latest: the latest event time that it has ever seen of each input, or of each part of the only one, ms.
         rows: per input, whether the micro-batch brought rows.
     """
 
-    latest: tuple[int | None, int | None]
+    latest: tuple[int | None, ...]
     rows: tuple[bool, ...]
 
     @classmethod
     def of(cls, latest: Sequence[int | None], rows: Sequence[bool]) -> EventTimes:
-        """Makes the report of an operator with any number of inputs, of which the first two count."""
-        first, second, *_ = (*latest, None, None)
-        return cls((first, second), tuple(rows))
+        """Makes a report of sequences that JSON has."""
+        return cls(tuple(latest), tuple(rows))
 
 
 @dataclasses.dataclass(frozen=True)

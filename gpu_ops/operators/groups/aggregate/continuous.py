@@ -331,7 +331,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         self._described = description
         description = dataclasses.replace(description, late="drop")  # late rows are put behind what that gives
         ContinuousAggregate.__init__(self, description, kernels)
-        TimedOperator.__init__(self, description, kernels, Clock(seen=(None,)))
+        TimedOperator.__init__(self, description, kernels, Clock(seen=(None,) * len(description.watermarked)))
         self.stored_clock = f"time of {description.source.name}"
         self._groups.queues[_CLOSES] = TimeQueue(kernels)
 
@@ -343,7 +343,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         self._next = dataclasses.replace(self.clock, watermark=now)
         kinds, table, evicted = self._closed(now) if advances else self._nothing()
         assert change.times is not None
-        self._see(0, change.times)
+        self._see_parts(change)
         late = self._ends(change.column(self._closes)) <= now if now > BEFORE_ALL else np.zeros(change.kinds.size, bool)
         sequence = np.full(kinds.size, AT_WATERMARK, np.int64)
         beside: tuple[Beside, ...] = ()
@@ -408,8 +408,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
 
     def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
-        facts = self._stored_facts(state)
-        self.clock = self._next = Clock(facts["watermark"], (facts["left_seen"],))
+        self._restore_clock(state)
         ContinuousAggregate.restore(self, state, settle)
         self._expect(as_slots(self.kernels, 0, len(self._groups)))
         self._groups.queues[_CLOSES].commit()
