@@ -205,8 +205,13 @@ def test_help_lists_each_option_and_explains_it_and_has_an_example() -> None:
     for name, function in functions.items():
         parameters = inspect.signature(function).parameters
         rest = {x.name for x in parameters.values() if x.kind is x.VAR_KEYWORD}
-        # inputs by name; options of Spark's readers, by Spark's names
-        own = {"gpu_ops.sql": {"inputs"}, "gpu_ops.engine": {"inputs"}}.get(name, set())
+        # inputs and outputs by name; options of Spark's readers, by Spark's names
+        own = {
+            "gpu_ops.sql": {"inputs"},
+            "gpu_ops.engine": {"inputs"},
+            "gpu_ops.outputs": {"changelogs"},
+            "gpu_ops.sinks.each": {"views"},
+        }.get(name, set())
         assert rest == ({"options"} if name.endswith(".read_files") else own), name
         text = inspect.getdoc(function) or ""
         for parameter in parameters.values():

@@ -80,9 +80,8 @@ def open_source(
     if source.event_time is not None and not ours:
         df = df.withWatermark(source.event_time, f"{source.delay_ms} milliseconds")
         source = dataclasses.replace(source, event_time=None, delay_ms=None)
-    said = {
-        x.name.removesuffix("_ms"): getattr(source, x.name) for x in dataclasses.fields(Input) if x.name != "schema"
-    }
+    names = [x.name for x in dataclasses.fields(Input) if x.name not in ("schema", "parts")]
+    said = {name.removesuffix("_ms"): getattr(source, name) for name in names}
     return stream(df if source.refresh_ms is None else table, refresh=source.refresh_ms, **said)
 
 
