@@ -135,6 +135,7 @@ def nothing_is_left_after_the_session(seen: dict[str, Any]) -> None:
     assert seen["left"] == []
 
 
+@pytest.mark.slow
 def test_an_application_on_two_executors(tmp_path: Path) -> None:
     """One application for all that is asked of it: it takes a minute, and would come up once in each worker process."""
     done = run(str(Path(__file__).with_name("cluster_app.py")), str(tmp_path), **made_up_cards(tmp_path))

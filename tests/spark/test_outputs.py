@@ -123,8 +123,8 @@ def shop(spark: Any, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPat
     return made
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("shop", slow_but(["engine", "card", "task", "stages"], "engine"), indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("shop", ["engine", "card", "task", "stages"], indirect=True)
 def test_two_views_of_one_query_are_right_after_every_micro_batch(shop: Shop) -> None:
     """Also after one that the second view fails in: the first has it, and skips it when it comes again."""
     views = {name: sinks.memory_view(f"outputs_{name}") for name in ("orders", "totals")}

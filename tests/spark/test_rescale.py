@@ -75,7 +75,7 @@ def test_a_query_goes_on_with_more_and_with_fewer_partitions(
     assert {path.name for path in Path(query.state).iterdir()} == {"manifest.json", "g2"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_upserts_by_a_foreign_key_go_on_with_other_partitions(spark: Any, tmp_path: Path) -> None:
     """Their order in Spark's union, by which the checkpoint counts sources, stays as it was."""
     left, right = (Feed(spark, tmp_path, name, COLUMNS[name]) for name in "lr")
