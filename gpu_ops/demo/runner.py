@@ -25,10 +25,11 @@ import gpu_ops
 from gpu_ops.backends import Backend, gpu_available
 from gpu_ops.demo import tpch
 from gpu_ops.errors import BackendError
-from gpu_ops.jobs.screen import Screen, arrow_rows, screen
+from gpu_ops.jobs.screen import Screen, screen
 from gpu_ops.memory import size_text
 from gpu_ops.spark import session
 from gpu_ops.spark.api.session import FIRST_COMPILER
+from gpu_ops.spark.datatypes import arrow_rows
 from gpu_ops.spark.metrics.progress import JoinProgress, followed, join_progress
 
 DEFAULT_SCALE: Final = 0.1

@@ -32,10 +32,11 @@ from gpu_ops.spark import prepare_environment, session
 from gpu_ops.spark.api.finish import QUERY, of_last, query_in
 from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.failures import DELTA_SETTINGS, message_in
+from gpu_ops.spark.failures import DELTA_CATALOG, DELTA_SETTINGS, message_in
 from gpu_ops.spark.metrics.progress import followed
 from gpu_ops.spark.plan.column_metadata import join_written
 from gpu_ops.spark.sinks.changes import View
+from gpu_ops.spark.sinks.delta import has_delta
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, LATEST, Manifest
@@ -263,6 +264,8 @@ def _session(job: Job, console: Console) -> Iterator[SparkSession]:
     settings = DELTA_SETTINGS if "delta" in by_spark else {}
     with console.status("Spark starts"):
         spark = session(f"gpu-join {job.name}", master=job.master or "local[*]", config={**settings, **job.spark})
+    if settings and not has_delta(spark):
+        spark.conf.unset(DELTA_CATALOG)  # a class that is not there
     try:
         yield spark
     finally:

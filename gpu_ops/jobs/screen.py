@@ -21,7 +21,7 @@ from rich.text import Text
 from gpu_ops.jobs.datagen import beyond_end
 from gpu_ops.jobs.tables import KINDS, OBSERVED
 from gpu_ops.memory import size_text
-from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.datatypes import arrow_rows
 from gpu_ops.spark.metrics.progress import JoinProgress, join_progress, observed_metrics
 
 _MOST: Final = 20
@@ -129,14 +129,6 @@ def screen(console: Console, title: str) -> Iterator[Screen]:
         shown = Screen(console, title, live)
         live.update(shown.drawn(), refresh=True)
         yield shown
-
-
-def arrow_rows(changes: DataFrame) -> pa.Table:
-    """Its rows; Spark 3.5 has no public name for that."""
-    if hasattr(changes, "toArrow"):
-        return changes.toArrow()
-    batches = changes._collect_as_arrow()
-    return pa.Table.from_batches(batches) if batches else arrow_schema(changes.schema, "changes").empty_table()
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -18,6 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.files.delta_log import Log
 from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs import datagen
 from gpu_ops.jobs.job import Job, JobSource, Sink
@@ -25,13 +26,13 @@ from gpu_ops.jobs.settings import FORMATS
 from gpu_ops.jobs.sql_file import Text
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
-from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.datatypes import named_column, nullable
 from gpu_ops.spark.failures import message_in, package
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.settings import metrics_reported
 from gpu_ops.spark.sinks.changes import View, json_messages, kafka_debezium, kafka_upsert, started
-from gpu_ops.spark.sinks.delta import delta_view
-from gpu_ops.spark.sinks.files import FilesFormat, write_files
+from gpu_ops.spark.sinks.delta import delta_view, has_delta
+from gpu_ops.spark.sinks.files import FilesFormat, address_of, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.jdbc import read_table
@@ -42,6 +43,11 @@ _CHANGE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp
 _KIND: Final = "__row_kind"
 """Of Debezium's messages: one may be two changes, so ``op`` itself is none."""
 _UNAVAILABLE: Final = "__unavailable"
+_WITHOUT_JAR: Final = (
+    "; without it a change feed can be read (not 'scan' = 'once', and without 'starting_timestamp'), and a table be "
+    "written as a view (PRIMARY KEY) or by 'writer' = 'arrow'"
+)
+"""What jobs do with Delta tables by themselves and ``deltalake``."""
 
 
 def open_source(
@@ -67,7 +73,7 @@ def open_source(
             counted = datagen.numbers(spark, source.generated, every_ms=every_ms or 1000, once=once)
             df = datagen.rows(counted, source.generated)
         elif source.connector == "delta":
-            source, df = _delta(spark, source)
+            source, df = _delta(spark, source, file)
         elif source.connector == "kafka":
             source, df = decode(_load(spark, source), source)
         elif source.connector in _FILES:
@@ -112,12 +118,16 @@ def errors_of_spark(spark: SparkSession, file: Text, connector: str, at: int) ->
         yield
     except (PySparkException, Py4JJavaError) as error:
         problem = message_in(str(error)).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
-        needed = package(connector, spark.version)
-        if needed is not None and "find" in problem and "data source" in problem:
+        if "find" in problem and "data source" in problem and ("kafka" in connector or connector == "delta"):
+            needed = package(connector, spark.version)
             problem = (
                 f"Spark has no {connector} here; it comes with --packages {needed} (or SET 'spark.packages' = "
                 f"'{needed}') when the session starts"
+                if needed is not None
+                else f"Spark has no {connector} here, and no package of it is known for Spark {spark.version}"
             )
+            if connector == "delta":
+                problem += _WITHOUT_JAR
         if connector == "jdbc" and ("No suitable driver" in problem or "ClassNotFoundException" in problem):
             problem = (
                 f"Spark has no JDBC driver for this url ({problem}); it comes with --packages (or SET 'spark.packages' "
@@ -179,7 +189,7 @@ def _read_files(spark: SparkSession, source: JobSource, file: Text) -> DataFrame
     return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
 
 
-def _delta(spark: SparkSession, source: JobSource) -> tuple[JobSource, DataFrame]:
+def _delta(spark: SparkSession, source: JobSource, file: Text) -> tuple[JobSource, DataFrame]:
     """A Delta table's change feed, or the rows appended to it."""
     options = {"readChangeFeed": "true", **source.options}
     feed = options["readChangeFeed"] == "true"
@@ -195,7 +205,7 @@ def _delta(spark: SparkSession, source: JobSource) -> tuple[JobSource, DataFrame
             # the changes of several commits come in any order
             sequence_by=source.sequence_by or (_VERSION if keyed else None),
         )
-    df = _load(spark, source)
+    df = _load(spark, source) if has_delta(spark) else _feed_of_files(spark, source, file)
     own = [source.row_kind] if source.row_kind is not None else []
     if source.columns is None:
         kept = [name for name in df.columns if name not in (_CHANGE, _VERSION, _TIME)]
@@ -205,6 +215,27 @@ def _delta(spark: SparkSession, source: JobSource) -> tuple[JobSource, DataFrame
         kept = [name for name, _ in source.columns]
     own += [source.sequence_by] if source.sequence_by is not None else []
     return source, df.select(*chosen, *(named_column(name) for name in own if name not in kept))
+
+
+def _feed_of_files(spark: SparkSession, source: JobSource, file: Text) -> DataFrame:
+    """A Delta table's change feed as `read_files` has it, for a Spark without Delta's jar.
+
+    Raises:
+        JobError: there is no such table.
+    """
+    options = {name: value for name, value in source.options.items() if name not in ("path", "readChangeFeed")}
+    if source.options["readChangeFeed"] != "true" or set(options) - {"startingVersion", "maxFilesPerTrigger"}:
+        return _load(spark, source)  # which says what is missing
+    path = source.options["path"]
+    try:
+        fields = Log(address_of(spark, path).secret_uri, source.name).latest_state().fields
+    except (OSError, ValueError) as error:
+        raise file.error(f"there is no Delta table at {path}: {error}", source.at) from error
+    schema = st.StructType.fromJson({"type": "struct", "fields": fields})
+    for name, kind in ((_CHANGE, st.StringType()), (_VERSION, st.LongType()), (_TIME, st.TimestampType())):
+        schema = schema.add(name, kind)
+    plain = st.StructType([st.StructField(field.name, nullable(field.dataType)) for field in schema])
+    return read_files(spark, path, "delta", plain, **options)
 
 
 def decode(df: DataFrame, source: JobSource) -> tuple[JobSource, DataFrame]:

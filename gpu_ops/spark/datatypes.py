@@ -80,6 +80,14 @@ def arrow_schema(schema: st.StructType, input_name: str, *, without: str | None 
     return pa.schema(fields)
 
 
+def arrow_rows(df: DataFrame) -> pa.Table:
+    """The rows of a DataFrame, in the driver; Spark 3.5 has no public name for that."""
+    if hasattr(df, "toArrow"):
+        return df.toArrow()
+    batches = df._collect_as_arrow()
+    return pa.Table.from_batches(batches) if batches else arrow_schema(df.schema, "rows").empty_table()
+
+
 def spark_type(arrow: pa.DataType, *candidates: st.DataType | None) -> st.DataType:
     """The Spark type of an Arrow type: a candidate that has it, or the plain translation."""
     for kind in candidates:

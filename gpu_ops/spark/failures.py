@@ -158,13 +158,28 @@ def _what(given: Any) -> str:
     return kind.__name__
 
 
+DELTA_CATALOG: Final = "spark.sql.catalog.spark_catalog"
 DELTA_SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    DELTA_CATALOG: "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 """The settings of a Spark session that Delta needs."""
 
-_DELTA: Final = {"3.5": "io.delta:delta-spark_2.12:3.3.2", "4.0": "io.delta:delta-spark_2.13:4.0.1"}
+PACKAGES: Final = {
+    "delta": {
+        "3.5": "io.delta:delta-spark_2.12:3.3.2",
+        "4.0": "io.delta:delta-spark_2.13:4.0.1",
+        "4.1": "io.delta:delta-spark_4.1_2.13:4.4.0",
+        "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
+    },
+    "kafka": {
+        "3.5": "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7",
+        "4.0": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.2",
+        "4.1": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.2",
+        "4.2": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    },
+}
+"""By connector and line of Spark, a Maven package that was found to exist (tests/services/test_packages.py asks)."""
 
 
 def package(connector: str, spark: str) -> str | None:
@@ -175,11 +190,7 @@ def package(connector: str, spark: str) -> str | None:
         spark: Spark's version.
 
     Returns:
-        Its coordinates, or None for one that Spark brings itself.
+        Its coordinates, or None for one that Spark brings itself, and where none is known for this Spark.
     """
-    line = ".".join(spark.split(".")[:2])
-    if "kafka" in connector:
-        return f"org.apache.spark:spark-sql-kafka-0-10_{'2.12' if line < '4' else '2.13'}:{spark}"
-    if connector == "delta":
-        return _DELTA.get(line, f"io.delta:delta-spark_{line}_2.13:4.4.0")
-    return None
+    known = PACKAGES.get("kafka" if "kafka" in connector else connector, {})
+    return known.get(".".join(spark.split(".")[:2]))

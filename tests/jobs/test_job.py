@@ -161,9 +161,11 @@ def test_options_of_kafka():
 
 def test_packages():
     assert package("kafka", "4.2.0") == "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
-    assert package("kafka", "3.5.9") == "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.9"
+    assert package("upsert-kafka", "3.5.9") == "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7"
     assert package("delta", "4.2.0") == "io.delta:delta-spark_4.2_2.13:4.4.0"
     assert package("delta", "3.5.9") == "io.delta:delta-spark_2.12:3.3.2"
+    assert package("delta", "4.3.0") is None  # it named one that does not exist
+    assert package("kafka", "4.3.0") is None
     assert package("parquet", "4.2.0") is None
 
 

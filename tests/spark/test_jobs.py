@@ -29,6 +29,7 @@ from gpu_ops.jobs.job import JobSource, build, load
 from gpu_ops.jobs.runner import JobFailedError
 from gpu_ops.jobs.sql_file import JobError, Text, read_sql
 from gpu_ops.jobs.tables import decode, open_source, shaped
+from gpu_ops.spark.failures import package
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.selection import selection_of_join
 from gpu_ops.spark.sinks.changes import json_messages
@@ -375,6 +376,36 @@ def test_a_missing_driver_is_told_in_a_line(spark: Any, tmp_path: Path, driver: 
 
 
 @pytest.mark.thorough
+def test_delta_without_the_jar(spark: Any, tmp_path: Path) -> None:
+    """A change feed in, a view out, resumed; both by the package."""
+    feed, kept = tmp_path / "orders", tmp_path / "live"
+    rows = pa.table({"id": [1, 2], "item": ["book", "pen"]})
+    deltalake.write_deltalake(feed, rows, configuration={"delta.enableChangeDataFeed": "true"})
+    job = tmp_path / "shop.sql"
+    job.write_text(
+        "CREATE TABLE orders (PRIMARY KEY (id) NOT ENFORCED) WITH ('connector' = 'delta', 'path' = 'orders');\n"
+        "CREATE TABLE live (name STRING, sold BIGINT, PRIMARY KEY (name) NOT ENFORCED)\n"
+        "WITH ('connector' = 'delta', 'path' = 'live');\n"
+        "SET state = 'state'; SET checkpoint = 'checkpoint';\n"
+        "INSERT INTO live SELECT item, count(*) FROM orders GROUP BY item;"
+    )
+
+    def result() -> list[tuple[Any, ...]]:
+        runner.run(load(job), Console(quiet=True), once=True)
+        return sorted(tuple(row.values()) for row in deltalake.DeltaTable(kept).to_pyarrow_table().to_pylist())
+
+    assert result() == [("book", 1), ("pen", 1)]
+    deltalake.DeltaTable(feed).update(updates={"item": "'book'"}, predicate="id = 2")
+    assert result() == [("book", 2)]
+    for old, new, words in (
+        ("'path' = 'orders'", "'path' = 'nowhere'", r"there is no Delta table at .*nowhere"),
+        ("'path' = 'orders'", "'path' = 'orders', 'change_feed' = 'false'", r"Spark has no delta here.*; without it a"),
+    ):
+        text = job.read_text().replace(old, new)
+        assert re.search(words, failing(tmp_path, text).message)
+
+
+@pytest.mark.thorough
 def test_a_missing_jar(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "prices").mkdir()
     text = JOB.format(format="json").replace(
@@ -383,7 +414,8 @@ def test_a_missing_jar(spark: Any, tmp_path: Path) -> None:
     )
     error = failing(tmp_path, text)
     assert (error.line, error.column) == (2, 14)
-    assert f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}" in error.message
+    known = package("kafka", spark.version)
+    assert (f"--packages {known}" if known else "no package of it is known for Spark") in error.message
 
 
 def test_a_row_that_cannot_be(spark: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_ops import sinks
 from gpu_ops.conditions import backquoted
-from gpu_ops.errors import BadInputError, DescriptionError, NotBuiltError, StateError
+from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.spark.sinks.changes import key_of, net
 from gpu_ops.spark.sinks.jdbc import _beside
 from spark.support import fold
@@ -139,20 +139,6 @@ def test_what_is_no_changelog_is_refused(spark: Any) -> None:
         net(changelog(spark, ("+I", 1), schema="gpu_ops_count long"))
     with pytest.raises(DescriptionError, match="an upsert topic needs a key; none is known of this changelog"):
         sinks.kafka_upsert("localhost:1", "topic")(changelog(spark, ("+I", 1, "a")), 0)
-
-
-@pytest.mark.thorough
-def test_delta_that_is_not_installed_is_said_when_the_view_is_made(spark: Any) -> None:
-    """Not in the first micro-batch, by 128 lines of Java's."""
-    with pytest.raises(NotBuiltError) as raised:
-        sinks.delta_view("folder/table", "id")
-    version = ".".join(spark.version.split(".")[:2])
-    assert str(raised.value).splitlines() == [
-        "delta_view() merges by Delta, which this session has not; start it with",
-        f"  spark.jars.packages=io.delta:delta-spark_{version}_2.13:4.4.0",
-        "  spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension",
-        "  spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    ]
 
 
 @pytest.mark.thorough

@@ -28,7 +28,7 @@ from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.changes import encoded_in_tasks
 from gpu_ops.spark.sinks.changes import View, query_of, started
-from gpu_ops.spark.sinks.delta import DeltaCommit
+from gpu_ops.spark.sinks.delta_tables import DeltaCommit
 from gpu_ops.spark.tasks.file import FILE_COLUMN, STAGING, FileWriter, WrittenFile
 from gpu_ops.state.address import KINDS, StateAddress
 from gpu_ops.state.files import Files
@@ -301,23 +301,32 @@ class _LogCommit:
         self._files.delete_folder(f"{STAGING}/{number}")
 
 
-def _place(spark: SparkSession, path: str) -> Files:
-    """Opens the output folder; a path without a scheme is in Hadoop's default file system.
+def address_of(spark: SparkSession, path: str) -> StateAddress:
+    """The location that a path names; one without a scheme is in Hadoop's default file system.
 
     Raises:
         DescriptionError: there is no such file system.
-        NotBuiltError: Arrow cannot reach the folder from here.
     """
     scheme = re.match("([A-Za-z][A-Za-z0-9+.-]*):/", path)
     if scheme is None or scheme[1].lower() == "file":
         at = java_class(spark, "org.apache.hadoop.fs.Path")(path)
         path = str(at.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).makeQualified(at).toString())
     if path.startswith("file:"):
-        return Files.at(re.sub("^file:/*", "/", path), shared=True)
+        return StateAddress.of(re.sub("^file:/*", "/", path))
     try:
-        address = StateAddress.of(re.sub("^s3[an]:", "s3:", path))
+        return StateAddress.of(re.sub("^s3[an]:", "s3:", path))
     except StateError as error:  # which is about a state folder
         raise DescriptionError(str(error).replace("state=", "path=").replace("A state folder", "A folder")) from None
+
+
+def _place(spark: SparkSession, path: str) -> Files:
+    """Opens the output folder.
+
+    Raises:
+        DescriptionError: there is no such file system.
+        NotBuiltError: Arrow cannot reach the folder from here.
+    """
+    address = address_of(spark, path)
     try:
         return Files.at(address, shared=True)
     except StateError as error:
