@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gpu_ops.spark.failures import PACKAGES
 from gpu_ops.spark.settings import NAMES
 
 pytestmark = pytest.mark.thorough
@@ -62,3 +63,25 @@ def test_what_a_compose_file_mounts_and_builds_is_there(name: str) -> None:
             assert (FOLDER / what["build"]["context"] / what["build"]["dockerfile"]).exists(), service
         elif "@" not in what["image"] and not what["image"].startswith("gpu-join:"):
             assert re.search(r":v?\d+\.\d+\.\d+$", what["image"]), f"{service}: {what['image']} is not pinned"
+
+
+def test_secrets_are_of_the_driver_alone_and_the_image_has_the_jars() -> None:
+    """Passwords of jobs stood in their text, in a ConfigMap."""
+    found = {m.values[0]["kind"]: m.values[0] for m in MANIFESTS}
+    (driver,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    ((secret,),) = (source.values() for source in driver["envFrom"])
+    text = (FOLDER / "kubernetes" / "job.yaml").read_text()
+    assert f"kubectl create secret generic {secret['name']} --from-literal=" in text
+    assert "envFrom" not in found["Pod"]["spec"]["containers"][0]
+    image = (FOLDER / "cpu.Dockerfile").read_text()
+    for lines in PACKAGES.values():
+        group, name, version = lines["4.2"].split(":")
+        assert f"/{group.replace('.', '/')}/{name}/{version}/{name}-{version}.jar" in image
+    assert "/postgresql-" in image
+    jars = Path(__file__).parent / "services" / "spark.xml"
+    needed = re.findall(r"<artifactId>([\w.-]+)</artifactId><version>([\d.]+)</version>", jars.read_text())
+    assert len(needed) >= 7
+    for name, version in needed:
+        assert re.search(
+            rf"ADD --checksum=sha256:[0-9a-f]{{64}} [^\n]*\n.*/{name}/{version}/{name}-{version}.jar", image
+        )

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
 import signal
 import threading
 import time
@@ -93,6 +94,11 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -
         JobError: something in the job cannot be; names the position.
         JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
     """
+    with _hidden(job):
+        return _ran(job, console, once=once, show=show)
+
+
+def _ran(job: Job, console: Console, *, once: bool, show: bool) -> Outcome:
     if show:
         job = _shown(job)
     check_folders(job)
@@ -186,8 +192,8 @@ def _follow(
 
 def explain(job: Job, console: Console) -> str:
     """Describes the plan of a job in words, and runs nothing."""
-    with _session(job, console) as spark:
-        return gpu_ops.explain(changelog(spark, job, console))
+    with _hidden(job), _session(job, console) as spark:
+        return job.file.secrets.hidden(gpu_ops.explain(changelog(spark, job, console)))
 
 
 def check_folders(job: Job) -> None:
@@ -248,7 +254,8 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
     ignored = (DeprecationWarning, *([gpu_ops.MemoryOnlyStateWarning] if show else []))
     for warning in raised:
         if not issubclass(warning.category, ignored):
-            console.print(f"warning: {warning.message}", style="yellow", markup=False, soft_wrap=True)
+            text = job.file.secrets.hidden(f"warning: {warning.message}")
+            console.print(text, style="yellow", markup=False, soft_wrap=True)
     return changes
 
 
@@ -258,18 +265,41 @@ def _session(job: Job, console: Console) -> Iterator[SparkSession]:
     prepare_environment()
     if SparkSession.getActiveSession() is not None:
         # Not the active one: PySpark takes that from whoever made a DataFrame last, a micro-batch's own session too.
-        yield SparkSession.builder.getOrCreate()
+        there = SparkSession.builder.getOrCreate()
+        for name, value in _redaction(job).items():
+            there.conf.set(name, value)
+        yield there
         return
     by_spark = ["" if job.sink.by_tasks else job.sink.connector, *(source.connector for source in job.sources)]
     settings = DELTA_SETTINGS if "delta" in by_spark else {}
     with console.status("Spark starts"):
-        spark = session(f"gpu-join {job.name}", master=job.master or "local[*]", config={**settings, **job.spark})
+        spark = session(
+            f"gpu-join {job.name}", master=job.master or "local[*]", config={**settings, **_redaction(job), **job.spark}
+        )
     if settings and not has_delta(spark):
         spark.conf.unset(DELTA_CATALOG)  # a class that is not there
     try:
         yield spark
     finally:
         spark.stop()
+
+
+def _redaction(job: Job) -> dict[str, str]:
+    """Settings by which Spark's plans and UI hide options whose values stand elsewhere."""
+    names = "|".join(map(re.escape, sorted(job.file.secrets.options)))
+    return {"spark.sql.redaction.options.regex": f"(?i)url|^({names})$"} if names else {}
+
+
+@contextlib.contextmanager
+def _hidden(job: Job) -> Iterator[None]:
+    """Errors without the values that the job takes from elsewhere."""
+    try:
+        yield
+    except GpuJoinError as error:
+        text = job.file.secrets.hidden(str(error))
+        if text == str(error):
+            raise
+        raise JobFailedError(text) from None
 
 
 @contextlib.contextmanager

@@ -326,12 +326,16 @@ def _read(
         values.at[name] = value.at
         if own:
             values.spark[name.removeprefix(_PREFIX)] = value.text
+            if value.secret:
+                file.secrets.options.add(name.removeprefix(_PREFIX))
             continue
         if name not in known:
             raise file.error(unknown.format(setting.name.text, closest(setting.name.text, known)), setting.name.at)
         with file.errors_at(value.at):
             checked = value_of(name, known[name], value.text, file.path.resolve().parent)
         of_spark = known[name].spark_name(name)
+        if value.secret:
+            file.secrets.options.add(of_spark or name)
         if of_spark:
             values.spark[of_spark] = str(checked).lower() if isinstance(checked, bool) else str(checked)
         else:

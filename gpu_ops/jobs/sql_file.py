@@ -30,6 +30,7 @@ from sqlglot.errors import TokenError
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DatabaseError, DescriptionError, NotBuiltError, with_caret
+from gpu_ops.jobs.secrets import Secrets
 
 
 class JobError(DescriptionError):
@@ -50,10 +51,11 @@ class JobError(DescriptionError):
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """The text of a job file, and what its positions are."""
+    """The text of a job file, what its positions are, and what is hidden in errors."""
 
     path: Path
     text: str
+    secrets: Secrets = dataclasses.field(default_factory=Secrets, compare=False, repr=False)
 
     def position(self, offset: int) -> tuple[int, int]:
         """Line and column of an offset, both from 1."""
@@ -79,15 +81,22 @@ class Text:
         lines = self.text.split("\n")
         shown = lines[line - 1].rstrip("\r") if line <= len(lines) else ""
         shown = re.sub(r"(?<=://)[^\s'\"]*(?=@)", lambda match: "*" * len(match[0]), shown)  # a URI's credentials
-        return JobError(message, self.path, line, column, shown)
+        return JobError(self.secrets.hidden(message), self.path, line, column, shown)
 
 
 @dataclasses.dataclass(frozen=True)
 class Word:
-    """A name or value as written, and its offset in the file."""
+    """A name or value, and its offset in the file.
+
+    Attributes:
+        text: as written; of a value that stands elsewhere, that value.
+        at: the offset.
+        secret: whether it stands elsewhere.
+    """
 
     text: str
     at: int
+    secret: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,6 +293,17 @@ class Cursor:
             raise self.expected(f"{what} in single quotes")
         return self.take()
 
+    def value(self, what: str) -> Word:
+        """A string in single quotes, with what stands elsewhere in its place.
+
+        Raises:
+            JobError: something else comes, or a value is nowhere.
+        """
+        written = self.string(what)
+        with self.file.errors_at(written.at):
+            text = self.file.secrets.resolved(written.text)
+        return Word(text, written.at, secret=text != written.text)
+
     def listed(self, read: Callable[[Cursor], Item]) -> tuple[Item, ...]:
         """Reads a list of one item or more, separated by commas."""
         entries = [read(self)]
@@ -373,7 +393,7 @@ def _set(cursor: Cursor) -> Setting:
             name = Word(cursor.file.text[name.at : end.at + len(end.text)], name.at)
     cursor.expect("=")
     plain = cursor.is_word or cursor.token.token_type == T.NUMBER
-    return Setting(name, cursor.take() if plain else cursor.string("the setting's value"))
+    return Setting(name, cursor.take() if plain else cursor.value("the setting's value"))
 
 
 def _create_table(cursor: Cursor) -> TableText:
@@ -469,7 +489,7 @@ def _option(cursor: Cursor) -> Setting:
     """Reads one option, ``'name' = 'value'``."""
     name = cursor.string("an option's name")
     cursor.expect("=")
-    return Setting(name, cursor.string("the option's value"))
+    return Setting(name, cursor.value("the option's value"))
 
 
 def _insert(cursor: Cursor) -> tuple[Word, JobQuery]:
