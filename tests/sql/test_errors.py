@@ -33,7 +33,7 @@ CLAUSES = [
     ("SELECT o.uid, u.tags FROM orders o JOIN users u ON o.uid = u.uid §ORDER BY u.tags LIMIT 3", "has no order"),
     ("§SELECT tags FROM users EXCEPT SELECT tags FROM users", "tags of type array<string> cannot be a key of groups"),
     ("§SELECT tags FROM users EXCEPT ALL SELECT tags FROM users", "tags of type array<string> cannot be a key"),
-    ("SELECT uid FROM users GROUP BY §GROUPING SETS ((uid), (name), (x))", r"\[UNRESOLVED_COLUMN"),
+    ("SELECT uid FROM users GROUP BY GROUPING SETS ((uid), (name), (§x))", r"\[UNRESOLVED_COLUMN"),
     ("SELECT o.uid FROM orders o §TABLESAMPLE (5 ROWS) JOIN users u ON o.uid = u.uid", r"\[PARSE_SYNTAX_ERROR\]"),
     ("§SELECT DISTINCT tags FROM users", "cannot be a key"),
     ("SELECT /*+ BROADCAST(p) */ o.uid FROM orders o JOIN §prices p ON o.id = p.id", "hints are not understood"),
