@@ -28,7 +28,7 @@ _WRONG: Final = 2
 """What a run of quotes leaves that may not be where it is."""
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """A part of a file: whole rows.
 
     Attributes:
@@ -75,7 +75,7 @@ class Quotes:
         self._ends = np.isin(np.arange(256), list(f"{sep}\r\n".encode()))
         self._multi_line, self._drop_blanks = multi_line, drop_blanks
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[TextBlock]:
         """The file's rows, block by block.
 
         Raises:
@@ -104,12 +104,12 @@ class Quotes:
             if not cut and len(text) >= self._block_bytes:
                 raise WrongError(f"a row is longer than a block of {self._block_bytes} bytes", sample=shown(text))
             if cut:
-                yield Block(whole, place, quoted, self._multi_line, last)
+                yield TextBlock(whole, place, quoted, self._multi_line, last)
             if last:
                 return
             place, row = place + cut, text[cut:]
 
-    def rows(self, block: Block) -> bytes | memoryview:
+    def rows(self, block: TextBlock) -> bytes | memoryview:
         """The text of a block, as Arrow reads it as described.
 
         Raises:
@@ -275,7 +275,7 @@ def _last_end(text: bytes) -> int:
 class _NamedBlock(NamedTuple):
     """A block, the names of its columns, and how many rows come before it that no other block has."""
 
-    block: Block
+    block: TextBlock
     names: list[str]
     skipped: int = 0
 
