@@ -16,8 +16,8 @@ _SHOWN: Final = 100
 """Bytes of a line that an error shows."""
 _MOST_THREADS: Final = 4
 
-_Item = TypeVar("_Item")
-_Read = TypeVar("_Read")
+_Part = TypeVar("_Part")
+_RowsOf = TypeVar("_RowsOf")
 
 
 def shown(line: bytes) -> str:
@@ -41,7 +41,7 @@ def refuse_compressed(begin: bytes) -> None:
         raise WrongError(f"it is compressed ({kind}), and its name does not say so: it has to end in .gz, .bz2 or .zst")
 
 
-def side_by_side(read: Callable[[_Item], _Read], blocks: Iterable[_Item]) -> Iterator[_Read]:
+def side_by_side(read: Callable[[_Part], _RowsOf], blocks: Iterable[_Part]) -> Iterator[_RowsOf]:
     """Reads blocks in threads, as a task often has one large file while other cores have nothing to do.
 
     Args:
@@ -52,7 +52,7 @@ def side_by_side(read: Callable[[_Item], _Read], blocks: Iterable[_Item]) -> Ite
         What ``read`` gives of each block, in their order.
     """
     threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-    waiting: collections.deque[Future[_Read]] = collections.deque()
+    waiting: collections.deque[Future[_RowsOf]] = collections.deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="read") as pool:
         try:
             for block in blocks:
