@@ -16,7 +16,7 @@ _SHOWN: Final = 100
 """Bytes of a line that an error shows."""
 _MOST_THREADS: Final = 4
 
-_Part = TypeVar("_Part")
+_Unread = TypeVar("_Unread")
 _RowsOf = TypeVar("_RowsOf")
 
 
@@ -41,7 +41,7 @@ def refuse_compressed(begin: bytes) -> None:
         raise WrongError(f"it is compressed ({kind}), and its name does not say so: it has to end in .gz, .bz2 or .zst")
 
 
-def side_by_side(read: Callable[[_Part], _RowsOf], blocks: Iterable[_Part]) -> Iterator[_RowsOf]:
+def side_by_side(read: Callable[[_Unread], _RowsOf], blocks: Iterable[_Unread]) -> Iterator[_RowsOf]:
     """Reads blocks in threads, as a task often has one large file while other cores have nothing to do.
 
     Args:
