@@ -287,7 +287,7 @@ class _Aggregate:
         between = self._between(java, function) if name == "ListAgg" else None
         column: QueryColumn | None = None
         if java.filter().isDefined():  # null is no value to any of the functions
-            arguments = [self.catalyst.only_where(java.filter().get(), arguments[0])]
+            arguments = [self.catalyst.only_where(java.filter().get(), arguments[0]), *arguments[1:]]
         if not (name == "Count" and class_of(arguments[0]) == "Literal" and not arguments[0].nullable()):
             compared = distinct or name == "HyperLogLogPlusPlus"
             add = self.inside.compared if compared else self.inside.column

@@ -260,7 +260,8 @@ def against_spark(spark, sql, history, emit, multi_way):
             steps.append(f"SELECT {number}, q.* FROM (WITH {whole}) q")
     wanted = [Counter() for _ in history]
     for number, *row in spark.sql(" UNION ALL ".join(steps)).collect():  # one job for all micro-batches
-        wanted[number][tuple(map(canonical, row))] += 1
+        ordered = (sorted(value) if isinstance(value, list) else value for value in row)
+        wanted[number][tuple(map(canonical, ordered))] += 1
     for expected, got in zip(wanted, found, strict=True):
         assert not difference(expected, got), sql
     with contextlib.closing(PlanRunner(made, at_end=True)) as runner:
