@@ -453,7 +453,7 @@ class Aggregate(Grouped):
         raise DescriptionError(f"{text} cannot be added up")
 
     def _type_of_moments(self, measure: Measure) -> pa.DataType:
-        """Double, of numbers.
+        """Gives the type of a function of numbers, double.
 
         Raises:
             DescriptionError: a column is none of numbers, or there are fewer or more than the function takes.

@@ -86,7 +86,7 @@ def moment(function: str, pairs: list[tuple[Any, Any]]) -> float | None:
     if function == "corr":
         below = spread(0, 0) * spread(1, 1)
         if not below:
-            return math.nan
+            return None
         return _float(EXACT.divide(_decimal(spread(0, 1)), EXACT.sqrt(_decimal(below))))
     value = _decimal(spread(0, 1) / (n * (n - function.endswith("_samp"))))
     return _float(EXACT.sqrt(value) if function.startswith("stddev") else value)

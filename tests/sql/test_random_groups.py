@@ -11,6 +11,14 @@ from sql.test_random import COLUMNS, RANDOM, TABLES, against_spark, share_taken
 pytestmark = [pytest.mark.thorough, pytest.mark.spark]
 
 
+@pytest.fixture(autouse=True)
+def no_ansi(spark):
+    """In ANSI mode Spark's ``corr`` of values that all are the same is an error."""
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    yield
+    spark.conf.unset("spark.sql.ansi.enabled")
+
+
 @st.composite
 def calls(draw: st.DrawFn, columns: list[str]) -> str:
     """A call of an aggregate function; what Spark rounds as it goes is rounded."""

@@ -39,16 +39,16 @@ class Collected(AggregateFunction):
         self.state = pa.schema([(_VALUES, pa.list_(pa.string() if measure.function == "string_agg" else kind))])
 
     def empty(self, groups: int) -> pa.Table:
-        """No values."""
+        """Gives the states of so many groups without values."""
         return self._states(np.zeros(groups, np.int64), pa.array([], self.state.field(_VALUES).type.value_type))
 
     def add(self, state: pa.Table, groups: pa.Array, values: pa.Table) -> pa.Table:
-        """With n values more."""
+        """Gives the states with n values more."""
         group, all_values, order, _ = self._sorted(state, groups, values)
         return self._states(np.bincount(group, minlength=len(state)), all_values.take(pa.array(order)))
 
     def retract(self, state: pa.Table, groups: pa.Array, values: pa.Table) -> pa.Table:
-        """Without n values, each of which there is."""
+        """Gives the states without n values, each of which there is."""
         group, all_values, order, codes = self._sorted(state, groups, values)
         held = order < len(one_array(state[_VALUES]).flatten())
         group, codes = group[order], codes[order]
@@ -60,7 +60,7 @@ class Collected(AggregateFunction):
         return self._states(np.bincount(group[stays], minlength=len(state)), all_values.take(pa.array(order[stays])))
 
     def result(self, state: pa.Table) -> pa.Array:
-        """The lists, sets or texts."""
+        """Gives the lists, sets or texts of the groups."""
         lists = one_array(state[_VALUES])
         if self.measure.function == "collect_set":
             group, values = _flat(lists)
@@ -76,7 +76,7 @@ class Collected(AggregateFunction):
     def _sorted(
         self, state: pa.Table, groups: pa.Array, values: pa.Table
     ) -> tuple[npt.NDArray[np.int64], pa.Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Those that are there, then further ones: groups, values, their order, and codes in which equal ones are."""
+        """Sorts held values and further ones: gives groups, values, their order, and codes that are equal where they are."""
         group, held = _flat(one_array(state[_VALUES]))
         column = one_array(values.column(0))
         known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
@@ -91,7 +91,7 @@ class Collected(AggregateFunction):
 
 
 def _flat(lists: pa.ListArray) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """The values of lists, and of each the number of its list."""
+    """Flattens lists: gives of each value the number of its list, and the values."""
     return np.repeat(np.arange(len(lists)), lists.value_lengths().to_numpy()), lists.flatten()
 
 

@@ -10,7 +10,7 @@ how they come in micro-batches, and a value that is taken back leaves nothing. S
 mean (``CentralMomentAgg``), whose last digits depend on the order.
 
 As in Spark a variance of one value is 0, that of a sample of one is null; NaN and infinities give NaN. A correlation
-with values that all are the same is NaN.
+with values that all are the same is null, as it is in Spark without ANSI mode, where that divides by 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Sums: TypeAlias = dict[str, Words]
 
 
 def key_of(measure: Measure, schema: pa.Schema) -> str:
-    """What the numbers beside a group are called by, of an aggregate over these columns.
+    """Names the numbers beside a group by the columns that an aggregate takes.
 
     Args:
         measure: the aggregate.
@@ -241,10 +241,10 @@ def _result(xp: Any, measure: Measure, of: Sums, count: Array, odd: Array) -> tu
         if function == "corr":
             size, exponent = _spread(xp, of, "x", "y", count)
             below = [_root(xp, *_spread(xp, of, letter, letter, count)) for letter in "xy"]
+            known &= (count > 1) & ((odd > 0) | ((below[0][0] > 0) & (below[1][0] > 0)))
             value = size / (below[0][0] * below[1][0])
             value = xp.ldexp(value, _small(xp, exponent - below[0][1] - below[1][1]))
             value = xp.where(value > 1.0, 1.0, xp.where(value < -1.0, -1.0, value))
-            known = known & (count > 1)
         else:
             size, exponent = _spread(xp, of, "x", "y" if function in TWO_COLUMNS else "x", count)
             size = size / by
