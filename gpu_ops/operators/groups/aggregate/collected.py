@@ -76,7 +76,7 @@ class Collected(AggregateFunction):
     def _sorted(
         self, state: pa.Table, groups: pa.Array, values: pa.Table
     ) -> tuple[npt.NDArray[np.int64], pa.Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Sorts held values and further ones: gives groups, values, their order, and codes that are equal where they are."""
+        """Sorts held values and further ones: gives groups, values, their order, and codes, equal where values are."""
         group, held = _flat(one_array(state[_VALUES]))
         column = one_array(values.column(0))
         known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
