@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,31 +19,31 @@ import pyarrow.csv as pcsv
 
 from gpu_ops.arrays import Array
 from gpu_ops.files.columns import Names, WrongError
+from gpu_ops.files.text import line_at, refuse_compressed, shown, side_by_side
 from gpu_ops.values import as_text
 
 _BLANK_LINES: Final = re.compile(rb"(?:\A|(?<=[\r\n]))[\0-\t\v\f\x0e-\x20]+(?=[\r\n]|\Z)")
-_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
-_SHOWN: Final = 100
-"""Bytes of a line that an error shows."""
 _HINT: Final = "a quote within quotes is doubled; for files that Spark wrote say escape='\\'"
 _WRONG: Final = 2
 """What a run of quotes leaves that may not be where it is."""
 
 
-def shown(line: bytes) -> str:
-    """The beginning of a line, for an error."""
-    return line[:_SHOWN].decode(errors="replace").strip()
+class TextBlock(NamedTuple):
+    """A part of a file: whole rows.
 
-
-def refuse_compressed(begin: bytes) -> None:
-    """Looks at the first bytes of a text.
-
-    Raises:
-        WrongError: none begins like this.
+    Attributes:
+        text: the rows.
+        place: bytes of the file before it.
+        quoted: whether it has quotes.
+        checked: whether these have been judged, as the end of the last row is found by them.
+        last: whether the file ends with it.
     """
-    kind = next((kind for magic, kind in _COMPRESSED.items() if begin.startswith(magic)), None)
-    if kind is not None:
-        raise WrongError(f"it is compressed ({kind}), and its name does not say so: it has to end in .gz, .bz2 or .zst")
+
+    text: bytes | memoryview
+    place: int
+    quoted: bool
+    checked: bool
+    last: bool
 
 
 class Quotes:
@@ -74,53 +74,66 @@ class Quotes:
         self._quote, self._escape = quote.encode(), escape.encode()
         self._ends = np.isin(np.arange(256), list(f"{sep}\r\n".encode()))
         self._multi_line, self._drop_blanks = multi_line, drop_blanks
-        self._passed = 0  # bytes of the file before a block
 
-    def blocks(self) -> Iterator[tuple[bytes | memoryview, bool]]:
-        """Each with whether it has quotes.
+    def blocks(self) -> Iterator[TextBlock]:
+        """The file's rows, block by block.
+
+        Raises:
+            WrongError: a row that is too long, or a quote on which the end of a row depends; names the line.
+        """
+        stream = self._again()
+        size = stream.size() if stream.seekable() else None
+        place = 0
+        row = b""  # what was read behind the last row that ended
+        while True:
+            if size is not None:  # read twice, rather than copied with all that comes behind
+                stream.seek(place)
+                row = b""
+            more = stream.read(self._block_bytes - len(row))
+            last = not more if size is None else place + len(more) >= size
+            text = row + more if row else more
+            if not place:
+                refuse_compressed(text)
+            quoted = self._quote in text
+            whole: bytes | memoryview
+            if quoted and self._multi_line:
+                whole, cut = self._checked(text, place, last=last)
+            else:
+                cut = len(text) if last else _last_end(text)
+                whole = text if cut == len(text) else memoryview(text)[:cut]
+            if not cut and len(text) >= self._block_bytes:
+                raise WrongError(f"a row is longer than a block of {self._block_bytes} bytes", sample=shown(text))
+            if cut:
+                yield TextBlock(whole, place, quoted, self._multi_line, last)
+            if last:
+                return
+            place, row = place + cut, text[cut:]
+
+    def rows(self, block: TextBlock) -> bytes | memoryview:
+        """The text of a block, as Arrow reads it as described.
 
         Raises:
             WrongError: quotes that are not as described; names the line.
         """
-        stream = self._again()
-        size = stream.size() if stream.seekable() else None
-        row = b""  # what was read behind the last row that ended
-        while True:
-            if size is not None:  # read twice, rather than copied with all that comes behind
-                stream.seek(self._passed)
-                row = b""
-            more = stream.read(self._block_bytes - len(row))
-            last = not more if size is None else self._passed + len(more) >= size
-            block = row + more if row else more
-            if not self._passed:
-                refuse_compressed(block)
-            quoted = self._quote in block
-            made, cut = self._checked(block, last=last) if quoted else (None, len(block) if last else _last_end(block))
-            if not cut and len(block) >= self._block_bytes:
-                raise WrongError(f"a row is longer than a block of {self._block_bytes} bytes", sample=shown(block))
-            if cut:
-                whole = memoryview(block)[:cut] if made is None else made
-                if not self._passed and whole[:3] == codecs.BOM_UTF8:
-                    whole = whole[3:]
-                if self._drop_blanks and not self._multi_line:
-                    whole = _BLANK_LINES.sub(b"", whole)
-                yield whole, quoted
-            if last:
-                return
-            self._passed, row = self._passed + cut, block[cut:]
+        text = block.text
+        if block.quoted and not block.checked:
+            text, _ = self._checked(text, block.place, last=block.last)
+        if not block.place and text[:3] == codecs.BOM_UTF8:
+            text = text[3:]
+        return _BLANK_LINES.sub(b"", text) if self._drop_blanks and not self._multi_line else text
 
-    def _checked(self, block: bytes, *, last: bool) -> tuple[bytes | None, int]:
-        """The rows that end in a block, None if they are as they were, and how many bytes they had."""
+    def _checked(self, block: bytes | memoryview, place: int, *, last: bool) -> tuple[bytes | memoryview, int]:
+        """The rows that end in a block as Arrow reads them, and how many bytes they had."""
         data = np.frombuffer(block, np.uint8)
-        begins, after, marks = self._states(block, data, last=last)
-        cut = len(block) if last else self._cut(block, begins, after)
+        begins, after, marks = self._states(block, data, place, last=last)
+        cut = self._cut(block, begins, after) if self._multi_line and not last else len(block)
         if last and len(after) and after[-1]:
-            raise self._wrong("a quoted value has no end", block, int(begins[-1]))
-        return (
-            self._doubled(data[:cut], begins, after, marks[marks < cut]) if len(marks) and len(begins) else None
-        ), cut
+            raise self._wrong("a quoted value has no end", block, place, int(begins[-1]))
+        if not (len(marks) and len(begins)):
+            return memoryview(block)[:cut], cut
+        return self._doubled(data[:cut], begins, after, marks[marks < cut]), cut
 
-    def _states(self, block: bytes, data: Array, *, last: bool) -> tuple[Array, Array, Array]:
+    def _states(self, block: bytes | memoryview, data: Array, place: int, *, last: bool) -> tuple[Array, Array, Array]:
         """The quotes of a block.
 
         A run of quotes side by side begins or ends a value, or both, or is within one. Most show by what stands beside
@@ -134,13 +147,18 @@ class Quotes:
         if len(marks):
             odd = marks[_nth(marks) % 2 == 0]  # within a run of escapes, those that escape what comes next
             places = places[~np.isin(places - 1, odd)]
+        first = len(codecs.BOM_UTF8) if not place and block[:3] == codecs.BOM_UTF8 else 0
+        complete = last or not self._multi_line
+        if not len(marks) and self._begin_and_end(places, data, first, last=complete):
+            begins, after = places, np.arange(len(places)) % 2 == 0
+            self._refuse_line_breaks(block, data, place, begins, after)
+            return begins, after, marks
         starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
         begins = places[starts]
         lengths = np.diff(starts, append=len(places))
         stops = begins + lengths
-        first = len(codecs.BOM_UTF8) if not self._passed and block.startswith(codecs.BOM_UTF8) else 0
         opens = np.where(begins == first, True, self._ends[data[np.maximum(begins - 1, 0)]])
-        closes = np.where(stops == len(data), last, self._ends[data[np.minimum(stops, len(data) - 1)]])
+        closes = np.where(stops == len(data), complete, self._ends[data[np.minimum(stops, len(data) - 1)]])
         odd = lengths % 2 == 1
         once, twice, inner = (lengths == 1, lengths == 2, False) if self._escape else (odd, ~odd, ~odd)
         # in a file as it should be each quote begins a value or ends one, or is one of two within: if that holds
@@ -154,27 +172,57 @@ class Quotes:
             within = np.where(once & closes, 0, np.where(inner, 1, _WRONG))
             after = _judged(outside, within)
             before = np.append(False, after[:-1])
-            goes_on = (not last) & (stops == len(data))  # in the row that is kept
+            goes_on = (not complete) & (stops == len(data))  # in the row that is kept
             bad = np.flatnonzero((np.where(before, within, outside) == _WRONG) & ~goes_on)
-        if not self._multi_line and after.any():
-            run = np.searchsorted(begins, np.flatnonzero((data == 10) | (data == 13))) - 1
-            broken = run[(run >= 0) & after[np.maximum(run, 0)]]
-            if len(broken) and not (len(bad) and bad[0] <= broken[0]):
-                begin = np.flatnonzero(~before[: broken[0] + 1])[-1]
-                problem = "a quoted value has a line break, which is for multiLine=true"
-                raise self._wrong(problem, block, int(begins[begin]))
+        self._refuse_line_breaks(block, data[: begins[bad[0]]] if len(bad) else data, place, begins, after)
         if len(bad):
             problem = "a quote stands within a value or behind its end"
-            raise self._wrong(problem if self._escape else f"{problem} ({_HINT})", block, int(begins[bad[0]]))
+            raise self._wrong(problem if self._escape else f"{problem} ({_HINT})", block, place, int(begins[bad[0]]))
         return begins, after, marks
 
-    def _cut(self, block: bytes, begins: Array, after: Array) -> int:
+    def _begin_and_end(self, places: Array, data: Array, first: int, *, last: bool) -> bool:
+        """Tells whether all quotes begin or end a value, one after the other, as in nearly all files."""
+        opens, closes = places[::2], places[1::2]
+        if len(opens) and opens[0] == first:
+            opens = opens[1:]
+        behind = closes + 1
+        if len(behind) and behind[-1] == len(data):
+            if not last:
+                return False
+            behind = behind[:-1]
+        return bool(self._ends[data[opens - 1]].all() and self._ends[data[behind]].all())
+
+    def _refuse_line_breaks(
+        self, block: bytes | memoryview, data: Array, place: int, begins: Array, after: Array
+    ) -> None:
+        """Refuses line breaks within values, where there may be none.
+
+        Args:
+            block: some rows.
+            data: their bytes, up to the first wrong quote.
+            place: bytes of the file before them.
+            begins: where runs of quotes begin.
+            after: whether a value goes on behind each run.
+
+        Raises:
+            WrongError: names the line.
+        """
+        if self._multi_line or not after.any():
+            return
+        breaks = np.flatnonzero(data <= 13)  # one pass over all bytes, the rest over few
+        run = np.searchsorted(begins, breaks[(data[breaks] == 10) | (data[breaks] == 13)]) - 1
+        broken = run[(run >= 0) & after[np.maximum(run, 0)]]
+        if len(broken):
+            before = np.append(False, after[:-1])
+            begin = np.flatnonzero(~before[: broken[0] + 1])[-1]
+            problem = "a quoted value has a line break, which is for multiLine=true"
+            raise self._wrong(problem, block, place, int(begins[begin]))
+
+    def _cut(self, block: bytes | memoryview, begins: Array, after: Array) -> int:
         """Finds the end of the last row that ends in a block."""
-        if not self._multi_line:
-            return max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1
         data = np.frombuffer(block, np.uint8)
         ends = np.flatnonzero((data[:-1] == 13) | (data[:-1] == 10))
-        if block.endswith(b"\n"):
+        if block[-1:] == b"\n":
             ends = np.append(ends, len(block) - 1)
         if len(after):
             run = np.searchsorted(begins, ends) - 1
@@ -190,16 +238,16 @@ class Quotes:
         made[marks[(nth % 2 == 0) & (follows == self._quote[0])]] = self._quote[0]
         return np.delete(made, marks[nth % 2 == 1]).tobytes()
 
-    def _wrong(self, problem: str, block: bytes, at: int) -> WrongError:
-        begin = max(block.rfind(b"\n", 0, at), block.rfind(b"\r", 0, at)) + 1
-        line = re.split(rb"[\r\n]", block[begin : begin + 2 * _SHOWN], maxsplit=1)[0]
-        stream, left, ends = self._again(), self._passed, [block.count(end, 0, at) for end in (b"\n", b"\r")]
+    def _wrong(self, problem: str, block: bytes | memoryview, place: int, at: int) -> WrongError:
+        """An error that shows the line of a place in a block, and its number in the file."""
+        text = bytes(block)
+        begin = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
+        stream, left, ends = self._again(), place, [text.count(end, 0, at) for end in (b"\n", b"\r")]
         while left:
             part = stream.read(min(left, 1 << 20))
             left -= len(part)
             ends = [count + part.count(end) for count, end in zip(ends, (b"\n", b"\r"), strict=True)]
-        number = 1 + max(ends)
-        return WrongError(f"line {number}: {problem}", sample=shown(line))
+        return WrongError(f"line {1 + max(ends)}: {problem}", sample=shown(line_at(text, begin)))
 
 
 def _judged(outside: Array, within: Array) -> Array:
@@ -224,6 +272,14 @@ def _last_end(text: bytes) -> int:
     return (text.rfind(b"\n") + 1) or (text.rfind(b"\r", 0, -1) + 1)
 
 
+class _NamedBlock(NamedTuple):
+    """A block, the names of its columns, and how many rows come before it that no other block has."""
+
+    block: TextBlock
+    names: list[str]
+    skipped: int = 0
+
+
 _HEAD: Final = rb"[\r\n]*((?:[^%(quote)s\r\n]|%(quote)s[^%(quote)s]*%(quote)s?)*)"
 """The first row, behind empty lines."""
 
@@ -237,6 +293,7 @@ class CsvFile:
         columns: those that are wanted. Of others it is only looked at whether they are as described.
         options: see `gpu_ops.files.formats.FileFormat`.
         block_bytes: read at once; no row is longer.
+        finish: gives rows, of which times and dates are text, the types that they have in the end.
     """
 
     def __init__(
@@ -246,41 +303,58 @@ class CsvFile:
         columns: Sequence[str],
         options: Mapping[str, str],
         block_bytes: int,
+        *,
+        finish: Callable[[pa.RecordBatch], pa.RecordBatch],
     ) -> None:
         self._again, self._schema, self._options, self._block_bytes = again, schema, options, block_bytes
-        self._columns = columns
+        self._columns, self._finish = columns, finish
         self._header = options.get("header") == "true"
         self._quote = options.get("quote", '"')
         self._null = options.get("nullValue")
+        self._quotes = self._as_described()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The columns that are wanted and maybe others, times and dates as text.
+        """The columns that are wanted and maybe others.
 
         Raises:
             ArrowInvalid: an invalid file.
             WrongError: the same, where the line or the column is known.
         """
-        names = None if self._header else list(self._schema.names)
         rows = 0
-        for block, quoted in self._quotes().blocks():
-            if names is None:
-                head = re.match(_HEAD % {b"quote": re.escape(self._quote.encode())}, block)
-                assert head is not None
-                if not head.group(1):
-                    continue
-                header = pcsv.read_csv(pa.py_buffer(head.group(1) + b"\n"), parse_options=self._parse())
-                names = self._as_declared(header.column_names)
-                block, rows = memoryview(block)[head.end() :], 1  # noqa: PLW2901
-            try:
-                table = self._read(block, names, quoted=quoted)
-            except pa.ArrowInvalid as error:
-                if "Empty CSV file" in str(error):
-                    continue
-                text = re.sub(r"(?<=Row #)\d+", lambda found: str(int(found.group()) + rows), str(error))  # noqa: B023
+        for names, skipped, table in side_by_side(self._rows, self._named()):
+            rows += skipped
+            if isinstance(table, pa.ArrowInvalid):
+                text = re.sub(r"(?<=Row #)\d+", lambda found: str(int(found.group()) + rows), str(table))  # noqa: B023
                 numbered = re.search(r"In CSV column #(\d+)", text)
-                raise WrongError(text, numbered and names[int(numbered.group(1))]) from error
-            rows += table.num_rows
-            yield from table.to_batches()
+                raise WrongError(text, numbered and names[int(numbered.group(1))]) from table
+            rows += sum(batch.num_rows for batch in table)
+            yield from table
+
+    def _named(self) -> Iterator[_NamedBlock]:
+        """The file's blocks, with the names of their columns."""
+        names = None if self._header else list(self._schema.names)
+        for block in self._quotes.blocks():
+            if names is not None:
+                yield _NamedBlock(block, names)
+                continue
+            text = self._quotes.rows(block)
+            head = re.match(_HEAD % {b"quote": re.escape(self._quote.encode())}, text)
+            assert head is not None
+            if not head.group(1):
+                continue
+            header = pcsv.read_csv(pa.py_buffer(head.group(1) + b"\n"), parse_options=self._parse())
+            names = self._as_declared(header.column_names)
+            rest = block._replace(text=memoryview(text)[head.end() :], checked=True, place=max(block.place, 1))
+            yield _NamedBlock(rest, names, 1)
+
+    def _rows(self, named: _NamedBlock) -> tuple[list[str], int, list[pa.RecordBatch] | pa.ArrowInvalid]:
+        """The names of a block's columns, the rows before it that are not counted, and its rows or what is wrong."""
+        block, names, skipped = named
+        try:
+            table = self._read(self._quotes.rows(block), names, quoted=block.quoted)
+        except pa.ArrowInvalid as error:
+            return names, skipped, [] if "Empty CSV file" in str(error) else error
+        return names, skipped, [self._finish(batch) for batch in table.to_batches()]
 
     def _read(self, block: bytes | memoryview, names: list[str], *, quoted: bool) -> pa.Table:
         """The rows of a block."""
@@ -322,7 +396,7 @@ class CsvFile:
             ),
         )
 
-    def _quotes(self) -> Quotes:
+    def _as_described(self) -> Quotes:
         escape = self._options.get("escape", "")
         return Quotes(
             self._decoded,

@@ -153,17 +153,17 @@ class FileFormat:
         """Rows of CSV or JSON, which come in the types of the schema, but times as text."""
         rules = Rules(_text_leaf(arrow_zone(self._option("timeZone", "UTC"))))
         change = functools.cache(lambda field: conversion(part_of(field), self.schema.field(field.name).type, rules))
-        for batch in (self._csv if self.name == "csv" else self._json)(file_system, path, columns):
-            yield typed(batch, {field.name: change(field) for field in batch.schema}, columns, self.schema)
 
-    def _csv(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        packed = re.search(r"\.(gz|bz2|zst|lz4|br)$", path) is not None
-        again = functools.partial(file_system.open_input_stream if packed else file_system.open_input_file, path)
-        return CsvFile(again, self.schema, columns, dict(self.options), _BLOCK_BYTES).batches()
+        def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
+            return typed(batch, {field.name: change(field) for field in batch.schema}, columns, self.schema)
 
-    def _json(self, file_system: pafs.FileSystem, path: str, _: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with file_system.open_input_stream(path) as stream:
-            yield from json_batches(stream, self.schema, _BLOCK_BYTES)
+        if self.name == "csv":
+            packed = re.search(r"\.(gz|bz2|zst|lz4|br)$", path) is not None
+            again = functools.partial(file_system.open_input_stream if packed else file_system.open_input_file, path)
+            yield from CsvFile(again, self.schema, columns, dict(self.options), _BLOCK_BYTES, finish=finish).batches()
+        else:
+            with file_system.open_input_stream(path) as stream:
+                yield from json_batches(stream, self.schema, _BLOCK_BYTES, finish)
 
     def _delta(self, commit: str, columns: Sequence[str], input_name: str) -> Iterator[pa.RecordBatch]:
         of_files = (("missingColumns", "null"), *(x for x in self.options if x[0] in OPTIONS["parquet"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -12,27 +12,34 @@ import pyarrow as pa
 import pyarrow.json as pjson
 
 from gpu_ops.files.columns import WrongError
-from gpu_ops.files.csv_files import refuse_compressed, shown
+from gpu_ops.files.text import refuse_compressed, shown, side_by_side
 from gpu_ops.values import as_text
 
 _BLANK: Final = b" \t\r\n"
 _NOT_FINITE: Final = rb'"(NaN|[+-]?INF|[+-]?Infinity)"'
 
 
-def json_batches(stream: pa.NativeFile, schema: pa.Schema, block_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The objects of a file, times and dates as text.
+def json_batches(
+    stream: pa.NativeFile, schema: pa.Schema, block_bytes: int, finish: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The objects of a file.
 
     Args:
         stream: the file.
         schema: the columns.
         block_bytes: read at once.
+        finish: gives objects, of which times and dates are text, the types that they have in the end.
 
     Raises:
         ArrowException, ValueError: a line that is no object, or a value of another type.
     """
     wanted = pa.schema([pa.field(field.name, as_text(field.type)) for field in schema])
-    for block in _lines(stream, block_bytes):
-        yield from _parsed(block, wanted)
+
+    def read(block: bytes) -> list[pa.RecordBatch]:
+        return [finish(batch) for batch in _parsed(block, wanted)]
+
+    for batches in side_by_side(read, _lines(stream, block_bytes)):
+        yield from batches
 
 
 def _lines(stream: pa.NativeFile, block_bytes: int) -> Iterator[bytes]:

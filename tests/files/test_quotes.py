@@ -38,7 +38,7 @@ def parsed(text: str, *, escape: str, block: int, multi_line: bool = True) -> li
 
     quotes = Quotes(again, block, ",", '"', escape, multi_line=multi_line, drop_blanks=False)
     try:
-        made = [bytes(part).decode() for part, _ in quotes.blocks()]
+        made = [bytes(quotes.rows(block)).decode() for block in quotes.blocks()]
     except WrongError:
         return None
     # each block has whole rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,23 @@ def test_blocks_of_csv(file: Path, block: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(formats, "_BLOCK_BYTES", block)
     expected = [(n, f"x\n{n}") for n in range(100)]
     assert rows(file, "csv", TWO, "".join(f'{n},"{b}"\n' for n, b in expected), multiLine="true") == expected
+
+
+@pytest.mark.parametrize("name", ["csv", "json"])
+def test_blocks_are_read_side_by_side_and_come_in_order(file: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", 100)
+    line = '{{"a":{0},"b":"x{0}"}}\n' if name == "json" else '{0},"x{0}"\n'
+    text = "".join(map(line.format, range(1000)))
+    assert rows(file, name, TWO, text) == [(n, f"x{n}") for n in range(1000)]
+    wrong = text + line.format("1.5") + text + "no row\n"
+    assert error(file, name, TWO, wrong).sample == "1.5"  # the first one that is wrong in the file
+    if name == "csv":
+        assert "Row #1001" in error(file, name, TWO, wrong).problem
+    file.write_text(text)
+    some = FileFormat(name, TWO, ()).read(str(file), TWO.names, "orders")
+    assert next(iter(some)).num_rows
+    some.close()  # type: ignore[attr-defined]
+    assert not [one for one in threading.enumerate() if one.name.startswith("read_")]
 
 
 def test_a_row_of_csv_that_is_too_long(file: Path) -> None:
