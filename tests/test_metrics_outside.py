@@ -174,7 +174,7 @@ def test_the_view_in_a_terminal():
         )
         now = live.scrape(url)._replace(at=before.at + 2)
         console = Console(width=180, record=True, file=io.StringIO())
-        console.print(live.show(now, before))
+        console.print(live.JoinTable(now, before))
         head, row = console.export_text().splitlines()[:2]
         assert head.split() == ["query", "join", *" ".join(live._NUMBERS).split()]
         assert row.split() == [
@@ -197,7 +197,7 @@ def test_the_view_in_a_terminal():
             "3",
         ]
         metrics.ended("id-1")
-        console.print(live.show(live.scrape(url)))
+        console.print(live.JoinTable(live.scrape(url)))
         assert "ended" in console.export_text()
     finally:
         server.shutdown()
@@ -264,3 +264,27 @@ def test_a_micro_batch_is_a_span(monkeypatch):
     assert span["attributes"]["gpu_join.micro_batch"] == 3
     assert span["attributes"]["gpu_join.left_rows_in"] == 5
     assert span["attributes"]["gpu_join.query"] == "q"
+
+
+@pytest.mark.parametrize("width", [40, 80, 130, 200])
+def test_the_view_in_a_terminal_is_readable_at_any_width(width: int) -> None:
+    """At 80 columns it was `ro... ro... sta...`, at 130 joins were `durable` and `durabl...`."""
+    names = [("enrichment", f"durable_orders_with_prices_{n}") for n in (1, 2)]
+    values = {"micro_batch": 12.0, "rows_in_total": 5e6, "state_rows": 123_456.0, "state_bytes": 7e9}
+    now = live.Scrape(2.0, dict.fromkeys(names, values))
+    before = live.Scrape(1.0, {name: {**values, "rows_in_total": 0.0} for name in names})
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(live.JoinTable(now, before))
+    text = console.export_text()
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    for word in (
+        *live._NUMBERS,
+        "durable_orders_with_prices_1",
+        "durable_orders_with_prices_2",
+        "5,000,000",
+        "123,456",
+    ):
+        assert word in text
+    assert (len(lines) == 3) == (width == 200)

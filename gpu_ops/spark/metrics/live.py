@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql.streaming import StreamingQuery
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from gpu_ops.errors import GpuJoinError, NotBuiltError
 from gpu_ops.kernels import LOOKUPS
@@ -25,6 +26,9 @@ _NUMBERS: Final = (
     "micro-batch", "rows in/s", "rows out/s", "state rows", "state", "on disk", "read back/s",
     "snapshot s", "batch s", "hash joins", "late", "lag s", "retries",
 )  # fmt: skip
+
+_WIDEST: Final = 10_000
+_BETWEEN: Final = "   "
 
 Values = Mapping[str, float]
 """The numbers of one join by name; lookups are told apart by way, samples that differ in other labels are added up."""
@@ -79,42 +83,62 @@ def scrape(url: str) -> Scrape:
     return Scrape(time.monotonic(), dict(joins))
 
 
-def show(now: Scrape, before: Scrape | None = None) -> Table:
-    """Draws the metrics of all joins as a table.
+class JoinTable:
+    """The metrics of all joins: a row for each where that fits, else a name above numbers for each.
 
     Args:
         now: the last metrics.
         before: earlier metrics, for rates; None to show none.
     """
-    table = Table(box=None, header_style="bold")
-    table.add_column("query")
-    table.add_column("join")
-    for name in _NUMBERS:
-        table.add_column(name, justify="right")
-    for (query, join), values in sorted(now.joins.items()):
-        last = before.joins.get((query, join), {}) if before is not None else {}
-        seconds = now.at - before.at if before is not None and last else 0.0
-        more = {name: value - last.get(name, 0.0) for name, value in values.items()}
-        batches = more.get("micro_batch_seconds_count", 0.0)
-        lag = values.get("watermark_lag_seconds")
-        table.add_row(
-            query,
-            join,
-            f"{values['micro_batch']:,.0f}" if "micro_batch" in values else "ended",
-            _rate(more.get("rows_in_total", 0.0), seconds),
-            _rate(more.get("rows_out_total", 0.0), seconds),
-            f"{values.get('state_rows', 0):,.0f}",
-            size_text(int(values.get("state_bytes", 0))),
-            size_text(int(values.get("disk_bytes", 0))),
-            _rate(more.get("disk_pages_read_total", 0.0), seconds),
-            f"{values['snapshot_age_seconds']:,.0f}" if "snapshot_age_seconds" in values else "-",
-            f"{more['micro_batch_seconds_sum'] / batches:.2f}" if batches else "-",
-            _share_of_hash_joins(more),
-            f"{values.get('late_rows_total', 0):,.0f}",
-            "-" if lag is None else f"{lag:,.0f}",
-            f"{values.get('retries_total', 0):,.0f}",
-        )
-    return table
+
+    def __init__(self, now: Scrape, before: Scrape | None = None) -> None:
+        self._joins = {
+            name: _shown(now, values, before, before.joins.get(name, {}) if before is not None else {})
+            for name, values in sorted(now.joins.items())
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines, for as many characters as there are."""
+        table = Table(box=None, header_style="bold")
+        for name in ("query", "join"):
+            table.add_column(name, no_wrap=True)
+        for name in _NUMBERS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for (query, join), numbers in self._joins.items():
+            table.add_row(query, join, *numbers)
+        if table.__rich_measure__(console, options.update(width=_WIDEST)).maximum <= options.max_width:
+            yield table
+            return
+        for (query, join), numbers in self._joins.items():
+            yield Text(f"{query}, {join}" if query != join else join, style="bold", overflow="fold")
+            widest = max(len(name) + len(number) for name, number in zip(_NUMBERS, numbers, strict=True)) + 1
+            cells = [f"{name}{number:>{widest - len(name)}}" for name, number in zip(_NUMBERS, numbers, strict=True)]
+            each = max(1, (options.max_width - 2 + len(_BETWEEN)) // (widest + len(_BETWEEN)))
+            for n in range(0, len(cells), each):
+                yield Text("  " + _BETWEEN.join(cells[n : n + each]), overflow="fold")
+
+
+def _shown(now: Scrape, values: Values, before: Scrape | None, last: Values) -> list[str]:
+    """The numbers of a join as text, in the order of their names."""
+    seconds = now.at - before.at if before is not None and last else 0.0
+    more = {name: value - last.get(name, 0.0) for name, value in values.items()}
+    batches = more.get("micro_batch_seconds_count", 0.0)
+    lag = values.get("watermark_lag_seconds")
+    return [
+        f"{values['micro_batch']:,.0f}" if "micro_batch" in values else "ended",
+        _rate(more.get("rows_in_total", 0.0), seconds),
+        _rate(more.get("rows_out_total", 0.0), seconds),
+        f"{values.get('state_rows', 0):,.0f}",
+        size_text(int(values.get("state_bytes", 0))),
+        size_text(int(values.get("disk_bytes", 0))),
+        _rate(more.get("disk_pages_read_total", 0.0), seconds),
+        f"{values['snapshot_age_seconds']:,.0f}" if "snapshot_age_seconds" in values else "-",
+        f"{more['micro_batch_seconds_sum'] / batches:.2f}" if batches else "-",
+        _share_of_hash_joins(more),
+        f"{values.get('late_rows_total', 0):,.0f}",
+        "-" if lag is None else f"{lag:,.0f}",
+        f"{values.get('retries_total', 0):,.0f}",
+    ]
 
 
 def _share_of_hash_joins(more: Mapping[str, float]) -> str:
@@ -139,13 +163,13 @@ def watch(url: str, console: Console, *, every_s: float, once: bool = False) -> 
     before = scrape(url)
     if once:
         time.sleep(every_s)
-        console.print(show(scrape(url), before))
+        console.print(JoinTable(scrape(url), before))
         return
-    with Live(show(before), console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with Live(JoinTable(before), console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             time.sleep(every_s)
             now = scrape(url)
-            live.update(show(now, before), refresh=True)
+            live.update(JoinTable(now, before), refresh=True)
             before = now
 
 
