@@ -19,11 +19,11 @@ from gpu_ops.jobs.sql_file import JobError
 SECRET = "pa'ss/wo rd+é\"{}"
 TABLES = """
 CREATE TABLE orders (id BIGINT) WITH ('connector' = 'json', 'path' = 'in', 'max_files_per_trigger' = '%s');
-CREATE TABLE kept (id BIGINT, PRIMARY KEY (id) NOT ENFORCED)
+CREATE TABLE kept (id BIGINT, n BIGINT, PRIMARY KEY (id) NOT ENFORCED)
 WITH ('connector' = 'jdbc', 'url' = 'jdbc:derby:memory:%s;create=true', 'table' = 'kept',
       'user' = 'a', 'password' = '%s');
 SET state = 'state'; SET checkpoint = 'checkpoint';
-INSERT INTO kept SELECT id FROM orders;
+INSERT INTO kept SELECT id, count(*) FROM orders GROUP BY id;
 """
 
 
@@ -96,10 +96,11 @@ def test_a_secret_is_in_nothing_that_a_job_leaves(tmp_path: Path, monkeypatch: p
     (tmp_path / "console.sql").write_text(
         text[: text.index("CREATE TABLE kept")]
         + f"""
-        CREATE TABLE kept WITH ({console}; INSERT INTO kept SELECT id FROM orders;"""
+        CREATE TABLE kept WITH ({console}; INSERT INTO kept SELECT id, count(*) FROM orders GROUP BY id;"""
     )
     (tmp_path / "broken.sql").write_text(text.replace("derby:memory:${MARK}", "derby:${BROKEN}:${BROKEN}"))
     events = ["--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir=file://{tmp_path}/events"]
+    events += ["--conf", "spark.eventLog.compress=false"]
     said = {}
     for name, *more in (("job", "--explain"), ("job",), ("console",), ("broken", "--state", "b", "--checkpoint", "c")):
         command = [sys.executable, "-m", "gpu_ops.cli", "run", f"{name}.sql", "--once", "--master", "local[2]"]
