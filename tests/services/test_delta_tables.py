@@ -116,7 +116,8 @@ def test_a_view_is_that_of_the_jar(
     # the jar itself fails to write the changes of a column with a backtick in its name
     has_feed = str(existing and "x.`y" not in changelog.names).lower()
     if existing:
-        parts = [name for name in changelog.names if name in ("Day", "c", "id", "o", "y")]
+        # not by texts: of an empty one the jar makes null, and the package refuses it
+        parts = [name for name in changelog.names if name in ("Day", "id", "o", "y")]
         by = f"PARTITIONED BY ({quoted(choice.choice(parts))})" if parts and choice.random() < 0.5 else ""
         count = ["gpu_ops_count LONG"] if key is None else ["more STRING"]
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")

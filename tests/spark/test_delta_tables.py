@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as spark_types
 
 from gpu_ops import sinks
-from gpu_ops.errors import DatabaseError, DescriptionError, NotBuiltError
+from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError, NotBuiltError
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.failures import package
 from gpu_ops.spark.sinks import delta
@@ -172,6 +172,16 @@ def test_zero_and_minus_zero_are_one_row_without_a_key(tmp_path: Path) -> None:
     view.merge(*changed([(0.0, -0.0, 1)], 0, None, both))
     view.merge(*changed([(-0.0, 0.0, 2)], 1, None, both))
     assert stored(tmp_path) == [(0.0, 0.0, 3)]
+
+
+def test_an_empty_text_is_no_partition(tmp_path: Path) -> None:
+    """By Delta's protocol it is null, which the jar makes of it."""
+    deltalake.DeltaTable.create(tmp_path, deltalake.Schema.from_json(ITEM.json()), partition_by="item")
+    view = view_table(tmp_path)
+    with pytest.raises(BadInputError, match="input 'changes', column 'item': view live has partitions by it"):
+        view.merge(*changed([(1, "a", 1), (2, "", 1), (3, None, 1)], 0, ("id",)))
+    view.merge(*changed([(1, "a", 1), (3, None, 1)], 0, ("id",)))
+    assert sorted(stored(tmp_path)) == [(1, "a"), (3, None)]
 
 
 def test_columns_that_the_changelog_lacks_are_left_alone(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import types as st
 
-from gpu_ops.errors import DatabaseError, DescriptionError, NotBuiltError
+from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError, NotBuiltError
 from gpu_ops.spark.datatypes import is_binary_collated, nullable
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges
 from gpu_ops.spark.tasks.file import WrittenFile
@@ -97,6 +98,7 @@ class ViewTable:
         Raises:
             DescriptionError: the table is gone, or has other columns or something that only Delta's jar does.
             InterferenceError: another writer was faster.
+            BadInputError: an empty text in a column of partitions, where it would become null.
             DatabaseError: the table does not take the rows.
         """
         with self._errors():
@@ -112,6 +114,11 @@ class ViewTable:
                 [column.cast(kind) for column, kind in zip(rows.columns, kinds, strict=True)],
                 [*(names[x] for x in changes.schema.names), COUNT],
             )
+            for name in {*table.metadata().partition_columns} & {*source.column_names}:
+                texts = pa.types.is_string(source[name].type) or pa.types.is_binary(source[name].type)
+                if texts and pc.any(pc.equal(pc.binary_length(source[name]), 0)).as_py():
+                    problem = f"view {self._name} has partitions by it, and an empty text is null in Delta's partitions"
+                    raise BadInputError(changes.changelog, name, problem, "")
             mark = self._delta.transaction.Transaction(changes.query_id, changes.batch_id, int(time.time() * 1000))
             columns = [_quoted(names[x]) for x in changes.schema.names]
             key = [_quoted(names[x]) for x in changes.key or changes.schema.names]
