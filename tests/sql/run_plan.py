@@ -25,6 +25,7 @@ class PlanRunner:
     def __init__(self, plan: Plan, *, at_end: bool = False) -> None:
         self.plan = plan
         self.duck = duckdb.connect(":memory:", config={"threads": "1"})
+        self.duck.execute("CREATE MACRO raise_error(kind, words) AS error(kind)")
         of = {id(node): node.description for node in plan.joins}
         if at_end:
             of = {number: d.with_inputs(d.inputs, "at_end") for number, d in of.items()}  # type: ignore[union-attr]

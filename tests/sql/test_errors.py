@@ -164,8 +164,11 @@ EXPRESSIONS = [
     (f"SELECT o.id, §CAST(lower('TODAY') AS DATE) AS x {JOINED}", "gives another value each time"),
     (f"SELECT o.id, §to_date('Today') AS x {JOINED}", "gives another value each time"),
     (f"SELECT o.id, §DATE 'yesterday' AS x {JOINED}", "DATE 'yesterday' gives another value each time"),
-    (f"SELECT o.id {JOINED} WHERE o.id = §(SELECT max(uid) FROM users)", "a sub-query can stand in FROM, and in WHERE"),
-    (f"SELECT §(SELECT 1 FROM users) AS x {JOINED}", "a sub-query can stand in FROM"),
+    (f"SELECT o.id {JOINED} AND o.id = §(SELECT max(uid) FROM users)", "a sub-query can stand in FROM, as a value in"),
+    (
+        f"SELECT count(*) AS n {JOINED} §GROUP BY (SELECT name FROM users)",
+        "GROUP BY a sub-query: group by its column in FROM",
+    ),
     (f"SELECT o.id {JOINED} WHERE §o.id > 1 OR EXISTS (SELECT 1 FROM users u WHERE u.uid = o.uid)", "a sub-query can"),
     (f"SELECT o.id {JOINED} AND o.id §IN (SELECT uid FROM users)", "a sub-query can"),
     (
