@@ -74,6 +74,13 @@ class JobSource(Input):
         return self.is_table
 
     @property
+    def comes_in_any_order(self) -> bool:
+        """True if changes are read whose order Spark's reader of files may change, and nothing else says it."""
+        changes = self.row_kind is not None or self.unique_key is not None
+        by_spark = self.connector in ("parquet", "json", "csv") and self.reader == "spark" and not self.is_table
+        return changes and by_spark and self.sequence_by is None and self.options.get("maxFilesPerTrigger") != "1"
+
+    @property
     def is_table(self) -> bool:
         """True if the source is read once, and never again."""
         return self.scan == "once" and self.refresh_ms is None

@@ -276,6 +276,13 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
         stream = open_source(spark, source, job.file, every_ms=job.every_ms, once=once)
         state = None if below is None else below.below(f"source_{number}")
         with _said(job, source.at, console, show=show):
+            if source.comes_in_any_order:
+                warnings.warn(
+                    f"table {source.name!r}: Spark reads the larger of several files of a micro-batch first, so its "
+                    "changes come in another order than they were written in: set 'reader' = 'arrow', or "
+                    "'sequence_by', or 'max_files_per_trigger' = '1'",
+                    stacklevel=1,
+                )
             tables[source.name] = kept(stream, source, state=state, name=f"{job.name}_{source.name}", **common)
     alone = not job.views and len(job.inserts) == 1
     made: dict[JobQuery, DataFrame] = {}
