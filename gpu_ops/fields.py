@@ -74,8 +74,13 @@ def encoded(value: Any) -> Any:
         names = [f.name for f in dataclasses.fields(value) if f.name not in left_out]
         return {name: encoded(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
-        optional = getattr(value, "_field_defaults", None)  # the last field of a named tuple is absent where it is null
-        return [encoded(part) for part in (value[:-1] if optional and value[-1] is None else value)]
+        optional = len(
+            getattr(value, "_field_defaults", ())
+        )  # of a named tuple those at the end that are null are absent
+        last = len(value)
+        while last > len(value) - optional and value[last - 1] is None:
+            last -= 1
+        return [encoded(part) for part in value[:last]]
     return value
 
 

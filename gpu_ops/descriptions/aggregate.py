@@ -174,12 +174,29 @@ def check_function(function: AggregateFunction, name: str) -> None:
         raise DescriptionError(f"{name} = {function}: columns are names")
 
 
-Function = Literal["sum", "count", "min", "max", "avg", "count_distinct", "first", "last"]
+Function = Literal[
+    "sum", "count", "min", "max", "avg", "count_distinct", "first", "last", "stddev_samp", "stddev_pop", "var_samp",
+    "var_pop", "covar_samp", "covar_pop", "corr", "collect_list", "collect_set", "string_agg",
+]  # fmt: skip
 
-AggregateSpec = str | tuple[str, str] | AggregateFunction
+TWO_COLUMNS: Final = ("covar_samp", "covar_pop", "corr")
+"""The functions of two columns."""
+MOMENTS: Final = ("stddev_samp", "stddev_pop", "var_samp", "var_pop", *TWO_COLUMNS)
+"""The functions of double numbers that are made of sums of values and of products."""
+COLLECTS: Final = ("collect_list", "collect_set", "string_agg")
+"""The functions whose result has all values of a group."""
+
+AggregateSpec = str | tuple[str, str] | tuple[str, str, str] | AggregateFunction
 """What a user writes for an aggregate."""
 
-_SPELLINGS: Final = {"first_value": "first", "last_value": "last"}
+_SPELLINGS: Final = {
+    "first_value": "first", "last_value": "last", "std": "stddev_samp", "stddev": "stddev_samp", "variance": "var_samp",
+    "array_agg": "collect_list", "listagg": "string_agg", "approx_count_distinct": "count_distinct",
+}  # fmt: skip
+
+_DISTINCT: Final = {"count": "count_distinct", "collect_list": "collect_set", "collect_set": "collect_set"}
+_BETWEEN: Final = re.compile(r"(.+?)\s*,\s*'([^']*)'", re.DOTALL)
+"""The arguments of ``string_agg``."""
 
 _CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(distinct\s+)?([^()]*?)\s*\)\s*", re.IGNORECASE)
 
@@ -193,26 +210,33 @@ class Measure(NamedTuple):
 
     Attributes:
         column: None for ``count(*)``, and for a function of one's own.
+        second: the other column of a function of two; of ``string_agg`` the text between values, none by default.
     """
 
     name: str
     function: Function | Literal["own"]
     column: str | None
     own: AggregateFunction | None = None
+    second: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The input's columns that it looks at."""
         if self.own is not None:
             return self.own.columns
-        return () if self.column is None else (self.column,)
+        if self.column is None:
+            return ()
+        return (self.column,) if self.second is None or self.function not in TWO_COLUMNS else (self.column, self.second)
 
     def __str__(self) -> str:
         if self.own is not None:
             return f"{self.name} = {self.own}"
         distinct = self.function == "count_distinct"
         function = "count" if distinct else self.function
-        return f"{self.name} = {function}({'DISTINCT ' if distinct else ''}{self.column or '*'})"
+        second = "" if self.second is None else f", {self.second}"
+        if self.function == "string_agg" and self.second is not None:
+            second = f", '{self.second}'"
+        return f"{self.name} = {function}({'DISTINCT ' if distinct else ''}{self.column or '*'}{second})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,6 +428,14 @@ class Aggregate(Grouped):
             raise DescriptionError(f"{text}: distinct values of this type are not counted")
         if measure.function in ("count", "count_distinct"):
             return pa.int64()
+        if measure.function in MOMENTS:
+            return self._type_of_moments(measure)
+        if measure.function in COLLECTS and t.is_nested(kind):
+            raise DescriptionError(f"{text}: there is no order, in which values are collected")
+        if measure.function == "string_agg" and not (t.is_string(kind) or t.is_large_string(kind)):
+            raise DescriptionError(f"{text}: it takes text, CAST it")
+        if measure.function in COLLECTS:
+            return pa.string() if measure.function == "string_agg" else pa.list_(pa.field("element", kind))
         if measure.function in ("min", "max") and t.is_nested(kind):
             raise DescriptionError(f"{text}: there is no order")
         if measure.function in ("first", "last", "min", "max"):
@@ -420,6 +452,23 @@ class Aggregate(Grouped):
             return pa.int64()
         raise DescriptionError(f"{text} cannot be added up")
 
+    def _type_of_moments(self, measure: Measure) -> pa.DataType:
+        """Gives the type of a function of numbers, double.
+
+        Raises:
+            DescriptionError: a column is none of numbers, or there are fewer or more than the function takes.
+        """
+        wanted = 2 if measure.function in TWO_COLUMNS else 1
+        if len(measure.columns) != wanted or (measure.second is not None and wanted == 1):
+            raise DescriptionError(f"{measure}: it takes {'two columns' if wanted == 2 else 'a column'}")
+        for column in measure.columns:
+            kind = self.source.schema.field(column).type
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+                raise DescriptionError(
+                    f"input '{self.source.name}': {measure.function}({column}) of type {kind}: it takes numbers"
+                )
+        return pa.float64()
+
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """The input's column that fills an output column in a late row; None for an aggregate."""
         return column.column if column.name in self.by or column.name in self._of_late_rows else None
@@ -427,7 +476,7 @@ class Aggregate(Grouped):
     @property
     def compared_columns(self) -> list[tuple[int, str]]:
         """The group's columns, and what is compared by an aggregate."""
-        compared = [m.column for m in self.measures if m.function in ("min", "max", "count_distinct")]
+        compared = [m.column for m in self.measures if m.function in ("min", "max", "count_distinct", *COLLECTS)]
         return [*super().compared_columns, *((0, column) for column in compared if column is not None)]
 
     def _unique_key(self) -> tuple[str, ...] | None:
@@ -436,7 +485,7 @@ class Aggregate(Grouped):
     @property
     def goes_row_by_row(self) -> bool:
         """Tells whether a backend's ``groupby`` lacks some of the aggregates, at the end as before."""
-        return self._has_first_or_last or any(measure.own is not None for measure in self.measures)
+        return self._has_first_or_last or any(m.own is not None or m.function in COLLECTS for m in self.measures)
 
     @property
     def order_matters_at_end(self) -> bool:
@@ -482,9 +531,10 @@ def parse_measure(name: str, text: AggregateSpec) -> Measure:
             f"{name}={type(text).__name__}: an aggregate is text, as 'sum(amount)', or a gpu_ops.AggregateFunction. "
             "There are " + ", ".join(get_args(Function))
         )
+    second: str | None = None
     if isinstance(text, tuple):
-        function, column = text
-        distinct = False
+        function, column, *more = text
+        distinct, second = False, more[0] if more else None
     else:
         call = _CALL.fullmatch(text)
         if call is None and "filter" in text.lower():
@@ -493,8 +543,13 @@ def parse_measure(name: str, text: AggregateSpec) -> Measure:
             raise DescriptionError(f"{name}={text!r} is no aggregate; write for example 'sum(amount)'")
         function, distinct, column = call.group(1), call.group(2) is not None, call.group(3).strip("`")
     function = _SPELLINGS.get(function.lower(), function.lower())
+    if isinstance(text, str) and function in TWO_COLUMNS and "," in column:
+        column, second = (part.strip().strip("`") for part in column.split(",", 1))
+    between = _BETWEEN.fullmatch(column) if isinstance(text, str) and function == "string_agg" else None
+    if between is not None:
+        column, second = between.group(1).strip("`"), between.group(2)
     if distinct:
-        if function != "count":
-            raise DescriptionError(f"{name}={text!r}: DISTINCT goes with count only")
-        function = "count_distinct"
-    return Measure(name, cast("Function", function), None if column == "*" else column)
+        if function not in _DISTINCT:
+            raise DescriptionError(f"{name}={text!r}: DISTINCT goes with count and collect_list only")
+        function = _DISTINCT[function]
+    return Measure(name, cast("Function", function), None if column == "*" else column, None, second or None)

@@ -75,9 +75,14 @@ def conjuncts(condition: Any) -> list[Any]:
     return leaves(condition, lambda part: (part.left(), part.right()) if class_of(part) == "And" else None)
 
 
-def _has_sub_query(session: SparkSession, java: Any) -> bool:
+def _contains(session: SparkSession, java: Any, pattern: str) -> bool:
+    """True if a plan or an expression has a node of one of Catalyst's ``TreePattern``."""
     patterns = getattr(java_class(session, f"{_CATALYST}.trees.TreePattern$"), "MODULE$")
-    return bool(java.containsPattern(patterns.PLAN_EXPRESSION()))
+    return bool(java.containsPattern(getattr(patterns, pattern)()))
+
+
+def _has_sub_query(session: SparkSession, java: Any) -> bool:
+    return _contains(session, java, "PLAN_EXPRESSION")
 
 
 def arrow_type_of(java: Any) -> Any:
@@ -219,11 +224,57 @@ class Catalyst:
 
         That has no column of what is around it any more when its own sub-queries are looked at.
         """
-        plan = self._applied(plan, _PLAIN)
+        plan = self._without_set_operations(self._applied(plan, _PLAIN))
         if _has_sub_query(self.session, plan):
             plan = self._applied(self._with_sub_queries(plan, self._asked), ("PullupCorrelatedPredicates",))
             plan = self._applied(self._with_sub_queries(plan, self._inside), ("RewritePredicateSubquery",))
         return self._applied(plan, ("ReplaceExpressions", "BooleanSimplification"))
+
+    def _without_set_operations(self, plan: Any) -> Any:
+        """A plan with joins for EXCEPT and INTERSECT, and counts of equal rows for EXCEPT ALL and INTERSECT ALL."""
+        if not any(_contains(self.session, plan, pattern) for pattern in ("EXCEPT", "INTERSECT")):
+            return plan
+        return self._applied(self._of_distinct_rows(plan), ("RewriteExceptAll", "RewriteIntersectAll"))
+
+    def _of_distinct_rows(self, plan: Any) -> Any:
+        """A plan with joins for EXCEPT and INTERSECT (Spark's ``ReplaceExceptWithAntiJoin``).
+
+        Times are compared as plain columns: event times as such would make a join by time.
+        """
+        below = items(plan.children())
+        made = [self._of_distinct_rows(child) for child in below]
+        if any(new is not old for new, old in zip(made, below, strict=True)):
+            plan = plan.withNewChildren(self.seq(made))
+        how = {"Except": "LeftAnti", "Intersect": "LeftSemi"}.get(str(plan.nodeName()))
+        if how is None:
+            return plan
+        equalities = [
+            self._expression("EqualNullSafe", self._plain_time(one), self._plain_time(other))
+            for one, other in zip(items(plan.left().output()), items(plan.right().output()), strict=True)
+        ]
+        with self._at(plan):
+            condition = self._class("scala.Option").apply(self._all(equalities))
+            none = self._module(f"{_CATALYST}.plans.logical.JoinHint").NONE()
+            join = self._node("Join", plan.left(), plan.right(), self._join_type(how), condition, none)
+            return self._node("Distinct", join)
+
+    def _plain_time(self, value: Any) -> Any:
+        is_time = str(value.dataType().typeName()).startswith("timestamp")
+        return self.as_type(value, value.dataType()) if is_time else value
+
+    def _join_type(self, name: str) -> Any:
+        return getattr(self._class(f"{_CATALYST}.plans.{name}$"), "MODULE$")
+
+    @contextlib.contextmanager
+    def _at(self, node: Any) -> Iterator[None]:
+        """New nodes have the place of another one in the query's text."""
+        origin = self._class(f"{_CATALYST}.trees.CurrentOrigin")
+        before = origin.get()
+        origin.set(node.origin())
+        try:
+            yield
+        finally:
+            origin.set(before)
 
     def pushed(self, plan: Any) -> Any:
         """A plan of `joined` with its filters as far down as they may be, and no pads that they turn away."""
@@ -331,15 +382,10 @@ class Catalyst:
             functools.reduce(lambda below, condition: self._node("Filter", condition, below), conditions, side)
             for conditions, side in ((left, join.left()), (right, join.right()))
         ]
-        outer = getattr(self._class(f"{_CATALYST}.plans.LeftOuter$"), "MODULE$")
-        origin = self._class(f"{_CATALYST}.trees.CurrentOrigin")
-        before = origin.get()
-        origin.set(join.origin())
-        try:
-            outer_join = self._node("Join", *sides, outer, self._class("scala.Option").empty(), join.hint())
+        nothing = self._class("scala.Option").empty()
+        with self._at(join):
+            outer_join = self._node("Join", *sides, self._join_type("LeftOuter"), nothing, join.hint())
             return self._node("ReturnAnswer", outer_join)
-        finally:
-            origin.set(before)
 
     def attribute(self, value: Any, name: str) -> Any:
         """A new attribute of an expression's type."""
@@ -347,8 +393,11 @@ class Catalyst:
 
     def only_where(self, condition: Any, value: Any) -> Any:
         """A value where a condition is true, null elsewhere."""
-        nothing = self._class(f"{_CATALYST}.expressions.Literal").create(None, value.dataType())
-        return self._expression("If", condition, value, nothing)
+        return self._expression("If", condition, value, self.nothing(value.dataType()))
+
+    def nothing(self, kind: Any) -> Any:
+        """Null, of one of Catalyst's types."""
+        return self._class(f"{_CATALYST}.expressions.Literal").create(None, kind)
 
     def as_type(self, value: Any, kind: Any) -> Any:
         """A value as another type, Catalyst's or Spark's in Python."""
@@ -411,7 +460,19 @@ class Catalyst:
 
     def exploded(self, values: Sequence[Any]) -> Any:
         """``explode(array(...))`` of some values."""
-        return self._expression("Explode", self._expression("CreateArray", self.seq(values), False))
+        return self._expression("Explode", self._array(values))
+
+    def _array(self, values: Sequence[Any]) -> Any:
+        return self._expression("CreateArray", self.seq(values), False)
+
+    def one_of(self, values: Sequence[Any], name: str) -> Any:
+        """A new attribute for any of some values, whose types differ at most in where there may be a null."""
+        return self.attribute(self.nothing(self._array(values).dataType().elementType()), name)
+
+    def numbered(self, count: Any) -> Any:
+        """``explode(sequence(1, count))`` of a bigint."""
+        first = self.as_type(self.number(1), count.dataType())
+        return self._expression("Explode", self._expression("Sequence", first, count))
 
     def seq(self, items: Sequence[Any]) -> Any:
         """Java objects as a sequence of Scala."""

@@ -291,6 +291,7 @@ _OPERATORS: Final = {
     "And": "AND", "Or": "OR", "EqualTo": "=", "EqualNullSafe": "<=>", "LessThan": "<", "LessThanOrEqual": "<=",
     "GreaterThan": ">", "GreaterThanOrEqual": ">=", "Add": "+", "Subtract": "-", "Multiply": "*", "Divide": "/",
     "Remainder": "%", "TimestampAddInterval": "+", "TimeAdd": "+", "SubtractTimestamps": "-", "DateAdd": "+",
+    "BitwiseAnd": "&",
 }  # fmt: skip
 _TYPES: Final = {"long": "BIGINT", "integer": "INT", "short": "SMALLINT", "byte": "TINYINT"}
 _LOOSE: Final = {"Not", "IsNull", "IsNotNull", "In", "Like", *_OPERATORS}
@@ -330,6 +331,11 @@ def _text(expr: Expr, call: Callable[[QueryColumn], str]) -> str:
             return f"{args[0]}.{fields.get('name', fields['ordinal'])}"
         case "CreateNamedStruct" | "Explode" if expr.window is not None:
             return expr.window.text(call)
+        case "CreateNamedStruct" if all(name.kind == "Literal" for name in expr.args[::2]):
+            named = (f"{value} AS {name[1:-1]}" for name, value in zip(args[::2], args[1::2], strict=True))
+            return f"STRUCT({', '.join(named)})"
+        case "CreateArray":
+            return f"ARRAY({', '.join(args)})"
         case _:
             return f"{kind.lower()}({', '.join(args)})"
 

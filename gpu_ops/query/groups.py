@@ -20,10 +20,10 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.aggregate import Function
+from gpu_ops.descriptions.aggregate import TWO_COLUMNS, Function
 from gpu_ops.descriptions.groups import Order
 from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items
-from gpu_ops.query.errors import LIMIT, NODES
+from gpu_ops.query.errors import LIMIT
 from gpu_ops.query.expressions import TURNED, Expr, QueryColumn
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import AggregateCall, AggregateOf, Compute, Expand, Relation, SessionsOf, TopOf
@@ -36,13 +36,24 @@ from gpu_ops.spark.datatypes import is_window
 _CALL: Final = "AggregateExpression"
 _FUNCTIONS: Final[dict[str, Function]] = {
     "Sum": "sum", "Count": "count", "Average": "avg", "Min": "min", "Max": "max", "First": "first", "Last": "last",
+    "StddevSamp": "stddev_samp", "StddevPop": "stddev_pop", "VarianceSamp": "var_samp", "VariancePop": "var_pop",
+    "CovSample": "covar_samp", "CovPopulation": "covar_pop", "Corr": "corr", "CollectList": "collect_list",
+    "CollectSet": "collect_set", "ListAgg": "string_agg", "HyperLogLogPlusPlus": "count_distinct",
 }  # fmt: skip
+_DISTINCT: Final[dict[str, Function]] = {
+    "Count": "count_distinct", "Min": "min", "Max": "max", "CollectList": "collect_set", "CollectSet": "collect_set",
+}  # fmt: skip
+"""What DISTINCT makes of a function."""
+_ORDERED: Final = ("Min", "Max", "CollectList", "CollectSet")
 _AS_TEXT: Final = (
     st.StringType, st.BinaryType, st.BooleanType, st.IntegralType, st.DecimalType, st.FractionalType, st.DateType,
     st.TimestampType, st.TimestampNTZType,
 )  # fmt: skip
 """The types whose values `Catalyst.joined_text` tells apart."""
-_THERE_ARE: Final = "aggregates are sum, count, avg, min, max, first_value, last_value and count(DISTINCT ...)"
+_THERE_ARE: Final = (
+    "aggregates are sum, count, avg, min, max, first_value, last_value, count(DISTINCT ...), approx_count_distinct, "
+    "stddev, variance, covar_pop, covar_samp, corr, collect_list, collect_set and string_agg"
+)
 
 
 def aggregate_of(scope: Scope, node: Any, below: Relation) -> Relation:
@@ -59,13 +70,14 @@ def aggregate_of(scope: Scope, node: Any, below: Relation) -> Relation:
     return _Aggregate(scope, node, below).relation()
 
 
-def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
+def distinct_of(scope: Scope, node: Any, below: Relation, columns: Sequence[Any] | None = None) -> Relation:
     """``SELECT DISTINCT`` as relations: one row per group of all columns.
 
     Args:
         scope: of the query.
         node: Catalyst's ``Distinct``.
         below: what may have a row several times.
+        columns: the attributes of it that are compared; by default all that the node gives.
 
     Raises:
         SqlError: a column that is not compared.
@@ -73,7 +85,7 @@ def distinct_of(scope: Scope, node: Any, below: Relation) -> Relation:
     inside, computed, calls = Below(scope), dict[QueryColumn, Expr](), list[AggregateCall]()
     by, shown = dict[QueryColumn, None](), dict(below.shown)
     session: Session | None = None
-    for attribute in items(node.output()):
+    for attribute in items(node.output()) if columns is None else columns:
         _check_group(scope, attribute, node)
         number = id_of(attribute)
         if _is_window(attribute):
@@ -264,53 +276,101 @@ class _Aggregate:
         distinct = bool(java.isDistinct())
         if name == "Count" and len(arguments) > 1:
             arguments = [self._all_of(java, arguments, distinct=distinct)]
-        if name in ("Min", "Max") and collated(arguments[0]):
-            self.scope.fail(f"{words_of(java)}: min and max of text in a collation are not understood", java)
+        if name in (*_ORDERED, "ListAgg") and collated(arguments[0]):
+            self.scope.fail(f"{words_of(java)}: {_FUNCTIONS[name]} of text in a collation is not understood", java)
         if name in ("Sum", "Average") and _fails_never(function):
             self.scope.fail(
                 f"{words_of(java)} is not understood: sum() of integers wraps around, and has no error", java
             )
-        if distinct and name not in ("Count", "Min", "Max"):
-            self.scope.fail("DISTINCT goes with count only", java)
+        if distinct and name not in _DISTINCT:
+            self.scope.fail("DISTINCT goes with count, collect_list, min and max only", java)
+        between = self._between(java, function) if name == "ListAgg" else None
         column: QueryColumn | None = None
         if java.filter().isDefined():  # null is no value to any of the functions
-            arguments = [self.catalyst.only_where(java.filter().get(), arguments[0])]
+            arguments = [self.catalyst.only_where(java.filter().get(), arguments[0]), *arguments[1:]]
         if not (name == "Count" and class_of(arguments[0]) == "Literal" and not arguments[0].nullable()):
-            add = self.inside.compared if distinct else self.inside.column
+            compared = distinct or name == "HyperLogLogPlusPlus"
+            add = self.inside.compared if compared else self.inside.column
             column = add(arguments[0], f"value_{len(self.calls) + 1}")
         elif distinct:
             self.scope.fail("count(DISTINCT ...) takes a column or an expression over some", java)
-        call: Function = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
+        call: Function = _DISTINCT[name] if distinct else _FUNCTIONS[name]
+        second: QueryColumn | str | None = between
+        if call in TWO_COLUMNS:
+            second = self.inside.column(arguments[1], f"other_{len(self.calls) + 1}")
         label = f"{call}_{len(self.calls) + 1}"
         kind, words = functools.partial(arrow_type_of, java), functools.partial(words_of, java)
         result = QueryColumn(label, "", kind, words=words, nullable=not call.startswith("count"))
         attribute = self.scope.attribute(java, result)
-        self.calls.append((java, attribute, AggregateCall(result, call, column)))
+        self.calls.append((java, attribute, AggregateCall(result, call, column, second)))
         return attribute
+
+    def _between(self, java: Any, function: Any) -> str | None:
+        """The text that ``string_agg`` puts between values."""
+        for term in items(function.orderExpressions()):
+            ascends = str(term.direction().sql()) == "ASC"
+            if not ascends or not term.child().semanticEquals(function.child()):
+                self.scope.fail(f"{words_of(java)}: string_agg has its values in ascending order, and no other", java)
+        if str(function.child().dataType().typeName()) == "binary":
+            self.scope.fail(f"{words_of(java)}: string_agg takes text", java)
+        text = self.catalyst.constant(function.delimiter())
+        return None if text is None else str(text) or None
 
 
 def expanded(scope: Scope, node: Any, below: Relation) -> Relation:
-    """An Expand of Catalyst's, of sliding windows, as a relation.
+    """An Expand of Catalyst's, of sliding windows, grouping sets or UNPIVOT, as relations: several rows for each one.
 
     Args:
-        scope: of the query; it gets to know the column of the windows.
+        scope: of the query; it gets to know the columns that differ in these rows.
         node: Catalyst's.
         below: the rows.
-
-    Raises:
-        SqlError: grouping sets and the like.
     """
-    output = items(node.output())
-    windows = [number for number, attribute in enumerate(output) if bool(attribute.metadata().contains(_WINDOW))]
-    if len(windows) != 1:
-        scope.fail(NODES["Expand"], node)
-    ((place,), found) = windows, output[windows[0]]
-    value = scope.catalyst.exploded([projection.apply(place) for projection in items(node.projections())])
-    column = scope.columns[id_of(found)] = QueryColumn(
-        str(found.name()), "", functools.partial(arrow_type_of, found), nullable=False
-    )
-    ids = {number: scope.columns[number] for number in map(id_of, output)}
-    return Expand(below, {column: scope.expr(value)}, ids, node)
+    output, rows = items(node.output()), [items(projection) for projection in items(node.projections())]
+    stays = [
+        all(class_of(row[place]) == "AttributeReference" and id_of(row[place]) == id_of(found) for row in rows)
+        for place, found in enumerate(output)
+    ]
+    ids = {id_of(found): scope.columns[id_of(found)] for found, same in zip(output, stays, strict=True) if same}
+    differ = [place for place, same in enumerate(stays) if not same]
+    if len(differ) == 1 and bool(output[differ[0]].metadata().contains(_WINDOW)):
+        found, value = output[differ[0]], scope.catalyst.exploded([row[differ[0]] for row in rows])
+        column = QueryColumn(str(found.name()), "", functools.partial(arrow_type_of, found), nullable=False)
+        ids[id_of(found)] = scope.columns[id_of(found)] = column
+        return Expand(below, {column: scope.expr(value)}, ids, node)
+    structs = [scope.catalyst.struct({f"_{n}": row[place] for n, place in enumerate(differ, 1)}) for row in rows]
+    each = scope.catalyst.one_of(structs, "expanded")
+    # what is below goes on meaning its own
+    column = scope.nameless(each, "expanded", lambda: "a row of the grouping sets")
+    several = Expand(below, {column: scope.expr(scope.catalyst.exploded(structs))}, below.shown, node)
+    scope.columns = {**scope.columns, id_of(each): column}
+    computed: dict[QueryColumn, Expr] = {}
+    for number, place in enumerate(differ):
+        found, value = output[place], scope.catalyst.field(each, number)
+        column = scope.computed(found, str(found.name()))
+        computed[column], ids[id_of(found)] = scope.expr(value), column
+    scope.columns = {**scope.columns, **ids}
+    return Compute(several, computed, ids)
+
+
+def repeated_rows(scope: Scope, node: Any, below: Relation) -> Relation:
+    """Rows as often as a column says, of EXCEPT ALL and INTERSECT ALL: Catalyst's ``Generate(ReplicateRows)``.
+
+    Copies of a row are told apart by a number, so that of a count that changes only as many of them come or go.
+
+    Args:
+        scope: of the query.
+        node: Catalyst's.
+        below: the rows, each once, with the numbers.
+    """
+    count, *values = items(node.generator().children())
+    number = scope.catalyst.attribute(count, "copy")
+    column = QueryColumn("copy", "", pa.int64, words=lambda: "the number of equal rows", nullable=False)
+    output = items(node.generatorOutput())
+    shown = {id_of(own): scope.columns[id_of(value)] for own, value in zip(output, values, strict=True)}
+    copies = {column: scope.expr(scope.catalyst.numbered(count))}
+    several = Expand(below, copies, {**shown, id_of(number): column}, node)
+    scope.columns = {**scope.columns, **several.ids}
+    return distinct_of(scope, node, several, [*output, number])
 
 
 # --- the first rows ---------------------------------------------------------------------------------

@@ -353,7 +353,7 @@ class PlanBuilder:
         below = self.closed(self.build(relation.below, relation.used), relation.used).input
         columns = (*relation.by, *(call.column for call in relation.calls))
         schema = pa.schema([pa.field(self.name(column), column.type) for column in columns])
-        calls = tuple(call.named(self.name) for call in relation.calls)
+        calls = tuple((m.name, str(m.function), m.column) for m in (call.measure(self.name) for call in relation.calls))
         by = tuple((self.name(column), relation.places.get(column)) for column in relation.by)
         node = LocalAggregate(below, self.name(relation.time), relation.window, by, calls, schema)
         return Calc(node, {column: self.name(column) for column in columns})

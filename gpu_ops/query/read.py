@@ -15,7 +15,7 @@ from gpu_ops.descriptions.join import JoinType
 from gpu_ops.errors import closest
 from gpu_ops.query import by_time, errors, groups
 from gpu_ops.query.by_time import ByTime, QueryText, set_apart
-from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, id_of, items
+from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, class_of, id_of, items
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Expr, QueryColumn, Tree, number_of, tree
 from gpu_ops.query.places import words_of
@@ -225,6 +225,8 @@ class PlanReader(Scope):
                 return self._limit(node, node.args[0].args[0])
             case "Expand":
                 return groups.expanded(self, node.java, self._relation(node.args[0]))
+            case "Generate" if class_of(node.java.generator()) == "ReplicateRows":
+                return groups.repeated_rows(self, node.java, self._relation(node.args[0]))
             case "LocalRelation":
                 return self._scan(node)
             case "Union":

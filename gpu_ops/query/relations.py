@@ -411,15 +411,23 @@ class AggregateCall:
         column: what it gives.
         function: see `gpu_ops.descriptions.aggregate.Function`.
         of: the column below; None for ``count(*)``.
+        second: the other column of a function of two; of ``string_agg`` the text between values.
     """
 
     column: QueryColumn
     function: Function
     of: QueryColumn | None
+    second: QueryColumn | str | None = None
 
-    def named(self, called: Called) -> tuple[str, Function, str | None]:
-        """The names of the result, the function and its argument."""
-        return called(self.column), self.function, None if self.of is None else called(self.of)
+    @property
+    def named(self) -> list[QueryColumn]:
+        """The columns below that it looks at."""
+        return [column for column in (self.of, self.second) if isinstance(column, QueryColumn)]
+
+    def measure(self, called: Called) -> Measure:
+        """The call in a description."""
+        second = called(self.second) if isinstance(self.second, QueryColumn) else self.second
+        return Measure(called(self.column), self.function, None if self.of is None else called(self.of), None, second)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -455,7 +463,7 @@ class AggregateOf(OfGroups):
     @property
     def named(self) -> list[QueryColumn]:
         """The group columns, the aggregated ones, and the results."""
-        of = [call.of for call in self.calls if call.of is not None]
+        of = [column for call in self.calls for column in call.named]
         return [*self.by, *of, *(call.column for call in self.calls)]
 
     def describe(
@@ -463,7 +471,7 @@ class AggregateOf(OfGroups):
     ) -> tuple[Aggregate, str]:
         """One row per group, whether all of it is needed or not; with ``at_watermark`` as windows close."""
         end = next(map(called, self.ends), None) if emit == "at_watermark" else None
-        by, calls = tuple(map(called, self.by)), tuple(Measure(*call.named(called)) for call in self.calls)
+        by, calls = tuple(map(called, self.by)), tuple(call.measure(called) for call in self.calls)
         always = not by and emit != "at_end" and source.ttl_ms is None
         why = "GROUP BY" if by else "no GROUP BY: one row, in one partition"
         return Aggregate(source, by, calls, emit, end, always=always), why
@@ -502,7 +510,7 @@ class SessionsOf(AggregateOf):
         self, source: Input, called: Called, emit: Emit, needed: frozenset[QueryColumn]
     ) -> tuple[SessionAggregate, str]:
         """One row per group and session."""
-        by, calls = tuple(map(called, self.by)), tuple(Measure(*call.named(called)) for call in self.calls)
+        by, calls = tuple(map(called, self.by)), tuple(call.measure(called) for call in self.calls)
         start, end = map(called, self.window)
         made = SessionAggregate(source, by, calls, emit, gap_ms=self.gap_ms, start=start, end=end)
         return made, f"sessions of {self.time}"

@@ -345,8 +345,8 @@ class _ValueNumbers:
             more = (self._column(relation.time), relation.gap_ms)
         by, calls = [self._column(c) for c in relation.by], list[int]()
         for call in relation.calls:
-            of = None if call.of is None else self._column(call.of)
-            calls.append(self._of("call", call.function, of, str(call.column.type)))
+            of = [*map(self._column, call.named), call.second if isinstance(call.second, str) else None]
+            calls.append(self._of("call", call.function, *of, str(call.column.type)))
             self._columns[call.column] = calls[-1]
         number = self._of(type(relation).__name__, below, *by, "calls", *calls, *more)
         if isinstance(relation, relations.SessionsOf):

@@ -138,7 +138,7 @@ _FUNCTIONS = [
     "zeros_like",
 ]
 _CREATORS = ["arange", "empty", "full", "ones", "zeros"]
-_UFUNCS = ["abs", "fmod", "isnan", "ldexp", "logical_or", "maximum", "minimum", "not_equal", "rint", "trunc"]
+_UFUNCS = ["abs", "fmod", "isnan", "ldexp", "logical_or", "maximum", "minimum", "not_equal", "rint", "sqrt", "trunc"]
 
 
 def _add_at(target: Any, index: Any, values: Any) -> None:

@@ -269,7 +269,8 @@ def against_spark(spark, sql, history, emit, multi_way):
             steps.append(f"SELECT {number}, q.* FROM (WITH {whole}) q")
     wanted = [Counter() for _ in history]
     for number, *row in spark.sql(" UNION ALL ".join(steps)).collect():  # one job for all micro-batches
-        wanted[number][tuple(map(canonical, row))] += 1
+        ordered = (sorted(value) if isinstance(value, list) else value for value in row)
+        wanted[number][tuple(map(canonical, ordered))] += 1
     for expected, got in zip(wanted, found, strict=True):
         assert not difference(expected, got), sql
     with contextlib.closing(PlanRunner(made, at_end=True)) as runner:
@@ -351,8 +352,20 @@ def test_many_sub_queries_are_sparks_own(spark):
     assert share_taken(spark, ASKING, examples=1500) > 0.8
 
 
+UNION_WORDS = [" UNION ALL ", " UNION ALL ", " UNION ALL ", " UNION "]
+SET_WORDS = [
+    " EXCEPT ",
+    " EXCEPT ALL ",
+    " EXCEPT ALL ",
+    " INTERSECT ",
+    " INTERSECT ALL ",
+    " INTERSECT ALL ",
+    " UNION ALL ",
+]
+
+
 @st.composite
-def unions(draw: st.DrawFn) -> str:
+def unions(draw: st.DrawFn, words: list[str]) -> str:
     """A UNION of two to three SELECTs with the columns k and v: of inputs, joins, groups, first rows, constants."""
 
     def one() -> str:
@@ -370,17 +383,16 @@ def unions(draw: st.DrawFn) -> str:
             "constant": f"SELECT p.k, 1 AS v FROM {name} p{where}",
         }[shape]
 
-    words = st.sampled_from([" UNION ALL ", " UNION ALL ", " UNION ALL ", " UNION "])
     text = one()
     for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
-        text += draw(words) + one()
+        text += draw(st.sampled_from(words)) + one()
     return text
 
 
 @st.composite
-def uniting(draw: st.DrawFn) -> str:
+def uniting(draw: st.DrawFn, words: list[str]) -> str:
     """A SELECT over a UNION: joined, grouped, asked for, in WITH and used twice; or the UNION alone."""
-    union, name = draw(unions()), draw(st.sampled_from(sorted(TABLES)))
+    union, name = draw(unions(words)), draw(st.sampled_from(sorted(TABLES)))
     own, how = draw(st.sampled_from(COLUMNS[name])), draw(st.sampled_from(HOWS))
     where = draw(st.sampled_from(["", "", " WHERE u.v > 0", " WHERE u.k = 1", f" WHERE u.v >= t.{own}"]))
     shown = f", t.{own} AS t_{own}"
@@ -408,7 +420,8 @@ def uniting(draw: st.DrawFn) -> str:
     )
 
 
-UNITING = uniting(), *RANDOM[1:]
+UNITING = uniting(UNION_WORDS), *RANDOM[1:]
+SETTING = uniting(SET_WORDS), *RANDOM[1:]
 
 
 @pytest.mark.spark
@@ -422,6 +435,19 @@ def test_unions_are_sparks_own(spark, sql, history, emit, multi_way):
 @pytest.mark.spark
 def test_many_unions_are_sparks_own(spark):
     assert share_taken(spark, UNITING, examples=1000) > 0.7
+
+
+@pytest.mark.spark
+@given(*SETTING)
+@settings(max_examples=4, phases=[Phase.generate])
+def test_except_and_intersect_are_sparks_own(spark, sql, history, emit, multi_way):
+    against_spark(spark, sql, history, emit, multi_way)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_many_set_operations_are_sparks_own(spark):
+    assert share_taken(spark, SETTING, examples=600) > 0.7
 
 
 @pytest.mark.parametrize("multi_way", ["auto", "never"])

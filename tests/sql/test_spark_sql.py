@@ -67,6 +67,12 @@ QUERIES = {
     "chain": """
         WITH rich AS (SELECT uid, name, upper(name) AS big FROM users WHERE name <> 'bob')
         SELECT r.big, o.id, p.price FROM rich r JOIN orders o ON o.uid = r.uid LEFT JOIN prices p ON p.id = o.id""",
+    "copies of rows": "SELECT id FROM orders EXCEPT ALL SELECT id FROM prices",
+    "rows of both": "SELECT uid FROM orders INTERSECT SELECT uid FROM users",
+    "grouping sets of copies": """
+        SELECT uid, grouping(uid) AS whole, count(*) AS n, round(stddev_samp(amount), 6) AS s,
+        array_join(sort_array(collect_list(CAST(id AS STRING))), ',') AS ids, approx_count_distinct(id) AS d
+        FROM (SELECT * FROM orders INTERSECT ALL SELECT * FROM orders) GROUP BY ROLLUP (uid)""",
 }
 
 SHORT = ("inner, and an upsert input with a filter", "semi and anti", "chain")

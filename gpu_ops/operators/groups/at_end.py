@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops import operators
-from gpu_ops.descriptions.aggregate import Aggregate, Measure
+from gpu_ops.descriptions.aggregate import MOMENTS, Aggregate, Measure
 from gpu_ops.descriptions.changelog import INSERT, encode_row_kinds
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
@@ -22,7 +22,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import AtEnd
 from gpu_ops.operators.core.order import one_nan, one_zero
-from gpu_ops.operators.groups.aggregate import sums
+from gpu_ops.operators.groups.aggregate import moments, sums
 from gpu_ops.operators.groups.aggregate.extremes import called
 from gpu_ops.operators.merge_join import present_rows
 from gpu_ops.output import Changelog, changelog
@@ -55,6 +55,11 @@ class AggregateAtEnd(AtEnd):
                     calls.append(([], "count_all"))
                 continue
             name, column = f"m{number}", one_array(rows[measure.column])
+            if measure.function in MOMENTS:
+                of_rows = moments.added_up(measure, [one_array(rows[own]) for own in measure.columns])
+                columns |= {f"{name}_{part}": pa.array(values) for part, values in of_rows.items()}
+                calls += [(f"{name}_{part}", "sum") for part in of_rows]
+                continue
             if measure.function in ("sum", "avg"):
                 calls.append((f"{name}_of", "count"))
                 columns[f"{name}_of"] = column
@@ -107,7 +112,9 @@ class RowByRowAtEnd(AtEnd):
             if measure.own is not None:
                 values.append(called(measure, "result", 1, called(measure, "empty", 1, 1)))
             else:
-                values.append(pa.array([0 if measure.function.startswith("count") else None], column.type))
+                lists = measure.function in ("collect_list", "collect_set")
+                nothing: Any = [] if lists else 0 if measure.function.startswith("count") else None
+                values.append(pa.array([nothing], column.type))
         kinds = encode_row_kinds(np.full(1, INSERT, np.int8))
         return pa.Table.from_arrays([kinds, *values], schema=self.description.output_schema)
 
@@ -115,7 +122,7 @@ class RowByRowAtEnd(AtEnd):
 def _measured(found: pa.Table, name: str, measure: Measure, types: tuple[pa.DataType | None, pa.DataType]) -> Any:
     if measure.column is None:
         return found["count_all"]
-    if measure.function in ("sum", "avg"):
+    if measure.function in ("sum", "avg", *MOMENTS):
         assert types[0] is not None
         ends = f"{name}_", "_sum"
         totals = {
@@ -123,6 +130,8 @@ def _measured(found: pa.Table, name: str, measure: Measure, types: tuple[pa.Data
             for column in found.column_names
             if column.startswith(ends[0]) and column.endswith(ends[1])
         }
+        if measure.function in MOMENTS:
+            return moments.of_totals(measure, totals)
         return sums.of_totals(measure, totals, found[f"{name}_of_count"].to_numpy(), (types[0], types[1]))
     values = found[f"{name}_{measure.function}"]
     if f"{name}_nan_max" not in found.column_names:

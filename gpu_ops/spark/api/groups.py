@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.descriptions.aggregate import Aggregate, AggregateSpec, Measure, parse_measure
+from gpu_ops.descriptions.aggregate import TWO_COLUMNS, Aggregate, AggregateSpec, Measure, parse_measure
 from gpu_ops.descriptions.arguments import check_options
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
@@ -60,8 +60,10 @@ def aggregate(
         by: the columns of a group, null being a value of its own; none for one row in all, which exists while any input
             row does. A column of Spark's ``window()`` may be among them.
         aggregates: result column to ``"sum(amount)"``, ``"count(*)"``, ``"count(distinct user)"``, or to a pair like
-            ``("sum", "amount")``; there are sum, count, min, max, avg, first and last. The last two go by the stream's
-            ``sequence_by``, else by arrival, and leave nulls out. ``"sum(amount) FILTER (WHERE paid)"`` takes rows for
+            ``("sum", "amount")``; there are sum, count, min, max, avg, stddev, variance (and ``_pop``, ``_samp``),
+            ``"corr(x, y)"``, covar_pop, covar_samp, collect_list, collect_set, ``"string_agg(name, ', ')"``, first and
+            last. The last two go by the stream's ``sequence_by``, else by arrival; what is collected is in ascending
+            order, and all leave nulls out. ``"sum(amount) FILTER (WHERE paid)"`` takes rows for
             which a condition of Spark's is true. A function of one's own is a `gpu_ops.AggregateFunction`.
         window_end: with ``emit="at_watermark"`` the column of ``by`` that is the end of a group's window; by default a
             window's own, or the event time if that is in ``by``.
@@ -179,6 +181,8 @@ def _measures(
             measure = measure._replace(own=own)
         if measure.column is not None:
             measure = measure._replace(column=spelling(source.df, measure.column) or measure.column)
+        if measure.function in TWO_COLUMNS and measure.second is not None:
+            measure = measure._replace(second=spelling(source.df, measure.second) or measure.second)
         if parts is not None:
             source, column = _filtered(source, measure, parts.group(2), label)
             measure = measure._replace(column=column)

@@ -37,7 +37,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.aggregate import COLLECTS, MOMENTS, Aggregate
 from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
@@ -46,7 +46,8 @@ from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, apply_changes, on_device
 from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.order import one_zero
-from gpu_ops.operators.groups.aggregate import sums
+from gpu_ops.operators.groups.aggregate import moments, sums
+from gpu_ops.operators.groups.aggregate.collected import Collected
 from gpu_ops.operators.groups.aggregate.extremes import Extreme, OwnFunction, best_schema
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.groups.aggregate.step import AggregateStep, EventRows, Events, Kept, Running, Timeline
@@ -94,10 +95,14 @@ class ContinuousAggregate(Operator):
         parts: dict[str, StateTable] = {}
         self._moved: list[Callable[[AggregateStep], Running]] = []
         """Gives, of a micro-batch, each aggregate at each moment."""
-        for number, measure in enumerate(description.measures):
+        for number, described in enumerate(description.measures):
+            measure = described
             place = -1 if measure.column is None else schema.names.index(measure.column)
             kind = None if measure.column is None else schema.field(place).type
             moved: Callable[[AggregateStep], Running]
+            if measure.function in COLLECTS:
+                result = description.output[len(description.by) + number].type
+                measure = measure._replace(own=Collected(measure, kind, result))
             if measure.function == "count_distinct":
                 columns |= {sums.GROUP_NUMBER: np.int64, f"different_{number}": np.int64}
                 forgets = description.by_time or self._ttl is not None
@@ -118,6 +123,10 @@ class ContinuousAggregate(Operator):
                 if self._rows is not None:
                     self._rows.indexes[one.name] = OrderIndex(kernels)
                 columns[one.name], moved = np.int64, one.moved
+            elif measure.function in MOMENTS:
+                key = moments.key_of(measure, schema)
+                columns.update(dict.fromkeys(moments.columns_of(key), np.int64))
+                moved = functools.partial(moments.moved, measure=measure, key=key)
             else:
                 columns.update(dict.fromkeys(sums.columns_of(measure, kind, place), np.int64))
                 result = description.output[len(description.by) + number].type

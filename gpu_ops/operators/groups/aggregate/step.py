@@ -198,6 +198,8 @@ class AggregateStep:
         self.rows, self.kept, self.new = rows, rows.kept, rows.new
         self.floats: dict[int, tuple[Array, Array]] = {}
         self.wholes: dict[str, tuple[Moves, bool]] = {}
+        self.taken: dict[str, Any] = {}
+        self.words: dict[str, tuple[int, tuple[list[Array], list[Array]]]] = {}
         self._moved: dict[str, tuple[Array, Array]] = {}
         self._kept: dict[str, tuple[Array, Array]] = {}
         self._columns: dict[str, pa.Array] = {}

@@ -500,6 +500,18 @@ def nearest(xp: Any, parts: list[Array], low: int) -> Array:
     if small and not bool(((top[0] + 1) >> 1).any()):  # in 64 bits
         with np.errstate(over="ignore"):
             return _scaled((parts[0] | (parts[1] << _PART)).astype(np.float64), _PART * low)
+    numbers, exponents = rounded(xp, parts)
+    with np.errstate(over="ignore"):
+        return xp.ldexp(numbers, (exponents + _PART * low).astype(np.int32))
+
+
+def rounded(xp: Any, parts: list[Array]) -> tuple[Array, Array]:
+    """The double numbers that are nearest to some whole numbers, of any size: numbers, and powers of two.
+
+    Args:
+        xp: numpy or cupy.
+        parts: as of `nearest`.
+    """
     sign, size = parts[-1] >> 63, int(parts[0].size)
     digits = xp.empty((len(parts) + 3, size), np.int64)  # two of nothing below, and the top in two
     digits[:2] = 0
@@ -519,8 +531,7 @@ def nearest(xp: Any, parts: list[Array], low: int) -> Array:
     if len(digits) > 5:
         below |= xp.argmax(digits != 0, axis=0) < lead - 2
     bits |= below != 0
-    with np.errstate(over="ignore"):
-        return xp.ldexp(bits.astype(np.float64), (_PART * (lead + low - 3) - free + 1).astype(np.int32))
+    return bits.astype(np.float64), _PART * (lead - 3) - free + 1
 
 
 def doubles(bits: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> pa.Array:
