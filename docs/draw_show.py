@@ -38,8 +38,8 @@ def main() -> None:
     original = runner.screen
 
     @contextlib.contextmanager
-    def kept(console: Console, title: str) -> Iterator[Screen]:
-        with original(console, title) as screen:
+    def kept(console: Console, *titles: str) -> Iterator[Screen]:
+        with original(console, *titles) as screen:
             shown.append(screen)
             yield screen
 

@@ -3,11 +3,11 @@
 CREATE TABLE orders (
   id BIGINT, item STRING, quantity INT,
   PRIMARY KEY (id) NOT ENFORCED                    -- a later row of the same id replaces the earlier one
-) WITH ('connector' = 'json', 'path' = 'data/orders');
+) WITH ('connector' = 'json', 'path' = 'data/orders', 'reader' = 'arrow');
 
 CREATE TABLE prices (
   op STRING, item STRING, price DOUBLE
-) WITH ('connector' = 'json', 'path' = 'data/prices', 'row_kind' = 'op');
+) WITH ('connector' = 'json', 'path' = 'data/prices', 'reader' = 'arrow', 'row_kind' = 'op');
 
 CREATE TABLE totals (id BIGINT, item STRING, total DOUBLE)
 WITH ('connector' = 'console');

@@ -99,6 +99,10 @@ def demo(
 @app.command()
 def run(  # noqa: PLR0917 (options: typer passes them by name)
     file: Annotated[Path, typer.Argument(help="The job, a .sql file.", metavar="JOB")],
+    views: Annotated[
+        list[str] | None,
+        typer.Argument(help="With --show: the views or sinks to show; all sinks by default.", metavar="[VIEW]..."),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Take what there is and end; else go on until Ctrl-C.")] = False,
     state: Annotated[str | None, typer.Option(help="State folder: a path, or a URI.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Spark's checkpoint folder.")] = None,
@@ -117,7 +121,7 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
         bool, typer.Option("--show", help="Show the result while it changes, and write and keep nothing.")
     ] = False,
 ) -> None:
-    """Run a job: sources, a query and a sink in one SQL file.
+    """Run a job: sources, queries and sinks in one SQL file.
 
     The SQL is Flink's. What is given here goes before what the job sets. Ctrl-C ends it; the same command goes on
     from there.
@@ -134,7 +138,9 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     if explain:
         console.print(runner.explain(job, console), markup=False, soft_wrap=True)
         return
-    done = runner.run(job, console, once=once, show=show)
+    if views and not show:
+        _fail(f"{' '.join(views)}: names of views are for --show")
+    done = runner.run(job, console, once=once, show=show, views=views or ())
     if show and done.interrupted:
         raise typer.Exit(supervision.INTERRUPTED)
 

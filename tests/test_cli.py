@@ -316,7 +316,7 @@ def test_demo_refuses(command, arguments):
 def test_run_serves_metrics_where_it_is_told(command, monkeypatch):
     runner, asked = pytest.importorskip("gpu_ops.jobs.runner"), []
 
-    def run(job, console, *, once, show):
+    def run(job, console, *, once, show, views=()):
         asked.append(job.spark)
         return runner.Outcome()
 

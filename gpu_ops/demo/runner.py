@@ -372,7 +372,7 @@ def showing(shown: Screen, arriving: Sequence[int], changelogs: list[pa.Table]) 
 
     def take(rows: DataFrame, batch: int) -> None:
         changelogs[batch:] = [arrow_rows(rows)]
-        shown.add(changelogs[batch], batch)
+        shown.results[0].add(changelogs[batch], batch)
         rate = arriving[batch] / (time.perf_counter() - began)
         what = f"micro-batch {batch + 1} of {len(arriving)}: {arriving[batch]:,} changes in"
         shown.report(f"{what}, {sum(map(len, changelogs)):,} out, {rate:,.0f} a second")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -74,6 +74,13 @@ class JobSource(Input):
         return self.is_table
 
     @property
+    def comes_in_any_order(self) -> bool:
+        """True if changes are read whose order Spark's reader of files may change, and nothing else says it."""
+        changes = self.row_kind is not None or self.unique_key is not None
+        by_spark = self.connector in ("parquet", "json", "csv") and self.reader == "spark" and not self.is_table
+        return changes and by_spark and self.sequence_by is None and self.options.get("maxFilesPerTrigger") != "1"
+
+    @property
     def is_table(self) -> bool:
         """True if the source is read once, and never again."""
         return self.scan == "once" and self.refresh_ms is None
@@ -124,15 +131,29 @@ class Sink:
         return self.connector in ("jdbc", "upsert-kafka") or self.format == "debezium-json"
 
 
+class NamedQuery(NamedTuple):
+    """A view, or a query whose changelog goes to a sink.
+
+    Attributes:
+        name: the name of the view or sink.
+        query: one SELECT.
+        sink: where the changelog goes; None for a view that is only read.
+    """
+
+    name: str
+    query: JobQuery
+    sink: Sink | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job: sources, a query, a sink and settings.
+    """A job: sources, queries, sinks and settings.
 
     Attributes:
         file: its text, for errors.
         sources: its inputs.
-        sink: where the changelog goes.
-        query: one SELECT.
+        views: queries that those behind them read.
+        inserts: queries whose changelogs go to sinks; of a materialized view the query is the view's.
         name: of the query and its metrics.
         spark: settings for the Spark session.
         state: the folder of the join's state, or None.
@@ -149,8 +170,8 @@ class Job:
 
     file: Text
     sources: tuple[JobSource, ...]
-    sink: Sink
-    query: JobQuery
+    views: tuple[NamedQuery, ...]
+    inserts: tuple[NamedQuery, ...]
     name: str
     spark: Mapping[str, str]
     state: StateAddress | None = None
@@ -162,6 +183,27 @@ class Job:
     backlog: bool = False
     trigger: int | None = None
     master: str | None = None
+
+    @property
+    def sink(self) -> Sink:
+        """The sink of the first query that has one."""
+        sink = self.inserts[0].sink
+        assert sink is not None
+        return sink
+
+    @property
+    def query(self) -> JobQuery:
+        """The first query that has a sink."""
+        return self.inserts[0].query
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """The sinks of all queries that have one."""
+        return tuple(one.sink for one in self.inserts if one.sink is not None)
+
+    def into(self, sink: Sink) -> Job:
+        """The job with another sink, of one that has a single one."""
+        return dataclasses.replace(self, inserts=(self.inserts[0]._replace(sink=sink),))
 
     @property
     def every_ms(self) -> int | None:
@@ -211,8 +253,8 @@ def build(written: JobText) -> Job:
     return Job(
         file=file,
         sources=tuple(_source(file, table) for table in written.sources),
-        sink=_sink(file, written.sink),
-        query=written.query,
+        views=tuple(NamedQuery(name.text, query) for name, query in written.views),
+        inserts=tuple(NamedQuery(sink.name.text, query, _sink(file, sink)) for sink, query in written.inserts),
         spark=settings.spark,
         **{"name": file.path.stem, **settings.values},
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import re
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from types import FrameType
 from typing import Any, Final
 
@@ -22,19 +23,22 @@ from rich.console import Console
 
 import gpu_ops
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.errors import GpuJoinError
+from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.jobs.datagen import have_ended
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.screen import Batch, Screen, screen
 from gpu_ops.jobs.settings import UNRESUMED
-from gpu_ops.jobs.tables import kept, open_source, shaped, start
+from gpu_ops.jobs.sql_file import JobQuery, tables_named
+from gpu_ops.jobs.tables import kept, open_source, output_names, shaped, start
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
 from gpu_ops.spark.api.finish import QUERY, of_last, query_in
 from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.failures import DELTA_CATALOG, DELTA_SETTINGS, message_in
 from gpu_ops.spark.metrics.progress import followed
+from gpu_ops.spark.plan.changes import of_changes
 from gpu_ops.spark.plan.column_metadata import join_written
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sinks.delta import has_delta
@@ -81,34 +85,41 @@ class _Watch:
     shown: Screen | None
 
 
-def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -> Outcome:
+def run(job: Job, console: Console, *, once: bool = False, show: bool = False, views: Sequence[str] = ()) -> Outcome:
     """Runs a job to its end: of what there is, of its inputs, or until it is interrupted.
 
     Args:
         job: the job.
         console: where to report.
         once: take what there is and end.
-        show: show the result while it changes, in place of its sink; nothing is kept, and the job begins anew.
+        show: show the results while they change, in place of their sinks; nothing is kept, and the job begins anew.
+        views: the views or sinks whose results are shown; none for all sinks.
 
     Raises:
         JobError: something in the job cannot be; names the position.
         JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
     """
     with _hidden(job):
-        return _ran(job, console, once=once, show=show)
+        return _ran(job, console, once=once, show=show, views=views)
 
 
-def _ran(job: Job, console: Console, *, once: bool, show: bool) -> Outcome:
+def _ran(job: Job, console: Console, *, once: bool, show: bool, views: Sequence[str]) -> Outcome:
     if show:
-        job = _shown(job)
+        job = _shown(job, views)
     check_folders(job)
     ends = job.emit == "at_end" or job.is_bounded
+    if ends and (len(job.inserts) > 1 or job.views):
+        raise job.file.error(
+            "a job whose result comes at the end has one INSERT INTO and no views: write a file for each of several",
+            (job.inserts[1].query if len(job.inserts) > 1 else job.views[0].query).at,
+        )
     if ends and not once and not job.ends:
         raise job.file.error(
             "emit = 'at_end' gives its result when the input has ended: run the job with --once", job.query.at
         )
     began, found = time.perf_counter(), Outcome()
-    shown = screen(console, str(job.file.path)) if show else contextlib.nullcontext()
+    titles = [one.name for one in job.inserts] if len(job.inserts) > 1 else [str(job.file.path)]
+    shown = screen(console, *titles) if show else contextlib.nullcontext()
     with _session(job, console) as spark, _interrupts() as stop, shown as there:
         watch = _Watch(found, stop, job.ends, there)
         if ends:
@@ -126,20 +137,45 @@ def _ran(job: Job, console: Console, *, once: bool, show: bool) -> Outcome:
     return found
 
 
-def _shown(job: Job) -> Job:
-    """A job whose result is looked at: it has no sink that would miss it, and so no state that would go on from it."""
+def _shown(job: Job, views: Sequence[str]) -> Job:
+    """A job whose results are looked at: it has no sink that would miss them, and so no state that would go on."""
     if job.emit == "at_end" and not job.is_bounded:
         raise job.file.error("emit = 'at_end' has no result while it runs, so --show has nothing to show", job.query.at)
-    sink = Sink("blackhole", job.sink.columns, {}, job.sink.at, job.sink.row_kind)
-    return dataclasses.replace(job, sink=sink, state=None, checkpoint=None)
+    known = {one.name.lower(): one for one in (*job.views, *job.inserts)}  # a materialized view is both
+    for name in views:
+        if name.lower() not in known:
+            raise DescriptionError(
+                f"--show {name}: there is no view or sink of this name; there are {', '.join(known)}"
+            )
+    chosen = [known[name] for name in dict.fromkeys(map(str.lower, views))] or job.inserts
+    nowhere = Sink("blackhole", None, {}, job.query.at)
+    inserts = (
+        one._replace(sink=nowhere if one.sink is None else _nowhere(one.sink, one.sink.columns)) for one in chosen
+    )
+    return dataclasses.replace(job, inserts=tuple(inserts), state=None, checkpoint=None)
+
+
+def _nowhere(sink: Sink, columns: tuple[tuple[str, str], ...] | None = None) -> Sink:
+    """A sink that keeps nothing, in place of another one."""
+    return Sink("blackhole", columns, {}, sink.at, sink.row_kind if columns else "row_kind")
 
 
 def _run(changes: DataFrame, job: Job, console: Console, watch: _Watch, *, once: bool) -> None:
     """Runs a job's query; reports each micro-batch, and adds it up."""
     last_join, shown = join_written(changes), watch.shown
-    query = start(changes, job, once=once, last_join=last_join, screen=None if shown is None else shown.take)
+    screens = None if shown is None else dict(zip((one.name for one in job.inserts), shown.views, strict=True))
+    query = start(changes, job, once=once, last_join=last_join, screens=screens)
     printed = functools.partial(console.print, markup=False, soft_wrap=True)
-    _follow(query, last_join, watch, printed if shown is None else shown.report)
+    outside = {
+        plan.name: [
+            side
+            for side, read in zip(plan.description.sides, plan.read or itertools.repeat(None), strict=False)
+            if not of_changes(read)
+        ]
+        for plan in plans_of(changes)
+    }
+    report = functools.partial(_report, watch.outcome, printed if shown is None else shown.report)
+    _follow(query, watch, lambda progress: report(Batch.of(progress, last_join, outside)))
 
 
 def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Watch) -> bool:
@@ -156,7 +192,7 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
         rows = changelog(spark, job, console, once=True)
         shaped(rows, job.sink, job.file)
         if rows.isStreaming:
-            nowhere = dataclasses.replace(job, sink=Sink("blackhole", None, {}, job.sink.at))  # while inputs last
+            nowhere = job.into(_nowhere(job.sink))  # while inputs last
             _run(rows, nowhere, console, watch, once=True)
             rows = None if found.interrupted else result(spark, job)
     if rows is None:
@@ -164,23 +200,27 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
             console.print("there has been no input yet, so there is no result", markup=False)
         return False
     written = Outcome()
-    query = write(rows, job, None if watch.shown is None else watch.shown.take)
-    _follow(query, None, dataclasses.replace(watch, outcome=written))
+    query = write(rows, job, None if watch.shown is None else watch.shown.views[0])
+    _follow(
+        query, dataclasses.replace(watch, outcome=written), lambda progress: _report(written, None, Batch.of(progress))
+    )
     found.rows_out, found.interrupted = written.rows_out, written.interrupted
     return not found.interrupted
 
 
-def _follow(
-    query: StreamingQuery, last_join: str | None, watch: _Watch, report: Callable[[str], None] | None = None
-) -> None:
-    """Adds up the micro-batches of a query until it ends, by itself or with its inputs."""
+def _report(outcome: Outcome, line: Callable[[str], None] | None, batch: Batch | None) -> None:
+    """Adds up a micro-batch, and says a line of it."""
+    if batch is not None:
+        outcome.add(batch)
+        if line is not None:
+            line(batch.line)
+
+
+def _follow(query: StreamingQuery, watch: _Watch, report: Callable[[Mapping[str, Any]], None]) -> None:
+    """Reports the micro-batches of a query until it ends, by itself or with its inputs."""
     try:
         for progress in followed(query, watch.stop):
-            batch = Batch.of(progress, last_join)
-            if batch is not None:
-                watch.outcome.add(batch)
-                if report is not None:
-                    report(batch.line)
+            report(progress)
             if watch.ends and have_ended(progress):
                 break
     except StreamingQueryException as error:
@@ -213,13 +253,16 @@ def check_folders(job: Job) -> None:
         advice = "set state and checkpoint, a folder each, in the job or as --state and --checkpoint"
         if job.emit == "at_end" and not job.is_bounded:
             raise job.file.error(f"emit = 'at_end' keeps the input until it ends: {advice}", job.query.at)
-        if job.sink.connector not in UNRESUMED:
-            why = f"{job.sink.connector} keeps what it is given, so the job has to remember where it stopped"
-            raise job.file.error(f"{why}: {advice}", job.sink.at)
+        for sink in job.sinks:
+            if sink.connector not in UNRESUMED:
+                why = f"{sink.connector} keeps what it is given, so the job has to remember where it stopped"
+                raise job.file.error(f"{why}: {advice}", sink.at)
 
 
 def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = False, show: bool = False) -> DataFrame:
-    """The changelog of a job's query.
+    """The changelog of a job's query; of several queries their changelogs as outputs of one, see `gpu_ops.outputs`.
+
+    Each view is computed once, whatever reads it.
 
     Args:
         spark: a session.
@@ -229,34 +272,90 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
         show: whether its result is shown and nothing is kept, so that no state in memory is worth a warning.
 
     Raises:
-        JobError: a source or the query cannot be.
+        JobError: a source or a query cannot be.
     """
-    tables = {
-        source.name: open_source(spark, source, job.file, every_ms=job.every_ms, once=once) for source in job.sources
-    }
-    with warnings.catch_warnings(record=True) as raised, job.file.errors_at(job.query.at):
+    tables: dict[str, Stream | DataFrame] = {}
+    below = None if job.state is None else StateAddress.of(job.state).below(LATEST)
+    emit = "per_event" if job.emit == "per_event" else "per_batch"
+    common = {"emit": emit, "backend": job.backend, "partitions": job.partitions}
+    read = _sources_read(job)
+    for number, source in enumerate(job.sources):
+        stream = open_source(spark, source, job.file, every_ms=job.every_ms, once=once)
+        state = None if below is None else below.below(f"source_{number}")
+        with _said(job, source.at, console, show=show):
+            if source.comes_in_any_order:
+                warnings.warn(
+                    f"table {source.name!r}: Spark reads the larger of several files of a micro-batch first, so its "
+                    "changes come in another order than they were written in: set 'reader' = 'arrow', or "
+                    "'sequence_by', or 'max_files_per_trigger' = '1'",
+                    stacklevel=1,
+                )
+            tables[source.name] = kept(stream, source, state=state, name=f"{job.name}_{source.name}", **common)
+    alone = not job.views and len(job.inserts) == 1
+    made: dict[JobQuery, DataFrame] = {}
+    for one in (*job.views, *job.inserts):
+        if one.query in made:  # of a materialized view
+            continue
+        names = read[one.query]
+        inputs = {name: table for name, table in tables.items() if alone or name.lower() in names}
+        state = None if job.is_bounded or job.state is None else StateAddress.of(job.state)
+        if not alone:
+            state = None if state is None else state.below(_QUERIES).below(one.name.lower())
+        name = job.name if alone else f"{job.name}_{one.name}"
+        with _said(job, one.query.at, console, show=show):
+            try:
+                options: dict[str, Any] = {name: getattr(job, name) for name in ("multi_way", "backlog")}
+                options |= common | {"emit": job.emit, "name": name, "state": state}
+                made[one.query] = gpu_ops.sql(one.query.text, tables=inputs, **options)
+            except SqlError as error:
+                line, column = one.query.position(job.file, error.line, error.column)
+                raise job.file.error_at(error.message, line, column) from error
+        if one.sink is None:
+            tables[one.name] = made[one.query]
+    if len(job.inserts) == 1:
+        return made[job.query]
+    return gpu_ops.outputs(
+        **{
+            name: shaped(made[one.query], one.sink, job.file)
+            for name, one in zip(output_names(job), job.inserts, strict=True)
+            if one.sink is not None
+        }
+    )
+
+
+_QUERIES: Final = "queries"
+"""The folder of the states of several queries."""
+
+
+def _sources_read(job: Job) -> Mapping[JobQuery, Set[str]]:
+    """The tables and views that each query names, in lower case.
+
+    Raises:
+        JobError: none names a source, or a view is read that stands behind.
+    """
+    read = {one.query: tables_named(one.query.text) for one in (*job.views, *job.inserts)}
+    for source in job.sources:
+        if len(read) > 1 and not any(source.name.lower() in names for names in read.values()):
+            raise job.file.error(f"no query names the table {source.name!r}", source.at)
+    for place, view in enumerate(job.views):
+        later = {one.name.lower() for one in job.views[place:]}
+        for name in sorted(later & read[view.query]):
+            problem = f"view {view.name!r} reads {name!r}, which stands behind it: write that one first"
+            raise job.file.error(problem, view.query.at)
+    return read
+
+
+@contextlib.contextmanager
+def _said(job: Job, at: int, console: Console, *, show: bool) -> Iterator[None]:
+    """Errors of a part of a job are at its position, and warnings go to the console."""
+    with warnings.catch_warnings(record=True) as raised, job.file.errors_at(at):
         warnings.simplefilter("always")
-        try:
-            below = None if job.state is None else StateAddress.of(job.state).below(LATEST)
-            emit = "per_event" if job.emit == "per_event" else "per_batch"
-            common = {"emit": emit, "backend": job.backend, "partitions": job.partitions}
-            for number, source in enumerate(job.sources):
-                state = None if below is None else below.below(f"source_{number}")
-                name = f"{job.name}_{source.name}"
-                tables[source.name] = kept(tables[source.name], source, state=state, name=name, **common)
-            names = ("emit", "backend", "partitions", "name", "multi_way", "backlog")
-            options: dict[str, Any] = {name: getattr(job, name) for name in names}
-            state = None if job.is_bounded else job.state
-            changes = gpu_ops.sql(job.query.text, tables=tables, state=state, **options)
-        except SqlError as error:
-            line, column = job.query.position(job.file, error.line, error.column)
-            raise job.file.error_at(error.message, line, column) from error
+        yield
     ignored = (DeprecationWarning, *([gpu_ops.MemoryOnlyStateWarning] if show else []))
     for warning in raised:
         if not issubclass(warning.category, ignored):
             text = job.file.secrets.hidden(f"warning: {warning.message}")
             console.print(text, style="yellow", markup=False, soft_wrap=True)
-    return changes
 
 
 @contextlib.contextmanager
@@ -270,7 +369,8 @@ def _session(job: Job, console: Console) -> Iterator[SparkSession]:
             there.conf.set(name, value)
         yield there
         return
-    by_spark = ["" if job.sink.by_tasks else job.sink.connector, *(source.connector for source in job.sources)]
+    by_spark = [sink.connector for sink in job.sinks if not sink.by_tasks]
+    by_spark += [source.connector for source in job.sources]
     settings = DELTA_SETTINGS if "delta" in by_spark else {}
     with console.status("Spark starts"):
         spark = session(
@@ -377,4 +477,5 @@ def write(rows: DataFrame, job: Job, screen: View | None = None) -> StreamingQue
     checkpoint = None
     if job.checkpoint is not None and job.sink.connector not in UNRESUMED:
         checkpoint = f"{job.checkpoint.rstrip('/')}/{_RESULT}"
-    return start(ended.df, dataclasses.replace(job, checkpoint=checkpoint), once=True, last_join=None, screen=screen)
+    screens = None if screen is None else {job.inserts[0].name: screen}
+    return start(ended.df, dataclasses.replace(job, checkpoint=checkpoint), once=True, last_join=None, screens=screens)

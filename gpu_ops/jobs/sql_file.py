@@ -1,4 +1,4 @@
-"""Jobs as SQL, in Flink's form: CREATE TABLE for each source and for the sink, SET, and one INSERT INTO.
+"""Jobs as SQL, in Flink's form: CREATE TABLE for each source and sink, CREATE VIEW, SET, and INSERT INTO.
 
 ::
 
@@ -23,10 +23,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
+import sqlglot
 from sqlglot import Token
 from sqlglot import TokenType as T
 from sqlglot.dialects.spark import Spark
-from sqlglot.errors import TokenError
+from sqlglot.errors import SqlglotError, TokenError
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DatabaseError, DescriptionError, NotBuiltError, with_caret
@@ -146,13 +147,35 @@ class JobQuery:
 
 @dataclasses.dataclass(frozen=True)
 class JobText:
-    """A job as it is written down."""
+    """A job as it is written down.
+
+    Attributes:
+        file: its text.
+        sources: the tables that it reads.
+        views: names of queries, and the queries; a query may name those before it.
+        inserts: the tables that it writes, each with the query that it takes the rows of.
+        settings: the rest.
+    """
 
     file: Text
     sources: tuple[TableText, ...]
-    sink: TableText
-    query: JobQuery
+    views: tuple[tuple[Word, JobQuery], ...]
+    inserts: tuple[tuple[TableText, JobQuery], ...]
     settings: tuple[Setting, ...]
+
+
+def tables_named(query: str) -> frozenset[str]:
+    """The tables and views that a query reads, in lower case.
+
+    Args:
+        query: in Spark's dialect.
+    """
+    try:
+        read = sqlglot.parse_one(query, dialect="spark")
+    except SqlglotError:  # a clause that is ours, or a mistake, which whoever plans the query tells
+        return frozenset(re.findall(r"\w+", query.lower()))
+    named = {table.name.lower() for table in read.find_all(sqlglot.exp.Table)}
+    return frozenset(named - {one.alias.lower() for one in read.find_all(sqlglot.exp.CTE)})
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -324,7 +347,7 @@ class Cursor:
 
 Part = TypeVar("Part")
 
-_STATEMENTS: Final = "a job has CREATE TABLE, SET and one INSERT INTO ... SELECT"
+_STATEMENTS: Final = "a job has CREATE TABLE, CREATE VIEW, CREATE MATERIALIZED VIEW, SET and INSERT INTO ... SELECT"
 
 _REFUSED: Final = {
     "GENERATED": "generated columns are not understood",
@@ -344,41 +367,80 @@ def read_sql(file: Text) -> JobText:
     """
     cursor = Cursor(file)
     tables: list[TableText] = []
+    views: list[tuple[Word, JobQuery]] = []
+    inserts: list[tuple[TableText | Word, JobQuery]] = []
     settings: list[Setting] = []
-    inserted: tuple[Word, JobQuery] | None = None
+    in_set: Word | None = None
     while not cursor.at_end:
         if cursor.accepts(";"):
             continue
+        begin = Word("", cursor.token.start)
         if cursor.accepts("SET"):
             settings.append(_set(cursor))
-        elif cursor.accepts("CREATE", "TABLE") or cursor.accepts("CREATE", "TEMPORARY", "TABLE"):
+        elif _create(cursor, "VIEW"):
+            views.append(_create_view(cursor))
+        elif _create(cursor, "TABLE"):
             tables.append(_create_table(cursor))
-        elif not cursor.sees("INSERT"):
-            raise cursor.error(f"{cursor.shown} begins no statement that is understood: {_STATEMENTS}")
-        elif inserted is not None:
-            raise cursor.error("a job has one INSERT INTO; write a second file for a second one")
+        elif _create(cursor, "MATERIALIZED", "VIEW"):
+            table = _create_table(cursor, materialized=True)
+            views.append((table.name, _query(cursor)))
+            inserts.append((table, views[-1][1]))
+        elif in_set is None and (
+            cursor.accepts("EXECUTE", "STATEMENT", "SET", "BEGIN") or cursor.accepts("BEGIN", "STATEMENT", "SET")
+        ):
+            in_set = begin
+            cursor.accepts(";")
+            continue
+        elif in_set is not None and cursor.accepts("END"):
+            in_set = None
+        elif cursor.sees("INSERT"):
+            inserts.append(_insert(cursor))
         else:
-            inserted = _insert(cursor)
+            raise cursor.error(f"{cursor.shown} begins no statement that is understood: {_STATEMENTS}")
         if not cursor.at_end:
             cursor.expect(";", after="behind the statement")
-    if inserted is None:
-        raise cursor.error(f"there is no INSERT INTO: {_STATEMENTS}")
-    return _assemble(file, tables, settings, *inserted)
+    if in_set is not None:
+        raise file.error("this statement set has no END", in_set.at)
+    if not inserts:
+        raise cursor.error(f"there is no INSERT INTO and no CREATE MATERIALIZED VIEW: {_STATEMENTS}")
+    return _assemble(file, tables, views, inserts, settings)
 
 
-def _assemble(file: Text, tables: list[TableText], settings: list[Setting], target: Word, query: JobQuery) -> JobText:
-    by_name: dict[str, TableText] = {}
-    for table in tables:
-        if by_name.setdefault(table.name.text.lower(), table) is not table:
-            raise file.error(f"there are two tables {table.name.text!r}", table.name.at)
-    sink = by_name.pop(target.text.lower(), None)
-    if sink is None:
-        known = ", ".join(table.name.text for table in tables) or "none"
-        problem = f"there is no table {target.text!r} to insert into: CREATE TABLE it; there are {known}"
-        raise file.error(problem, target.at)
-    if not by_name:
-        raise file.error("there is no source: CREATE TABLE each table that the query reads", query.at)
-    return JobText(file, tuple(by_name.values()), sink, query, tuple(settings))
+def _create(cursor: Cursor, *what: str) -> bool:
+    """Goes past the words that create something of a kind."""
+    return cursor.accepts("CREATE", *what) or cursor.accepts("CREATE", "TEMPORARY", *what)
+
+
+def _assemble(
+    file: Text,
+    tables: list[TableText],
+    views: list[tuple[Word, JobQuery]],
+    inserts: list[tuple[TableText | Word, JobQuery]],
+    settings: list[Setting],
+) -> JobText:
+    by_name: dict[str, TableText | None] = {}
+    named = [(table.name, table) for table in tables] + [(name, None) for name, _ in views]
+    for name, table in sorted(named, key=lambda each: each[0].at):
+        if name.text.lower() in by_name:
+            raise file.error(f"there are two tables or views {name.text!r}", name.at)
+        by_name[name.text.lower()] = table
+    into: dict[str, tuple[TableText, JobQuery]] = {}
+    for target, query in inserts:
+        word = target if isinstance(target, Word) else target.name
+        sink = by_name.get(word.text.lower()) if isinstance(target, Word) else target
+        if sink is None:
+            known = ", ".join(table.name.text for table in tables) or "none"
+            problem = f"there is no table {word.text!r} to insert into: CREATE TABLE it; there are {known}"
+            raise file.error(problem, word.at)
+        if word.text.lower() in into:
+            problem = f"a second INSERT INTO {word.text}: put both queries into one, with UNION ALL between"
+            raise file.error(problem, word.at)
+        into[word.text.lower()] = sink, query
+    sources = tuple(table for table in tables if table.name.text.lower() not in into)
+    if not sources:
+        first = next(iter(into.values()))[1]
+        raise file.error("there is no source: CREATE TABLE each table that the query reads", first.at)
+    return JobText(file, sources, tuple(views), tuple(into.values()), tuple(settings))
 
 
 def _set(cursor: Cursor) -> Setting:
@@ -396,7 +458,25 @@ def _set(cursor: Cursor) -> Setting:
     return Setting(name, cursor.take() if plain else cursor.value("the setting's value"))
 
 
-def _create_table(cursor: Cursor) -> TableText:
+def _create_view(cursor: Cursor) -> tuple[Word, JobQuery]:
+    """A view: a name for a query, which those behind it read."""
+    cursor.accepts("IF", "NOT", "EXISTS")
+    name = cursor.name("a view's name")
+    if cursor.sees("("):
+        raise cursor.error("a view's columns are named in its SELECT, with AS")
+    if cursor.accepts("COMMENT"):
+        cursor.string("a comment")
+    return name, _query(cursor)
+
+
+def _query(cursor: Cursor) -> JobQuery:
+    """The query of a view."""
+    cursor.expect("AS", after="and the view's SELECT")
+    return _select(cursor)
+
+
+def _create_table(cursor: Cursor, *, materialized: bool = False) -> TableText:
+    """A table, with its options; ``materialized``: a view that is kept in one, whose query follows."""
     cursor.accepts("IF", "NOT", "EXISTS")
     name = cursor.name("a table's name")
     if cursor.sees("."):
@@ -428,6 +508,10 @@ def _create_table(cursor: Cursor) -> TableText:
         cursor.expect(")", after="or a comma")
     if cursor.accepts("COMMENT"):
         cursor.string("a comment")
+    if materialized and cursor.sees("AS"):
+        raise cursor.error(
+            "a materialized view is kept in a sink: WITH ('connector' = ...) before AS; without one it is a CREATE VIEW"
+        )
     _refuse(cursor, *_REFUSED)
     cursor.expect("WITH", after="and the table's options")
     cursor.expect("(")
@@ -498,14 +582,18 @@ def _insert(cursor: Cursor) -> tuple[Word, JobQuery]:
         raise cursor.error("INSERT OVERWRITE is not understood: a changelog is appended")
     cursor.expect("INTO")
     cursor.accepts("TABLE")
-    target = cursor.name("the sink's name")
+    return cursor.name("the sink's name"), _select(cursor)
+
+
+def _select(cursor: Cursor) -> JobQuery:
+    """A query, up to the end of its statement."""
     begin = end = cursor.token
     if not (cursor.sees("SELECT") or cursor.sees("WITH")):
         raise cursor.expected("SELECT or WITH")
     while not cursor.sees(";") and not cursor.at_end:
         end = cursor.token
         cursor.take()
-    return target, JobQuery(cursor.file.text[begin.start : end.end + 1], begin.start)
+    return JobQuery(cursor.file.text[begin.start : end.end + 1], begin.start)
 
 
 # --- types: Flink's names and Spark's, as Spark writes them ---------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from py4j.protocol import Py4JJavaError
@@ -32,7 +32,8 @@ from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.settings import metrics_reported
 from gpu_ops.spark.sinks.changes import View, json_messages, kafka_debezium, kafka_upsert, started
 from gpu_ops.spark.sinks.delta import delta_view, has_delta
-from gpu_ops.spark.sinks.files import FilesFormat, address_of, write_files
+from gpu_ops.spark.sinks.each import each
+from gpu_ops.spark.sinks.files import FilesFormat, address_of, changelog_files, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.jdbc import read_table
@@ -270,32 +271,46 @@ KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "de
 
 
 def start(
-    changes: DataFrame, job: Job, *, once: bool, last_join: str | None, screen: View | None = None
+    changes: DataFrame, job: Job, *, once: bool, last_join: str | None, screens: Mapping[str, View] | None = None
 ) -> StreamingQuery:
     """Starts a job's query. Its changes are counted, unless a join reports them all, or Spark cannot.
 
     Args:
-        changes: the changelog, row kinds first.
+        changes: the changelog, row kinds first; of several sinks the outputs of `gpu_ops.outputs`.
         job: the job.
         once: take what there is and end.
         last_join: the join whose output is all that goes to the sink, or None.
-        screen: takes it in place of the sink.
+        screens: take them in place of the sinks, by these sinks' names.
 
     Raises:
-        JobError: the sink cannot take it.
+        JobError: a sink cannot take it.
     """
-    kind, sink = f.col(ROW_KIND_COLUMN), job.sink
+    sink, several = job.sink, len(job.inserts) > 1
+    kind = (
+        f.coalesce(*(f.col(name)[one.row_kind] for name, one in zip(output_names(job), job.sinks, strict=True)))
+        if several
+        else f.col(ROW_KIND_COLUMN)
+    )
     counts = [f.count(f.when(kind == k, 1)).alias(name) for name, k in KINDS.items()]
     known = last_join is not None or metrics_reported(changes.sparkSession)
     counted = changes if known else changes.observe(OBSERVED, *counts)
+    trigger: dict[str, Any] = {}
+    if once:
+        trigger["availableNow"] = True
+    elif job.every_ms is not None:
+        trigger["processingTime"] = f"{job.every_ms} milliseconds"
+    if several:
+        views = {}
+        for name, one in zip(output_names(job), job.inserts, strict=True):
+            assert one.sink is not None
+            with errors_of_spark(changes.sparkSession, job.file, one.sink.connector, one.sink.at):
+                views[name] = _beside_others(one.sink, job.file) if screens is None else screens[one.name]
+        writer = counted.writeStream.foreachBatch(each(**views))
+        return started(writer.outputMode("append"), job.checkpoint, job.name, trigger)
+    screen = None if screens is None else screens[job.inserts[0].name]
     with errors_of_spark(changes.sparkSession, job.file, sink.connector, sink.at), job.file.errors_at(sink.at):
         rows = shaped(counted, sink, job.file)
         name = sink.table or job.name
-        trigger: dict[str, Any] = {}
-        if once:
-            trigger["availableNow"] = True
-        elif job.every_ms is not None:
-            trigger["processingTime"] = f"{job.every_ms} milliseconds"
         if screen is None and sink.by_tasks:
             return written(rows, sink, checkpoint=job.checkpoint, name=name, **trigger)
         if screen is not None or sink.is_view:
@@ -306,18 +321,61 @@ def start(
         return started(writer.outputMode("append"), job.checkpoint, name, trigger)
 
 
+def output_names(job: Job) -> list[str]:
+    """The names of a job's outputs: those of its sinks, or what can stand for one."""
+    return [one.name if one.name.isidentifier() else f"output_{number}" for number, one in enumerate(job.inserts, 1)]
+
+
+def _beside_others(sink: Sink, file: Text) -> View:
+    """Makes the function that brings the changelog of one of several queries into its sink.
+
+    Raises:
+        JobError: a sink that Spark can give one query only.
+    """
+    if sink.is_view:
+        with file.errors_at(sink.at):
+            return view(sink)
+    if sink.by_tasks or sink.connector == "parquet":
+        return changelog_files(sink.options["path"], **_of_files(sink))
+    if sink.connector == "kafka":
+        return functools.partial(_to_kafka, sink=sink)
+    if sink.connector == "console":
+        return functools.partial(_to_console, sink=sink)
+    if sink.connector == "blackhole":
+        return lambda rows, _: rows.write.format("noop").mode("overwrite").save()
+    also = "parquet and arrow" if sink.connector in ("json", "csv") else "blackhole with --show"
+    raise file.error(
+        f"Spark's {sink.connector} sink has a query of its own, and this job has several INSERTs: take {also}, or "
+        "write a file with this one alone",
+        sink.at,
+    )
+
+
+def _to_kafka(rows: DataFrame, _: int, *, sink: Sink) -> None:
+    json_messages(rows, sink.key).write.format("kafka").options(**sink.options).save()
+
+
+def _to_console(rows: DataFrame, number: int, *, sink: Sink) -> None:
+    print(f"micro-batch {number}")  # noqa: T201 - as Spark's console does
+    rows.show(int(sink.options.get("numRows", 20)), truncate=sink.options.get("truncate", "true") == "true")
+
+
+def _of_files(sink: Sink) -> dict[str, Any]:
+    """The options of files that the tasks write which make the rows."""
+    given: dict[str, Any] = {} if sink.file_bytes is None else {"file_bytes": sink.file_bytes}
+    if "compression" in sink.options:
+        named = sink.options["compression"].lower()
+        given["compression"] = None if named in ("none", "uncompressed") else named
+    return {**given, "format": cast("FilesFormat", sink.connector), "partition_by": sink.partition_by}
+
+
 def written(rows: DataFrame, sink: Sink, **how: Any) -> StreamingQuery:
     """Starts the query of a sink whose files the tasks write that make the rows.
 
     Raises:
         JobError: Arrow has no such compression.
     """
-    given: dict[str, Any] = {} if sink.file_bytes is None else {"file_bytes": sink.file_bytes}
-    if "compression" in sink.options:
-        named = sink.options["compression"].lower()
-        given["compression"] = None if named in ("none", "uncompressed") else named
-    kind = cast("FilesFormat", sink.connector)
-    return write_files(rows, sink.options["path"], format=kind, partition_by=sink.partition_by, **given, **how)
+    return write_files(rows, sink.options["path"], **_of_files(sink), **how)
 
 
 def view(sink: Sink) -> View:

@@ -39,6 +39,13 @@ _ROWS_STAY: Final = ("Project", "Sort", "Distinct", "SubqueryAlias", "View", "Wi
 _PUSH: Final = ("PushDownPredicates", "EliminateOuterJoin")
 _ORDER: Final = ("ReorderJoin", "PushDownPredicates", "CollapseProject")
 _MOST_ROUNDS: Final = 50
+_AGGREGATE: Final = f"{_CATALYST}.plans.logical.Aggregate"
+_NO_VALUE: Final = "a sub-query is a value that Spark's optimizer makes no join of: join it in FROM"
+_NO_GROUP: Final = (
+    "GROUP BY a sub-query: group by its column in FROM, as in SELECT g, count(*) FROM (SELECT *, (SELECT ...) AS g "
+    "FROM t) GROUP BY g"
+)
+_SEVERAL: Final = "[SCALAR_SUBQUERY_TOO_MANY_ROWS] More than one row returned by a subquery used as an expression."
 
 
 def java_class(session: SparkSession, name: str) -> Any:
@@ -83,6 +90,15 @@ def _contains(session: SparkSession, java: Any, pattern: str) -> bool:
 
 def _has_sub_query(session: SparkSession, java: Any) -> bool:
     return _contains(session, java, "PLAN_EXPRESSION")
+
+
+def _has_one_row(plan: Any) -> bool:
+    """True if a plan gives one row at most whatever its inputs are."""
+    while str(plan.nodeName()) in _ROWS_STAY or str(plan.nodeName()) == "Filter":
+        plan = plan.child()
+    if str(plan.nodeName()) == "GlobalLimit":
+        return int(plan.limitExpr().eval(None)) <= 1
+    return str(plan.nodeName()) == "Aggregate" and not plan.groupingExpressions().length()
 
 
 def arrow_type_of(java: Any) -> Any:
@@ -226,7 +242,16 @@ class Catalyst:
         """
         plan = self._without_set_operations(self._applied(plan, _PLAIN))
         if _has_sub_query(self.session, plan):
+            values = _contains(self.session, plan, "SCALAR_SUBQUERY")
+            plan = self._with_values(plan, self._of_one_row) if values else plan
             plan = self._applied(self._with_sub_queries(plan, self._asked), ("PullupCorrelatedPredicates",))
+            if values:
+                joined = functools.partial(self._with_join, {})
+                plan = self._with_values(plan, joined)
+                try:
+                    plan = self._applied(plan, ("RewriteCorrelatedScalarSubquery",))
+                except (PySparkException, Py4JJavaError) as error:  # where Spark's own optimizer fails
+                    raise PlacedError(_NO_VALUE, position_of(plan)) from error
             plan = self._applied(self._with_sub_queries(plan, self._inside), ("RewritePredicateSubquery",))
         return self._applied(plan, ("ReplaceExpressions", "BooleanSimplification"))
 
@@ -311,6 +336,86 @@ class Catalyst:
             else:
                 parts.append(part)
         return self._node("Filter", self._all(parts), plan.child())
+
+    # --- sub-queries as values ------------------------------------------------------------------
+
+    def _with_values(self, plan: Any, changed: Callable[[Any], Any]) -> Any:
+        """A plan with others in place of sub-queries that stand as values in SELECT, WHERE, HAVING and GROUP BY.
+
+        Args:
+            plan: the plan.
+            changed: gives the expression that takes the place of one.
+        """
+        if not _contains(self.session, plan, "SCALAR_SUBQUERY"):
+            return plan
+        below = items(plan.children())
+        made = [self._with_values(child, changed) for child in below]
+        if any(new is not old for new, old in zip(made, below, strict=True)):
+            plan = plan.withNewChildren(self.seq(made))
+        if not any(_contains(self.session, x, "SCALAR_SUBQUERY") for x in items(plan.expressions())):
+            return plan
+
+        def of(expressions: Any) -> Any:
+            return self.seq([self._with_other(x, changed) for x in items(expressions)])
+
+        with self._at(plan):
+            match str(plan.nodeName()):
+                case "Filter":
+                    return self._node("Filter", self._with_other(plan.condition(), changed), plan.child())
+                case "Project":
+                    return self._node("Project", of(plan.projectList()), plan.child())
+                case "Aggregate":
+                    more = [plan.productElement(number) for number in range(3, plan.productArity())]
+                    groups, results = of(plan.groupingExpressions()), of(plan.aggregateExpressions())
+                    if any(
+                        class_of(x) == "If" and _contains(self.session, x, "SCALAR_SUBQUERY") for x in items(groups)
+                    ):
+                        raise PlacedError(_NO_GROUP, position_of(plan))
+                    return self._node("Aggregate", groups, results, plan.child(), *more)
+        return plan
+
+    def _with_other(self, value: Any, changed: Callable[[Any], Any]) -> Any:
+        """An expression with others in place of the sub-queries in it that stand as values."""
+        if class_of(value) == "ScalarSubquery":
+            return changed(value)
+        if not _contains(self.session, value, "SCALAR_SUBQUERY"):
+            return value
+        return value.withNewChildren(self.seq([self._with_other(child, changed) for child in items(value.children())]))
+
+    def _of_one_row(self, query: Any) -> Any:
+        """A sub-query that is a value: as it is where it has one row at most, else one that fails where it has more.
+
+        Its plan gives a struct then, the number of rows and the value of one; where that is used it is looked at.
+        """
+        plan = query.plan()
+        if _has_one_row(plan):
+            return query
+        (value,) = items(plan.output())
+        rows = self._expression("aggregate.Count", self.seq([self.number(1)])).toAggregateExpression()
+        first = self._expression("aggregate.First", value, True).toAggregateExpression()
+        struct = _alias(self.session, self.struct({"rows": rows, "value": first}), "one_row")
+        more = [self._class("scala.Option").empty()] * (self._constructor(_AGGREGATE).getParameterCount() - 3)
+        counted = self._node("Aggregate", self.seq(()), self.seq([struct]), plan, *more)
+        query = self._with_parts(query, {0: counted, 5: self._class("scala.Option").apply(False)})
+        several = self._expression("GreaterThan", self.field(query, 0), self.as_type(self.number(1), st.LongType()))
+        literal = self._class(f"{_CATALYST}.expressions.Literal")
+        error = self._expression("RaiseError", literal.create(_SEVERAL, self._type(st.StringType())))
+        return self._expression("If", several, self.as_type(error, value.dataType()), self.field(query, 1))
+
+    def _with_join(self, known: dict[int, Any], query: Any) -> Any:
+        """A sub-query that Catalyst makes a join of, be it correlated or not; without sub-queries of its own."""
+        number = int(query.exprId().id())
+        if number not in known:
+            parts = {0: self._joined(query.plan())}
+            if not query.children().length():
+                parts[3] = self.seq([self.true()])
+            known[number] = self._with_parts(query, parts)
+        return known[number]
+
+    def _with_parts(self, query: Any, parts: Mapping[int, Any]) -> Any:
+        """A ``ScalarSubquery`` with other fields: 0 is its plan, 3 the join's condition, 5 whether a count matters."""
+        fields = [parts.get(n, query.productElement(n)) for n in range(query.productArity())]
+        return self._expression("ScalarSubquery", *fields)
 
     def _all(self, parts: Sequence[Any]) -> Any:
         """All of some conditions."""

@@ -137,11 +137,10 @@ NODES: Final[dict[str, str]] = {
 
 RELATION: Final = "this is not among the inputs: each is given to sql() by the name that the query calls it"
 NO_INPUT: Final = "{} is not among the inputs, which are {}: each is given to sql() by the name that the query calls it"
-JOINS_NOTHING: Final = (
-    "the query joins and groups nothing: filter and project one stream in Spark, df.where(...).select(...)"
-)
+JOINS_NOTHING: Final = "the query joins and groups nothing, so nothing of it waits for the end of the input"
 SUBQUERY: Final = (
-    "a sub-query can stand in FROM, and in WHERE as [NOT] EXISTS or [NOT] IN that is joined to the rest by AND"
+    "a sub-query can stand in FROM, as a value in SELECT, WHERE, HAVING and GROUP BY, and in WHERE as [NOT] EXISTS or "
+    "[NOT] IN that is joined to the rest by AND"
 )
 CHANGING: Final = (
     "{} gives another value each time, so a row could not be taken back: compute it in Spark before the join, as a "

@@ -334,6 +334,8 @@ def _text(expr: Expr, call: Callable[[QueryColumn], str]) -> str:
         case "CreateNamedStruct" if all(name.kind == "Literal" for name in expr.args[::2]):
             named = (f"{value} AS {name[1:-1]}" for name, value in zip(args[::2], args[1::2], strict=True))
             return f"STRUCT({', '.join(named)})"
+        case "RaiseError":
+            return f"raise_error({', '.join(args)})"
         case "CreateArray":
             return f"ARRAY({', '.join(args)})"
         case _:

@@ -27,7 +27,7 @@ from gpu_ops.query.expressions import Expr, QueryColumn
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, PartTimes, Plan, PlanNode, Union, input_names
 from gpu_ops.query.places import position_of
 from gpu_ops.query.read import Outputs, PlanReader
-from gpu_ops.query.rewrite import Same, in_two_phases, repeated, with_numbers
+from gpu_ops.query.rewrite import Same, in_two_phases, normalized, repeated, upserted, with_numbers
 from gpu_ops.query.runs import MultiWayRun, run_of, segments
 from gpu_ops.spark.datatypes import spark_type
 
@@ -94,6 +94,8 @@ def _plan(
         queries = [PlanReader(text, tables, catalyst).read(part) for part in parts]
         if len(queries) > 1 and any(_without_operator(relation) for relation, _ in queries):
             queries = [PlanReader(text, tables, catalyst).read(whole)]  # one query, as not each part is one
+        if upserted(queries[0][0]):
+            queries = [(normalized(relation, whole), outputs) for relation, outputs in queries]
         joins = [x for relation, _ in queries for x in relation.walk() if isinstance(x, relations.JoinOf)]
         check_all_found(text, (join.by_time for join in joins if join.by_time is not None))
         roots = [_root(text, catalyst, query, emit, multi_way) for query in queries]
@@ -125,7 +127,8 @@ def _root(
     text: QueryText, catalyst: Catalyst, query: tuple[relations.Relation, Outputs], emit: Emit, multi_way: MultiWay
 ) -> Calc:
     (relation, outputs), chooser = query, Chooser(text.sql, catalyst, final=emit == "at_watermark")
-    if _without_operator(relation) and not any(isinstance(below, relations.UnionOf) for below in relation.walk()):
+    united = any(isinstance(below, relations.UnionOf) for below in relation.walk())
+    if emit == "at_end" and _without_operator(relation) and not united:
         raise SqlError(JOINS_NOTHING, chooser.sql, 1, 1)
     if emit == "per_batch":
         relation = in_two_phases(relation)
@@ -180,6 +183,11 @@ class PlanBuilder:
         """Builds the whole plan."""
         self._last = relations.origin(relation)
         needed = frozenset(column for _, column in outputs)
+        if isinstance(self._last, relations.Scan):
+            if (unkept := self.unkept(relation, "a query that joins and groups nothing")) is not None:
+                raise SqlError(unkept, self.chooser.sql, 1, 1)
+            calc = self.done(self.build(relation, needed), tuple(outputs))
+            return dataclasses.replace(calc, row_kind=calc.row_kind and ROW_KIND_COLUMN)
         if self.same:
             self.build(relation, needed)  # tells what all need of what they share
             self._built = {}
@@ -277,7 +285,8 @@ class PlanBuilder:
         columns = [column for column in relation.of_parts if column in needed] or [next(iter(relation.of_parts))]
         parts = []
         for number, part in enumerate(relation.parts):
-            self.check_part(part, relation)
+            if (unkept := self.unkept(part, "a UNION ALL")) is not None:
+                self.chooser.fail(unkept, relation.java)
             of_part = [relation.of_parts[column][number] for column in columns]
             calc = self.build(part, frozenset(of_part))
             parts.append(self.done(calc, tuple(zip(map(self.name, columns), of_part, strict=True))))
@@ -287,24 +296,29 @@ class PlanBuilder:
             Union(inputs, schema, self.origin(relation.java)), {column: self.name(column) for column in columns}
         )
 
-    def check_part(self, part: relations.Relation, union: relations.UnionOf) -> None:
-        """Refuses an input of which something is said that the rows of a UNION ALL do not keep."""
+    @staticmethod
+    def unkept(part: relations.Relation, what: str) -> str | None:
+        """The error for an input of which something is said that rows which no operator takes do not keep.
+
+        Args:
+            part: the rows.
+            what: what they are of, in words.
+        """
         below = relations.origin(part)
         scan = below.below if isinstance(below, relations.LatestOf) else below
         if not isinstance(scan, relations.Scan):
-            return
+            return None
         table = scan.table
         said = {
             "ttl": table.ttl_ms is not None,
             "sequence_by": table.sequence_by is not None and scan is below,
             "bad_rows": table.bad_rows != "fail",
         }
-        for option in (name for name, is_said in said.items() if is_said):
-            self.chooser.fail(
-                f"input {scan.alias!r} has {option}, which the rows of a UNION ALL do not keep: aggregate or join it "
-                "first, or give the input without it",
-                union.java,
-            )
+        option = next((name for name, is_said in said.items() if is_said), None)
+        return option and (
+            f"input {scan.alias!r} has {option}, which the rows of {what} do not keep: aggregate or join it first, or "
+            "give the input without it"
+        )
 
     # --- of groups ------------------------------------------------------------------------------
 

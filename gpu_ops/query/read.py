@@ -25,7 +25,7 @@ from gpu_ops.query.scope import Scope
 
 _HOWS: Final[dict[str, JoinType]] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
-    "LeftSemi": "semi", "LeftAnti": "anti",
+    "LeftSemi": "semi", "LeftAnti": "anti", "LeftSingle": "left",
 }  # fmt: skip
 
 
@@ -304,7 +304,7 @@ class PlanReader(Scope):
                 right = PlanReader(self.text, self.tables, self.catalyst).plan(inner.java.plan())
                 how: JoinType = "anti" if inner is not part else "semi"
                 below = JoinOf(how, below, right, (), inner.java, "EXISTS")
-            else:
+            elif not _is_true(part):
                 conditions.append(part)
         left: list[Expr] = []
         for part in conditions:
@@ -412,6 +412,11 @@ def _member(part: Expr) -> Expr | None:
     equality = part.args[0]
     same = equality.kind == "EqualTo" and bool(part.args[1].args[0].java.semanticEquals(equality.java))
     return equality if same else None
+
+
+def _is_true(part: Expr) -> bool:
+    """True for the constant that joins a value to each row."""
+    return part.kind == "Literal" and str(part.tree.fields["value"]).lower() == "true"
 
 
 def _window_above(sort: Tree) -> Tree | None:

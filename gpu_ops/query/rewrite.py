@@ -37,19 +37,19 @@ def lifted(relation: relations.Relation, *, versions: bool = False) -> tuple[rel
     """
     if isinstance(relation, relations.Filter):
         below, over = lifted(relation.below, versions=versions)
-        if _upserted(below) or (versions and _changes(below)):
+        if upserted(below) or (versions and _changes(below)):
             return below, [*over, *relation.conditions]
         return relations.filtered(below, [*over, *relation.conditions]), []
     if isinstance(relation, relations.Expand | relations.OfGroups):
         below, over = lifted(relation.below)
-        taken_back = over or (isinstance(relation, relations.Expand) and _upserted(below))
-        return relation.over(_normalized(relation.below, relation.java) if taken_back else below), []
+        taken_back = over or (isinstance(relation, relations.Expand) and upserted(below))
+        return relation.over(normalized(relation.below, relation.java) if taken_back else below), []
     if isinstance(relation, relations.Compute):
         below, over = lifted(relation.below, versions=versions)
         return relation.over(below), over
     if isinstance(relation, relations.UnionOf):
         parts = [(part, *lifted(part)) for part in relation.parts]  # upserts of one say nothing of the rows of others
-        made = (_normalized(part, relation.java) if over or _upserted(below) else below for part, below, over in parts)
+        made = (normalized(part, relation.java) if over or upserted(below) else below for part, below, over in parts)
         return relation.over(*made), []
     if not isinstance(relation, relations.JoinOf):
         return relation, []
@@ -57,8 +57,8 @@ def lifted(relation: relations.Relation, *, versions: bool = False) -> tuple[rel
     left, left_over = lifted(relation.left)
     right, right_over = lifted(relation.right, versions=temporal)
     if relation.how == "full":
-        left = _normalized(relation.left, relation.java) if left_over else left
-        right = _normalized(relation.right, relation.java) if right_over else right
+        left = normalized(relation.left, relation.java) if left_over else left
+        right = normalized(relation.right, relation.java) if right_over else right
         return relation.over(left, right), []
     on, above = [*relation.on, *left_over, *right_over], list[Expr]()
     if relation.how in ("left", "semi", "anti") or relation.by_time is not None:
@@ -68,7 +68,7 @@ def lifted(relation: relations.Relation, *, versions: bool = False) -> tuple[rel
     return relations.filtered(dataclasses.replace(relation, left=left, right=right, on=tuple(on)), above), []
 
 
-def _upserted(relation: relations.Relation) -> bool:
+def upserted(relation: relations.Relation) -> bool:
     """True for an input whose rows are replaced without being taken back; joins always take back."""
     while isinstance(relation, relations.Filter | relations.Compute):
         relation = relation.below
@@ -81,10 +81,10 @@ def _changes(relation: relations.Relation) -> bool:
     return isinstance(scan, relations.Scan) and not scan.table.insert_only
 
 
-def _normalized(relation: relations.Relation, java: Any) -> relations.Relation:
+def normalized(relation: relations.Relation, java: Any) -> relations.Relation:
     """A filtered input that brings upserts, with the old row of each below its filters."""
     if isinstance(relation, relations.RowByRow):
-        return relation.over(_normalized(relation.below, java))
+        return relation.over(normalized(relation.below, java))
     assert isinstance(relation, relations.Scan)
     return relations.LatestOf(relation, tuple(relation.column(key) for key in relation.table.unique_key or ()), java)
 

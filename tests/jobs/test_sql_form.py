@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_ops.jobs.sql_file import JobError, Text, read_sql
+from gpu_ops.jobs.job import build
+from gpu_ops.jobs.sql_file import JobError, Text, read_sql, tables_named
 from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong
 
 
@@ -80,6 +81,27 @@ def test_columns_may_be_left_to_the_data():
     assert (source(only_key).columns, source(only_key).unique_key) == (None, ("id",))
 
 
+SEVERAL = """CREATE TEMPORARY VIEW large AS SELECT id FROM orders WHERE id > 1;
+CREATE MATERIALIZED VIEW counted WITH ('connector' = 'parquet', 'path' = 'counted') AS SELECT count(*) AS n FROM large;
+SET 'state' = 'state'; SET 'checkpoint' = 'checkpoint';
+"""
+
+
+@pytest.mark.parametrize("around", ["{}", "EXECUTE STATEMENT SET BEGIN {} END", "BEGIN STATEMENT SET; {} END;"])
+def test_views_and_several_sinks(around):
+    job = build(read_sql(Text(Path("/jobs/job.sql"), ORDERS + SINK + SEVERAL + around.format(f"{INSERT};"))))
+    assert [one.name for one in job.views] == ["large", "counted"]
+    assert [(one.name, one.sink.connector) for one in job.inserts] == [("counted", "parquet"), ("changes", "console")]
+    assert job.inserts[0].query is job.views[1].query
+    assert [source.name for source in job.sources] == ["orders"]
+
+
+def test_the_tables_that_a_query_names():
+    query = "WITH c AS (SELECT * FROM Orders) SELECT prices, (SELECT max(x) FROM `s t`) FROM c JOIN v ON c.k = v.k"
+    assert tables_named(query) == {"orders", "s t", "v"}
+    assert {"clicks", "views"} <= tables_named("SELECT * FROM clicks ASOF JOIN views ON clicks.at >= views.at AND")
+
+
 WORDS = """SELECT FROM WITH NOT NULL KEY PRIMARY ENFORCED CONSTRAINT UNIQUE AS LIKE GENERATED VIRTUAL METADATA COMMENT
     PARTITIONED DISTRIBUTED IF EXISTS TEMPORARY TABLE INTO OVERWRITE INSERT CREATE SET INTERVAL SECOND FOR WATERMARK foo
     `bar` 'str' 7 1.5 ( ) , . ; = - + < > : * /*+h*/ # $ PRECISION ZONE"""
@@ -115,8 +137,18 @@ def test_each_word_of_a_statement_is_understood_or_refused():
         (ORDERS + SINK, "there is no INSERT INTO", ""),
         (ORDERS + INSERT, "there is no table 'changes' to insert into", "changes"),
         (SINK + INSERT, "there is no source", "SELECT"),
-        (ORDERS + ORDERS + SINK + INSERT, "there are two tables 'orders'", "orders"),
-        (ORDERS + SINK + INSERT + ";\n" + INSERT, "a job has one INSERT INTO", "INSERT"),
+        (ORDERS + ORDERS + SINK + INSERT, "there are two tables or views 'orders'", "orders"),
+        (ORDERS + SINK + INSERT + ";\n" + INSERT, "a second INSERT INTO changes", "changes"),
+        (ORDERS + SINK + "CREATE VIEW v SELECT 1", "expected AS and the view's SELECT", "SELECT 1"),
+        (ORDERS + SINK + "CREATE VIEW v (a) AS SELECT 1", "a view's columns are named in its SELECT", "(a)"),
+        (
+            ORDERS + SINK + "CREATE VIEW orders AS SELECT 1; " + INSERT,
+            "there are two tables or views 'orders'",
+            "orders",
+        ),
+        (ORDERS + "CREATE MATERIALIZED VIEW v AS SELECT 1", "a materialized view is kept in a sink", "AS SELECT"),
+        (ORDERS + SINK + "BEGIN STATEMENT SET; " + INSERT, "this statement set has no END", "BEGIN"),
+        (ORDERS + SINK + INSERT + "; END", "'END' begins no statement", "END"),
         (ORDERS + SINK + "INSERT OVERWRITE changes SELECT 1", "INSERT OVERWRITE is not understood", "OVERWRITE"),
         (ORDERS + SINK + "INSERT INTO changes (a) SELECT 1", "expected SELECT or WITH, found '('", "(a)"),
         (ORDERS + SINK + "INSERT INTO changes SELECT 'x", "a quote or comment is opened here", "'x"),

@@ -222,11 +222,11 @@ def test_show_without_a_terminal_is_lines_and_keeps_nothing(spark: Any, tmp_path
 
 
 def test_the_screen_is_the_folded_changelog(spark: Any) -> None:
-    screen = Screen(console(height=40), "totals")
+    screen = Screen(console(height=40), ["totals"])
     schema = "row_kind STRING, id BIGINT, tags ARRAY<INT>, total DOUBLE"
 
     def take(number: int, *changes: tuple[Any, ...]) -> str:
-        screen.take(spark.createDataFrame(list(changes), schema), number)
+        screen.views[0](spark.createDataFrame(list(changes), schema), number)
         drawn = console(height=40)
         drawn.print(screen.drawn())
         return drawn.export_text()

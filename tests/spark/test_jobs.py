@@ -114,6 +114,83 @@ def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) 
     assert result(spark, tmp_path, form) == [(1, "book", None), (2, "pencil", 1.5)]
 
 
+SEVERAL = """
+CREATE TABLE orders (id BIGINT, item STRING, qty INT, PRIMARY KEY (id) NOT ENFORCED)
+WITH ('connector' = 'json', 'path' = 'orders');
+CREATE TABLE prices (op STRING, id BIGINT, price DOUBLE)
+WITH ('connector' = 'json', 'path' = 'prices', 'row_kind' = 'op');
+CREATE VIEW large AS SELECT id, item, qty FROM orders WHERE qty > 1;
+CREATE VIEW priced AS SELECT o.item, o.qty * p.price AS total FROM large o LEFT JOIN prices p ON o.id = p.id;
+CREATE MATERIALIZED VIEW totals WITH ('connector' = 'parquet', 'path' = 'totals')
+AS SELECT item, count(*) AS n, sum(total) AS total FROM priced GROUP BY item;
+CREATE TABLE changes WITH ('connector' = 'arrow', 'path' = 'changes', 'row_kind' = 'kind');
+CREATE TABLE seen WITH ('connector' = 'blackhole');
+SET state = 'state'; SET checkpoint = 'checkpoint';
+EXECUTE STATEMENT SET BEGIN
+INSERT INTO changes SELECT item, total FROM priced WHERE total IS NOT NULL;
+INSERT INTO seen SELECT count(*) AS n, sum(n) AS s FROM totals;
+END;
+"""
+
+
+@pytest.mark.thorough
+def test_views_and_several_sinks_are_one_query(spark: Any, tmp_path: Path) -> None:
+    """What its queries share runs once; each sink has what its query alone has, after each run."""
+    path = tmp_path / "shop.sql"
+    path.write_text(SEVERAL)
+    write(tmp_path / "orders", "json", ORDERS, (1, "book", 2), (2, "pen", 5), (3, "pen", 1))
+    write(tmp_path / "prices", "json", PRICES, ("+I", 1, 9.5))
+    screen = console()
+    first = runner.run(load(path), screen, once=True)
+    assert (first.batches, first.rows_in, first.rows_out) == (1, 4, 2 + 1 + 1), screen.export_text()
+
+    def sinks() -> tuple[Any, ...]:
+        totals = pq.read_table(tmp_path / "totals").to_pylist()
+        files = sorted((tmp_path / "changes").glob("*.arrow"))
+        changes = pa.concat_tables([pa.ipc.open_file(file).read_all() for file in files]).to_pylist()
+        return tuple(
+            fold(sorted((tuple(row.values()) for row in rows), key=lambda row: row[0] == "-D"))
+            for rows in (totals, changes)
+        )
+
+    assert sinks() == ([("book", 1, 19.0), ("pen", 1, None)], [("book", 19.0)])
+    write(tmp_path / "prices", "json", PRICES, ("-D", 1, 9.5), ("+I", 2, 2.0))
+    write(tmp_path / "orders", "json", ORDERS, (3, "pen", 4), (1, "book", 1))
+    runner.run(load(path), console(), once=True)
+    assert sinks() == ([("pen", 2, 10.0)], [("pen", 10.0)])
+    assert {folder.name for folder in (tmp_path / "state" / "queries").iterdir()} == {
+        "large",
+        "priced",
+        "totals",
+        "seen",
+    }
+    screen = console()
+    runner.run(load(path), screen, once=True, show=True, views=["large", "TOTALS"])
+    lines = screen.export_text().splitlines()
+    assert "  large +I 3 pen 4" in lines
+    assert any(line.startswith("  totals +I pen 2 10.00") for line in lines)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("'arrow', 'path' = 'changes'", "'json', 'path' = 'changes'", "json sink has a query of its own"),
+        ("FROM large o LEFT", "FROM totals o LEFT", "view 'priced' reads 'totals', which stands behind it"),
+        ("JOIN prices p ON o.id = p.id", "JOIN large p ON o.id = p.qty", "no query names the table 'prices'"),
+        ("SET state = 'state'", "SET emit = at_end; SET state = 'state'", "has one INSERT INTO and no views"),
+        ("o.qty * p.price", "o.qty * p.cost", "cost"),
+    ],
+)
+def test_what_is_wrong_with_several_queries(spark: Any, tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "shop.sql"
+    path.write_text(SEVERAL.replace(old, new, 1))
+    for folder in ("orders", "prices"):
+        (tmp_path / folder).mkdir()
+    with pytest.raises(JobError, match=message):
+        runner.run(load(path), console(), once=True)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("form", slow_but(["parquet", "delta", "arrow"], "delta"))
 def test_files_that_the_tasks_write(spark: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:

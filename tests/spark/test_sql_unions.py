@@ -1,4 +1,7 @@
-"""UNION ALL in ``gpu_ops.sql``: of tables beside streams, of changelogs alone; equal to Spark's batch over the rows."""
+"""UNION ALL in ``gpu_ops.sql``: of tables beside streams, of changelogs alone; and one stream filtered, projected.
+
+Each is equal to Spark's batch over the rows.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from gpu_ops import stream
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 CHANGES = [("c", 1, 10), ("c", 2, 20), ("d", 2, 20), ("c", 2, 30)]
+UPSERTS = [("c", 1, 10), ("c", 2, 20), ("u", 1, 15), ("d", 2, 20), ("c", 3, 30), ("u", 3, 7)]
 QUERIES = {
     "of tables, beside a stream":
         "SELECT s.k, u.v FROM s JOIN (SELECT * FROM a UNION ALL SELECT * FROM b) u ON s.k = u.k",
@@ -23,27 +27,44 @@ QUERIES = {
     "of changelogs, tables and streams, one in another":
         "SELECT k, v FROM (SELECT k, v FROM c UNION ALL SELECT k, v FROM a) UNION ALL SELECT k, v FROM s WHERE v > 10 "
         "UNION ALL SELECT b.k, b.v FROM b",
+    "of one stream of changes": "SELECT k, v + 1 AS w FROM c WHERE v > 10",
+    "of one stream of insertions": "SELECT k, v FROM s WHERE v > 10",
+    "of one stream whose rows are replaced": "SELECT v, k FROM r WHERE v > 10",
     "below an aggregate": "SELECT k, count(*) AS n, sum(v) AS v FROM (SELECT k, v FROM c UNION ALL SELECT k, v FROM a "
         "UNION ALL SELECT k, sum(v) FROM b GROUP BY k UNION ALL SELECT k, v FROM s) GROUP BY k",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "what", slow_but(QUERIES, "below an aggregate", "of changelogs, tables and streams, one in another")
+    "what",
+    slow_but(
+        QUERIES,
+        "below an aggregate",
+        "of changelogs, tables and streams, one in another",
+        "of one stream whose rows are replaced",
+    ),
 )
 def test_as_spark_has_it(spark: Any, tmp_path: Path, what: str) -> None:
     pairs = "k int, v bigint"
-    static = {"a": [(1, 100), (3, 300)], "b": [(1, 7), (5, 8)], "s": [(1, 10), (2, 20)], "c": [(1, 10), (2, 30)]}
+    static = {
+        "a": [(1, 100), (3, 300)],
+        "b": [(1, 7), (5, 8)],
+        "s": [(1, 10), (2, 20)],
+        "c": [(1, 10), (2, 30)],
+        "r": [(1, 15), (3, 7)],
+    }
     given: dict[str, Any] = {}
     for name, rows in static.items():
         given[name] = spark.createDataFrame(rows, pairs)
         given[name].createOrReplaceTempView(name)
     wanted = Counter(map(tuple, spark.sql(QUERIES[what]).collect()))
-    for name, schema, rows in (("s", pairs, static["s"]), ("c", f"op string, {pairs}", CHANGES)):
+    streams = [("s", pairs, static["s"]), ("c", f"op string, {pairs}", CHANGES), ("r", f"op string, {pairs}", UPSERTS)]
+    for name, schema, rows in streams:
         folder = str(tmp_path / name)
         spark.createDataFrame(rows, schema).coalesce(1).write.parquet(folder)
         given[name] = spark.readStream.schema(schema).parquet(folder)
     given["c"] = stream(given["c"], row_kind="op")
+    given["r"] = stream(given["r"], row_kind="op", unique_key="k")
     named = {name: df for name, df in given.items() if f" {name} " in f"{QUERIES[what]} ".replace(")", " ")}
     folded: Counter[Any] = Counter()
 

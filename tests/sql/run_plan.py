@@ -25,6 +25,7 @@ class PlanRunner:
     def __init__(self, plan: Plan, *, at_end: bool = False) -> None:
         self.plan = plan
         self.duck = duckdb.connect(":memory:", config={"threads": "1"})
+        self.duck.execute("CREATE MACRO raise_error(kind, words) AS error(kind)")
         of = {id(node): node.description for node in plan.joins}
         if at_end:
             of = {number: d.with_inputs(d.inputs, "at_end") for number, d in of.items()}  # type: ignore[union-attr]
@@ -50,7 +51,10 @@ class PlanRunner:
         self._said.clear()
         rows = []
         for part in self.plan.parts:
-            columns = [column.to_pylist() for column in self._run(part.root, batches, finish=finish).columns]
+            made = self._run(part.root, batches, finish=finish)
+            if part.root.row_kind is None:
+                made = made.add_column(0, "row_kind", pa.array(["+I"] * made.num_rows, pa.string()))
+            columns = [column.to_pylist() for column in made.columns]
             rows += [(str(kind), tuple(map(canonical, row))) for kind, *row in zip(*columns, strict=True)]
         for kind, row in rows:
             self.folded[row] += 1 if kind in ADDS else -1

@@ -90,6 +90,19 @@ QUERIES = {
     "exists over groups": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT d.x FROM d GROUP BY d.x HAVING count(*) > 1)",
     "exists over a join": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b LEFT JOIN c ON b.k = c.k "
         "WHERE b.k = a.k AND (c.w IS NULL OR c.w < a.x))",
+    "except": "SELECT k, x FROM a EXCEPT SELECT k, v FROM b",
+    "except all, of rows with nulls": "SELECT k, x FROM a EXCEPT ALL SELECT k, w FROM c",
+    "intersect": "SELECT k, x FROM a INTERSECT SELECT k, w FROM c",
+    "intersect all, counted": "SELECT x, count(*) AS n FROM (SELECT x FROM a INTERSECT ALL SELECT w FROM c) GROUP BY x",
+    "rollup": "SELECT k, x, count(*) AS n FROM a GROUP BY ROLLUP (k, x)",
+    "grouping sets": "SELECT a.k, b.v, sum(a.x) AS s FROM a LEFT JOIN b ON a.k = b.k "
+        "GROUP BY GROUPING SETS ((a.k), (b.v), ())",
+    "variances": "SELECT k, round(stddev(x), 6) AS s, round(var_pop(y), 6) AS v, round(covar_samp(x, y), 6) AS c "
+        "FROM a GROUP BY k",
+    "a value": "SELECT k, x FROM a WHERE x > (SELECT avg(v) FROM b)",
+    "values of a key": "SELECT k, (SELECT max(v) FROM b WHERE b.k = a.k) AS m, "
+        "(SELECT count(*) FROM c WHERE c.k = a.k) AS n FROM a",
+    "a value by a unique key": "SELECT x, (SELECT v FROM b WHERE b.k = a.k) AS v FROM a",
 }  # fmt: skip
 
 SUB_QUERIES = {
@@ -131,6 +144,11 @@ SUB_QUERIES = {
     "joined with a count of nothing": "SELECT a.k, q.n FROM a LEFT JOIN (SELECT count(*) AS n FROM d WHERE d.x > 1) q "
         "ON a.x = q.n",
     "first rows by one column twice": "SELECT k, x, y FROM a ORDER BY x DESC, k, x, y LIMIT 3",
+    "collected values": "SELECT k, collect_list(CAST(x AS STRING)) AS l, array_agg(DISTINCT CAST(y AS STRING)) AS s, "
+        "string_agg(CAST(x AS STRING), '-') WITHIN GROUP (ORDER BY CAST(x AS STRING)) AS t, "
+        "approx_count_distinct(y) AS n FROM a GROUP BY k",
+    "unpivoted groups": "SELECT * FROM (SELECT k, max(x) AS m, min(y) AS n FROM a GROUP BY k) "
+        "UNPIVOT (v FOR w IN (m, n))",
     "first rows by two names of it": "SELECT * FROM (SELECT k, x AS g, x AS h, y FROM a) ORDER BY g, h, k, y LIMIT 3",
 }  # fmt: skip
 

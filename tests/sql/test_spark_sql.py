@@ -68,6 +68,9 @@ QUERIES = {
         WITH rich AS (SELECT uid, name, upper(name) AS big FROM users WHERE name <> 'bob')
         SELECT r.big, o.id, p.price FROM rich r JOIN orders o ON o.uid = r.uid LEFT JOIN prices p ON p.id = o.id""",
     "copies of rows": "SELECT id FROM orders EXCEPT ALL SELECT id FROM prices",
+    "values": """
+        SELECT o.id, (SELECT price FROM prices p WHERE p.id = o.id) AS price FROM orders o
+        WHERE o.amount > (SELECT min(y.paid) / 50 FROM payments y)""",
     "rows of both": "SELECT uid FROM orders INTERSECT SELECT uid FROM users",
     "grouping sets of copies": """
         SELECT uid, grouping(uid) AS whole, count(*) AS n, round(stddev_samp(amount), 6) AS s,

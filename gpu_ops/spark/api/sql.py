@@ -271,7 +271,13 @@ class _Runner:
     def result(self) -> DataFrame:
         """The rows of the root, with row kinds as Flink spells them."""
         self._spell(self.planned.root)
-        return self.frame(self.planned.root)
+        rows, stream = self.frame(self.planned.root), self.bare(self.planned.root)
+        if stream is None:
+            return rows
+        if ROW_KIND_COLUMN in rows.columns and not is_changelog(stream.df):
+            rows = _spelled(rows, stream)
+        columns = [column for column in rows.columns if column != ROW_KIND_COLUMN]
+        return _part(rows, columns, self.options["name"] or "query", 1)
 
     def _spell(self, node: PlanNode) -> None:
         """Makes the unions above all operators, with row kinds as Flink spells them."""

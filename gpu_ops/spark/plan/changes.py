@@ -141,6 +141,14 @@ class SourceScan(NamedTuple):
         return ", ".join(said)
 
 
+_CHANGES_OF: Final = "changes of"
+
+
+def of_changes(read: str | None) -> bool:
+    """True if what an operator's plan says of how an input is read means the changes of another operator."""
+    return read is not None and read.startswith(_CHANGES_OF)
+
+
 @dataclasses.dataclass(frozen=True)
 class JoinChanges:
     """The changelog of a join as a source that is read in the join's own tasks.
@@ -158,7 +166,7 @@ class JoinChanges:
     session: SparkSession
 
     def __str__(self) -> str:
-        return f"changes of '{self.plan.name}'"
+        return f"{_CHANGES_OF} '{self.plan.name}'"
 
     def packed(self, packer: Packer, projection: Projection, packed_type: st.StructType) -> DataFrame:
         """The changes packed for the shuffle; see `gpu_ops.spark.plan.build`."""
