@@ -1,12 +1,13 @@
 """TPC-H's Q3, Q4, Q5, Q10, Q12, Q13, Q18 and Nexmark's q4, q5, q7, q9 on two cores: ours on Spark against Flink SQL.
 
-    python -m benchmarks.tpch [--scale 1] [--files 8] [--events 3000000] [--queries q3,q18,nexmark_q5] [--rounds 3]
+    python -m benchmarks.tpch [--scale 1] [--files 8] [--events 3000000] [--queries q3,q18,nexmark_q5] [--partitions 1]
 
 Both read the same CSV files of insertions, with the columns that a query reads, and write to a sink that drops the
 rows. Ours takes them in `--files` micro-batches, through `gpu_ops.read_files`, and writes its state durably; Flink
-has its state on the heap and no checkpoints, and takes the best of `--parallelism` tasks. Times are from the start of
-the first micro-batch to the end of the last, and of Flink's INSERT. Each has run before in its JVM; of Flink's runs
-behind the first, `--warmup` of them, the fastest counts. Ours does without the JVM's second compiler
+has its state on the heap and no checkpoints, and takes the best of `--parallelism` tasks. Ours has `--partitions`: with
+one, the operators of a query are one engine, and the tasks that read have all cores all the same. Times are from the
+start of the first micro-batch to the end of the last, and of Flink's INSERT. Each has run before in its JVM; of Flink's
+runs behind the first, `--warmup` of them, the fastest counts. Ours does without the JVM's second compiler
 (`recommended_conf(arrow_rows=True)`), Flink's JVM is as it comes.
 `with_planning` is ours with the building of the query. The text is the same for both, but for Nexmark's windows: ours
 keeps them up to date, Flink's `TUMBLE` and `HOP` say each once, when the watermark has passed it. Before, our folded
@@ -47,7 +48,6 @@ from gpu_ops.demo.tpch import difference
 from gpu_ops.spark.api.session import FIRST_COMPILER
 from gpu_ops.spark.datatypes import spark_type
 
-PARTITIONS: Final = 2
 TIMES: Final = "dateTime"
 """Nexmark's event time."""
 
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2, help="runs of each before")
     parser.add_argument("--parallelism", type=int, nargs="+", default=[2], help="of Flink")
+    parser.add_argument("--partitions", type=int, default=1, help="of ours")
     parser.add_argument("--no-flink", action="store_true", help="ours alone")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "tpch.json")
     options = parser.parse_args()
@@ -89,7 +90,7 @@ def main() -> None:
     for name in names:
         if name not in known:
             raise SystemExit(f"no query {name!r}; there are {', '.join(known)}")
-    settings = {k: getattr(options, k) for k in ("scale", "events", "files", "parallelism", "warmup")}
+    settings = {k: getattr(options, k) for k in ("scale", "events", "files", "parallelism", "partitions", "warmup")}
     settings |= {"master": "local[2]", "flink": FLINK_VERSION, "jvm": FIRST_COMPILER}
     results = earlier(options.out, settings)
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
@@ -158,28 +159,28 @@ def _write(case: Case, data: Path, files: int) -> int:
 # --- ours ------------------------------------------------------------------------------------------
 
 
-def changelog(spark: SparkSession, case: Case, data: Path, work: Path) -> DataFrame:
+def changelog(spark: SparkSession, case: Case, data: Path, work: Path, partitions: int) -> DataFrame:
     """The query over the files, one of each table in a micro-batch."""
     tables = {}
     for table, rows in case.tables.items():
         ddl = ", ".join(f"{f.name} {spark_type(f.type).simpleString()}" for f in rows.schema)
         ddl = ddl.replace("timestamp_ntz", "timestamp")
         tables[table] = gpu_ops.read_files(spark, str(data / table), "csv", ddl, maxFilesPerTrigger=1)
-    return gpu_ops.sql(case.ours, tables=tables, state=str(work / "state"), partitions=PARTITIONS)
+    return gpu_ops.sql(case.ours, tables=tables, state=str(work / "state"), partitions=partitions)
 
 
-def ours(spark: SparkSession, case: Case, data: Path) -> dict[str, Any]:
+def ours(spark: SparkSession, case: Case, data: Path, partitions: int) -> dict[str, Any]:
     """One run of ours, in a new folder."""
     work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
     try:
         before = time.perf_counter()
-        measured = run(changelog(spark, case, data, work), work)
+        measured = run(changelog(spark, case, data, work, partitions), work)
         return measured | {"with_planning": time.perf_counter() - before}
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def check(spark: SparkSession, case: Case, data: Path) -> int:
+def check(spark: SparkSession, case: Case, data: Path, partitions: int) -> int:
     """Compares our folded changelog with DuckDB's answer; how many rows that has.
 
     Raises:
@@ -187,7 +188,7 @@ def check(spark: SparkSession, case: Case, data: Path) -> int:
     """
     said: list[pa.Table] = []
     with tempfile.TemporaryDirectory(prefix="gpu-join-bench-") as work:
-        changes = changelog(spark, case, data, Path(work))
+        changes = changelog(spark, case, data, Path(work), partitions)
         writer = changes.writeStream.foreachBatch(lambda rows, _: said.append(rows.toArrow()))
         writer = writer.option("checkpointLocation", f"{work}/checkpoint").trigger(availableNow=True)
         writer.start().awaitTermination()
@@ -244,8 +245,8 @@ def measure(spark: SparkSession, case: Case, folder: Path, options: argparse.Nam
     """One query: checked, then ours and Flink's in turns."""
     data = folder / case.name
     rows = _write(case, data, options.files)
-    answer = check(spark, case, data)
-    cases: dict[str, Any] = {"ours": again(lambda: ours(spark, case, data))}
+    answer = check(spark, case, data, options.partitions)
+    cases: dict[str, Any] = {"ours": again(lambda: ours(spark, case, data, options.partitions))}
     for parallelism in [] if options.no_flink else options.parallelism:
         text = [script(case, data)] * (options.warmup + 1)
         cases[f"flink_{parallelism}"] = lambda text=text, tasks=parallelism: _best(run_sql(text, tasks)[1:])
