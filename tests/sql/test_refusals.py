@@ -62,6 +62,8 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     (f"{AS_OF} c.ts v MATCH_CONDITION (c.ts > v.ts)", {}),
     (f"{AS_OF} 5 v ON c.uid = v.uid", {}),
     (f"{AS_OF} c.ts v ON c.uid = v.uid", END),
+    ("SELECT uid FROM users WHERE uid > 1", END),
+    ("SELECT name FROM kept WHERE uid > 1", {"tables": {"kept": KEPT}}),
     (f"SELECT c.x, v.y, u.name FROM {BOUNDED}\nJOIN users u ON u.uid = c.uid", END),
     ("SELECT x FROM clicks c JOIN users u USING (uid) UNION ALL SELECT y FROM views v JOIN users u USING (uid)", END),
     ("SELECT c.x FROM clicks c JOIN views v ON c.uid = v.uid", FINAL),

@@ -58,6 +58,7 @@ def outputs(**changelogs: DataFrame) -> DataFrame:
             state folder.
 
     Example:
+        >>> arrive(folder + "/in", {"row_kind": "+I", "id": 1, "customer": "ann", "amount": 10})
         >>> read = spark.readStream.schema("row_kind STRING, id INT, customer STRING, amount INT")
         >>> orders = gpu_ops.stream(read.json(folder + "/in"), row_kind="row_kind", unique_key="id")
         >>> latest = gpu_ops.latest(orders, state=folder + "/latest")

@@ -27,11 +27,11 @@ def each(**views: View) -> View:
         GpuJoinError: (from ``foreachBatch``) a view failed, with the name of its output.
 
     Example:
+        >>> arrive(folder + "/in", {"row_kind": "+I", "id": 1, "customer": "ann", "amount": 10})
         >>> read = spark.readStream.schema("row_kind STRING, id INT, customer STRING, amount INT")
         >>> orders = gpu_ops.stream(read.json(folder + "/in"), row_kind="row_kind", unique_key="id")
         >>> latest = gpu_ops.latest(orders, state=folder + "/latest")
         >>> totals = gpu_ops.aggregate(latest, "customer", {"paid": ("sum", "amount")}, state=folder + "/totals")
-        >>> arrive(folder + "/in", {"row_kind": "+I", "id": 1, "customer": "ann", "amount": 10})
         >>> orders_view, totals_view = gpu_ops.sinks.memory_view("orders"), gpu_ops.sinks.memory_view("totals")
         >>> writer = gpu_ops.outputs(orders=latest, totals=totals).writeStream.foreachBatch(
         ...     gpu_ops.sinks.each(orders=orders_view, totals=totals_view)
