@@ -59,7 +59,11 @@ def literal(choice: random.Random, kind: str) -> str:
     return f"CAST('{text}' AS {kind})"
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("GPU_JOIN_POSTGRES", "4"))))
+SEEDS = sorted({*range(int(os.environ.get("GPU_JOIN_POSTGRES", "4"))), 5, 11, 13})
+"""The last three have arrays of bytes, the year before 1 in UTC, and arrays of instants of 1582: each was wrong once."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_values_are_the_same_out_and_in(spark: Any, postgres: Postgres, seed: int) -> None:
     """Through micro-batches that are repeated; NaN and the infinities are equal to themselves."""
     choice = random.Random(seed)

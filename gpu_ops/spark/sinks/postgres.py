@@ -75,14 +75,16 @@ def types(connection: Connection, table: str) -> dict[str, Type]:
     }
 
 
-def staged_type(kind: st.DataType) -> st.DataType:
-    """The Spark type in which values of a given Spark type are staged."""
+def staged_type(kind: st.DataType, *, within: bool = False) -> st.DataType:
+    """The Spark type in which values of a given Spark type are staged; ``within``: in an array."""
     if isinstance(kind, st.ArrayType):
-        return st.ArrayType(staged_type(kind.elementType))
-    return st.StringType() if isinstance(kind, _TIMES) else kind
+        return st.ArrayType(staged_type(kind.elementType, within=True), kind.containsNull)
+    # Postgres' driver takes no bytes in arrays of objects, which Spark gives it
+    as_text = isinstance(kind, _TIMES) or (within and isinstance(kind, st.BinaryType))
+    return st.StringType() if as_text else kind
 
 
-def staged_value(value: Column, kind: st.DataType, type: Type) -> Column:  # noqa: A002
+def staged_value(value: Column, kind: st.DataType, type: Type, *, within: bool = False) -> Column:  # noqa: A002
     """Converts a value of the changelog to the form in which it is staged.
 
     Args:
@@ -90,11 +92,14 @@ def staged_value(value: Column, kind: st.DataType, type: Type) -> Column:  # noq
         kind: its Spark type.
         type: the type of the view's column: in a column with a time zone a timestamp is an instant; in any other it is
             the time that a clock in the zone of Spark's session shows.
+        within: whether it is an element of an array.
     """
-    if isinstance(kind, st.ArrayType) and isinstance(_element(kind), _TIMES):
-        return f.transform(value, lambda x: staged_value(x, kind.elementType, type))
-    if not isinstance(kind, _TIMES):
+    if staged_type(kind, within=within) == kind:
         return value
+    if isinstance(kind, st.ArrayType):
+        return f.transform(value, lambda x: staged_value(x, kind.elementType, type, within=True))
+    if isinstance(kind, st.BinaryType):
+        return f.concat(f.lit("\\x"), f.hex(value))
     text = _utc_text(value) if type.element == _INSTANT else value.cast("string")
     return f.regexp_replace(text, r"^\+", "")  # of years after 9999
 
@@ -148,6 +153,8 @@ class Cast:
     def source(self) -> str:
         """The Postgres type that corresponds to Spark's type; text where the view keeps text."""
         of = _element(self.kind)
+        if isinstance(of, st.BinaryType) and self.staged_type.startswith("text") and self.type.element == "bytea":
+            return "bytea[]"
         if not isinstance(of, _TIMES) or self.type.element in _TEXTS:
             return self.staged_type
         whole = "timestamp without time zone" if not isinstance(of, st.DateType) else "date"

@@ -19,14 +19,23 @@ from gpu_ops.spark.database import POSTGRES, Connection
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
 
+_INSTANT: Final = (
+    "CASE WHEN {0} >= '0001-12-31 00:00:00+00 BC' AND {0} < '0001-01-01 00:00:00+00' "
+    "THEN '0000-12-31' || to_char({0} AT TIME ZONE 'UTC', ' HH24:MI:SS.USZ') "
+    "WHEN isfinite({0}) THEN ({0} AT TIME ZONE 'UTC')::text || 'Z' ELSE {0}::text END"
+)
+"""An instant's text in UTC; Spark calls the year before 1, in which a zone's year 1 may begin, 0."""
+
 _TEXTS: Final = {
     "date": "{}::text",
     "timestamp": "{}::text",
-    "timestamptz": "CASE WHEN isfinite({0}) THEN ({0} AT TIME ZONE 'UTC')::text || 'Z' ELSE {0}::text END",
+    "timestamptz": _INSTANT,
     "numeric": "CASE WHEN {0} = trunc({0}) THEN trunc({0})::text ELSE {0}::text END",
     "_date": "{}::text[]",
     "_timestamp": "{}::text[]",
     "_numeric": "{}::text[]",
+    "_timestamptz": "CASE WHEN {0} IS NULL OR array_ndims({0}) > 1 THEN {0}::text[] ELSE ARRAY("
+    f"SELECT {_INSTANT.format('one')} FROM unnest({{0}}) WITH ORDINALITY AS of_one(one, place) ORDER BY place) END",  # noqa: S608 - no text of a user's
 }
 """The SQL by which Postgres turns a column into text, by the column's type."""
 
@@ -103,6 +112,8 @@ def _value(text: str, kind: str, to: st.DataType, where: str) -> str:
     is_other, whole = "false", None
     if kind in _TYPES:
         to, is_other = _TYPES[kind], f"{text} LIKE '% BC%'"  # what stands behind a day Spark does not look at
+        if isinstance(to, st.TimestampType):
+            is_other += f" OR year(try_cast({text} AS TIMESTAMP_LTZ)) < 1"
     elif isinstance(to, st.IntegralType):
         to, whole = st.DecimalType(38, 0), to  # texts of elements of lists have zeros after the point
     elif isinstance(to, (st.CharType, st.VarcharType)):
