@@ -34,8 +34,9 @@ _TEXTS: Final = {
     "_date": "{}::text[]",
     "_timestamp": "{}::text[]",
     "_numeric": "{}::text[]",
-    "_timestamptz": "CASE WHEN {0} IS NULL OR array_ndims({0}) > 1 THEN {0}::text[] ELSE ARRAY("
-    f"SELECT {_INSTANT.format('one')} FROM unnest({{0}}) WITH ORDINALITY AS of_one(one, place) ORDER BY place) END",  # noqa: S608 - no text of a user's
+    "_timestamptz": "CASE WHEN {0} IS NULL OR array_ndims({0}) > 1 THEN {0}::text[] ELSE ARRAY(SELECT "
+    + _INSTANT.replace("{0}", "one")
+    + " FROM unnest({0}) WITH ORDINALITY AS of_one(one, place) ORDER BY place) END",
 }
 """The SQL by which Postgres turns a column into text, by the column's type."""
 
