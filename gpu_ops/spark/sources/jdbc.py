@@ -34,7 +34,7 @@ _TEXTS: Final = {
     "_date": "{}::text[]",
     "_timestamp": "{}::text[]",
     "_numeric": "{}::text[]",
-    "_timestamptz": "CASE WHEN {0} IS NULL OR array_ndims({0}) > 1 THEN {0}::text[] ELSE ARRAY(SELECT "
+    "_timestamptz": "CASE WHEN {0} IS NULL OR array_ndims({0}) > 1 THEN {0}::text[] ELSE ARRAY(SELECT "  # noqa: S608
     + _INSTANT.replace("{0}", "one")
     + " FROM unnest({0}) WITH ORDINALITY AS of_one(one, place) ORDER BY place) END",
 }
