@@ -178,7 +178,6 @@ DESCRIBED: dict[str, Mistake] = {
         lambda g: gpu_ops.sql("SELECT * FROM orders", o=g.orders), D, r"`orders` cannot be found.*the inputs are o"),
     "SQL: no such column": (lambda g: gpu_ops.sql("SELECT cost FROM o", o=g.orders), D, r"cost.*line 1"),
     "SQL: does not parse": (lambda g: gpu_ops.sql("SELEC * FROM o", o=g.orders), D, r"SELEC"),
-    "SQL: one input and nothing else": (lambda g: gpu_ops.sql("SELECT id FROM o", o=g.orders), D, "nothing"),
     "SQL: no inputs": (lambda g: gpu_ops.sql("SELECT 1"), D, r"input|FROM|table"),
     "SQL: ORDER BY": (lambda g: gpu_ops.sql("SELECT * FROM o ORDER BY id", o=g.orders), D, r"ORDER BY"),
     # files
