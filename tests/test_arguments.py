@@ -120,6 +120,8 @@ def check_that_nothing_is_dropped(number: int) -> bool:
     for name in options:
         if name == "emit" and options.get("window_end"):
             continue
+        if name == "late" and options["late"] == "drop" and "how" not in options:
+            continue  # an inner join drops late rows by itself
         try:
             less = described(inputs, {other: value for other, value in options.items() if other != name}).to_json()
         except GpuJoinError:
