@@ -323,8 +323,9 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
             except (UnfitError, pa.ArrowException) as error:
                 at = error.at if isinstance(error, UnfitError) else None
                 problem = str(error) if at is None else f"cannot be taken as {field.type}: {error}"
-                known = column.drop_null() if at is None else column
-                raise BadInputError(source.name, field.name, problem, sample(known, at or 0)) from None
+                if at is None:  # Arrow filters no views of text: the first value is looked for
+                    at = next(iter(pc.indices_nonzero(column.is_valid())), pa.scalar(0)).as_py()
+                raise BadInputError(source.name, field.name, problem, sample(column, at)) from None
             column = made
         if not field.nullable and column.null_count:
             raise BadInputError(source.name, field.name, "is declared NOT NULL and holds nulls", "null")

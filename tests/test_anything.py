@@ -490,6 +490,7 @@ def check_pairs(join: Description, taken: list[dict[str, Any]], engine: JoinEngi
 
 
 @given(st.integers(0, 2**32))
+@example(15355)  # a view of text where lists are expected
 @example(2607695)  # text below a null struct that is no UTF-8
 def test_every_call_ends_in_a_result_or_an_error_of_the_pack(seed: int) -> None:
     attempt(seed)
