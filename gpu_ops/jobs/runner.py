@@ -148,16 +148,11 @@ def _shown(job: Job, views: Sequence[str]) -> Job:
                 f"--show {name}: there is no view or sink of this name; there are {', '.join(known)}"
             )
     chosen = [known[name] for name in dict.fromkeys(map(str.lower, views))] or job.inserts
-    nowhere = Sink("blackhole", None, {}, job.query.at)
-    inserts = (
-        one._replace(sink=nowhere if one.sink is None else _nowhere(one.sink, one.sink.columns)) for one in chosen
-    )
+    inserts = []
+    for one in chosen:
+        sink = one.sink or Sink("", None, {}, one.query.at)
+        inserts.append(one._replace(sink=Sink("blackhole", sink.columns, {}, sink.at, sink.row_kind)))
     return dataclasses.replace(job, inserts=tuple(inserts), state=None, checkpoint=None)
-
-
-def _nowhere(sink: Sink, columns: tuple[tuple[str, str], ...] | None = None) -> Sink:
-    """A sink that keeps nothing, in place of another one."""
-    return Sink("blackhole", columns, {}, sink.at, sink.row_kind if columns else "row_kind")
 
 
 def _run(changes: DataFrame, job: Job, console: Console, watch: _Watch, *, once: bool) -> None:
@@ -192,7 +187,7 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
         rows = changelog(spark, job, console, once=True)
         shaped(rows, job.sink, job.file)
         if rows.isStreaming:
-            nowhere = job.into(_nowhere(job.sink))  # while inputs last
+            nowhere = job.into(Sink("blackhole", None, {}, job.sink.at))  # while inputs last
             _run(rows, nowhere, console, watch, once=True)
             rows = None if found.interrupted else result(spark, job)
     if rows is None:
@@ -301,11 +296,11 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
         state = None if job.is_bounded or job.state is None else StateAddress.of(job.state)
         if not alone:
             state = None if state is None else state.below(_QUERIES).below(one.name.lower())
-        name = job.name if alone else f"{job.name}_{one.name}"
+        own_name = job.name if alone else f"{job.name}_{one.name}"
         with _said(job, one.query.at, console, show=show):
             try:
                 options: dict[str, Any] = {name: getattr(job, name) for name in ("multi_way", "backlog")}
-                options |= common | {"emit": job.emit, "name": name, "state": state}
+                options |= common | {"emit": job.emit, "name": own_name, "state": state}
                 made[one.query] = gpu_ops.sql(one.query.text, tables=inputs, **options)
             except SqlError as error:
                 line, column = one.query.position(job.file, error.line, error.column)
