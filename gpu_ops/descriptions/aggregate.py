@@ -402,72 +402,13 @@ class Aggregate(Grouped):
         """The result's columns after ``row_kind``."""
         schema = self.source.schema
         groups = [OutputColumn(c, 0, c, None, schema.field(c).type) for c in self.by]
-        measured = [OutputColumn(m.name, 0, m.column or "", None, self._type(m)) for m in self.measures]
+        measured = [OutputColumn(m.name, 0, m.column or "", None, result_type(self.source, m)) for m in self.measures]
         return (*groups, *measured, *(OutputColumn(c, 0, c, None, schema.field(c).type) for c in self._of_late_rows))
 
     @property
     def _of_late_rows(self) -> list[str]:
         """The columns that late rows alone have."""
         return [c for c in self.source.schema.names if c not in self.by] if self.late == "tag" else []
-
-    def _type(self, measure: Measure) -> pa.DataType:
-        if measure.own is not None:
-            return measure.own.result_type
-        if measure.function not in get_args(Function):
-            raise DescriptionError(
-                f"no aggregate {measure.function!r}; {nearest(measure.function, get_args(Function))}"
-            )
-        if measure.column is None:
-            if measure.function != "count":
-                raise DescriptionError(f"{measure.function}(*): only count takes *")
-            return pa.int64()
-        kind = self.source.schema.field(measure.column).type
-        t = pa.types
-        text = f"input '{self.source.name}': {measure.function}({measure.column}) of type {kind}"
-        if measure.function == "count_distinct" and (t.is_nested(kind) or t.is_null(kind)):
-            raise DescriptionError(f"{text}: distinct values of this type are not counted")
-        if measure.function in ("count", "count_distinct"):
-            return pa.int64()
-        if measure.function in MOMENTS:
-            return self._type_of_moments(measure)
-        if measure.function in COLLECTS and t.is_nested(kind):
-            raise DescriptionError(f"{text}: there is no order, in which values are collected")
-        if measure.function == "string_agg" and not (t.is_string(kind) or t.is_large_string(kind)):
-            raise DescriptionError(f"{text}: it takes text, CAST it")
-        if measure.function in COLLECTS:
-            return pa.string() if measure.function == "string_agg" else pa.list_(pa.field("element", kind))
-        if measure.function in ("min", "max") and t.is_nested(kind):
-            raise DescriptionError(f"{text}: there is no order")
-        if measure.function in ("first", "last", "min", "max"):
-            return kind
-        if t.is_duration(kind):
-            return kind
-        if t.is_decimal(kind) and measure.function == "sum":
-            return pa.decimal128(min(38, kind.precision + 10), kind.scale)
-        if t.is_decimal(kind):
-            return pa.decimal128(min(38, kind.precision + 4), min(38, kind.scale + 4))
-        if t.is_floating(kind) or (t.is_integer(kind) and measure.function == "avg"):
-            return pa.float64()
-        if t.is_integer(kind):
-            return pa.int64()
-        raise DescriptionError(f"{text} cannot be added up")
-
-    def _type_of_moments(self, measure: Measure) -> pa.DataType:
-        """Gives the type of a function of numbers, double.
-
-        Raises:
-            DescriptionError: a column is none of numbers, or there are fewer or more than the function takes.
-        """
-        wanted = 2 if measure.function in TWO_COLUMNS else 1
-        if len(measure.columns) != wanted or (measure.second is not None and wanted == 1):
-            raise DescriptionError(f"{measure}: it takes {'two columns' if wanted == 2 else 'a column'}")
-        for column in measure.columns:
-            kind = self.source.schema.field(column).type
-            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-                raise DescriptionError(
-                    f"input '{self.source.name}': {measure.function}({column}) of type {kind}: it takes numbers"
-                )
-        return pa.float64()
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """The input's column that fills an output column in a late row; None for an aggregate."""
@@ -515,6 +456,74 @@ class Aggregate(Grouped):
         ]
 
     kept_at_end = "an aggregate with emit='at_end'"
+
+
+def result_type(source: Input, measure: Measure) -> pa.DataType:
+    """The type of what an aggregate gives.
+
+    Args:
+        source: its input.
+        measure: the aggregate.
+
+    Raises:
+        DescriptionError: there is no such function, or it does not take its column.
+    """
+    if measure.own is not None:
+        return measure.own.result_type
+    if measure.function not in get_args(Function):
+        raise DescriptionError(f"no aggregate {measure.function!r}; {nearest(measure.function, get_args(Function))}")
+    if measure.column is None:
+        if measure.function != "count":
+            raise DescriptionError(f"{measure.function}(*): only count takes *")
+        return pa.int64()
+    kind = source.schema.field(measure.column).type
+    t = pa.types
+    text = f"input '{source.name}': {measure.function}({measure.column}) of type {kind}"
+    if measure.function == "count_distinct" and (t.is_nested(kind) or t.is_null(kind)):
+        raise DescriptionError(f"{text}: distinct values of this type are not counted")
+    if measure.function in ("count", "count_distinct"):
+        return pa.int64()
+    if measure.function in MOMENTS:
+        return _type_of_moments(source, measure)
+    if measure.function in COLLECTS and t.is_nested(kind):
+        raise DescriptionError(f"{text}: there is no order, in which values are collected")
+    if measure.function == "string_agg" and not (t.is_string(kind) or t.is_large_string(kind)):
+        raise DescriptionError(f"{text}: it takes text, CAST it")
+    if measure.function in COLLECTS:
+        return pa.string() if measure.function == "string_agg" else pa.list_(pa.field("element", kind))
+    if measure.function in ("min", "max") and t.is_nested(kind):
+        raise DescriptionError(f"{text}: there is no order")
+    if measure.function in ("first", "last", "min", "max"):
+        return kind
+    if t.is_duration(kind):
+        return kind
+    if t.is_decimal(kind) and measure.function == "sum":
+        return pa.decimal128(min(38, kind.precision + 10), kind.scale)
+    if t.is_decimal(kind):
+        return pa.decimal128(min(38, kind.precision + 4), min(38, kind.scale + 4))
+    if t.is_floating(kind) or (t.is_integer(kind) and measure.function == "avg"):
+        return pa.float64()
+    if t.is_integer(kind):
+        return pa.int64()
+    raise DescriptionError(f"{text} cannot be added up")
+
+
+def _type_of_moments(source: Input, measure: Measure) -> pa.DataType:
+    """Gives the type of a function of numbers, double.
+
+    Raises:
+        DescriptionError: a column is none of numbers, or there are fewer or more than the function takes.
+    """
+    wanted = 2 if measure.function in TWO_COLUMNS else 1
+    if len(measure.columns) != wanted or (measure.second is not None and wanted == 1):
+        raise DescriptionError(f"{measure}: it takes {'two columns' if wanted == 2 else 'a column'}")
+    for column in measure.columns:
+        kind = source.schema.field(column).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+            raise DescriptionError(
+                f"input '{source.name}': {measure.function}({column}) of type {kind}: it takes numbers"
+            )
+    return pa.float64()
 
 
 def parse_measure(name: str, text: AggregateSpec) -> Measure:

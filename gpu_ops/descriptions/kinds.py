@@ -13,6 +13,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.over import Over
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.fields import reading
@@ -49,6 +50,6 @@ def _vertices(operators: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, A
 _KINDS: Final[Mapping[str, type[Description]]] = {
     kind.kind: kind
     for kind in (
-        Join, MultiJoin, Aggregate, SessionAggregate, CoGroup, Latest, AsofJoin, TemporalJoin, Top, LookupJoin,
+        Join, MultiJoin, Aggregate, SessionAggregate, CoGroup, Latest, AsofJoin, TemporalJoin, Top, Over, LookupJoin,
     )
 }  # fmt: skip

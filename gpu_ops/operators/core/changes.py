@@ -590,3 +590,46 @@ def _net(batch: _InputChanges, rows: Positions, killed: Slots, unknown: Array) -
     rows.sort()
     killed.sort()
     return rows, Lifetimes(len(batch.table), rows.size, None, killed, unknown)
+
+
+class TouchedGroups(NamedTuple):
+    """The groups of which a micro-batch brings or takes rows, in the order of their first changes.
+
+    Attributes:
+        leaders: of each a row, with the columns of the group.
+        hashes: of each.
+        new: slots of the rows that it brings.
+        of_new: the number of the group of each of these.
+    """
+
+    leaders: Frame
+    hashes: Hashes
+    new: Slots
+    of_new: Array
+
+
+def touched_groups(table: KeyedTable, side: Lifetimes, by: tuple[str, ...]) -> TouchedGroups | None:
+    """Finds the groups of the rows that a micro-batch brings or takes; None where it does neither.
+
+    Args:
+        table: the input's state, whose key is the group.
+        side: the lifetimes of its rows.
+        by: the columns of a group; none for one group.
+    """
+    kernels, xp = table.kernels, table.kernels.xp
+    new = as_slots(kernels, side.first_new, len(table) - side.first_new)
+    changed = xp.concatenate([side.killed, new])
+    if not changed.size:
+        return None
+    names = by or tuple(table.source.schema.names[:1])  # without columns there are no rows
+    values = table.store.take(changed, names, present=True)
+    hashes = kernels.hash_rows(values, by, table.key_types)
+    grouped = Groups(kernels, values, by, table.key_types, hashes)
+    # numbered by their first change, as the order of the output must not follow from hashes
+    by_change = kernels.argsort(grouped.leader)
+    leader, number = grouped.leader[by_change], xp.empty(by_change.size, np.int64)
+    number[by_change] = xp.arange(by_change.size, dtype=np.int64)
+    group = xp.empty(changed.size, np.int64)
+    group[grouped.order] = number[grouped.group]
+    leaders = kernels.take(values, leader, names, present=True)
+    return TouchedGroups(leaders, hashes[leader], new, group[side.killed.size :])

@@ -9,6 +9,7 @@ that one tree serves all groups.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Hashes, Ints, Positions, distinct, value_changes, written_out
+from gpu_ops.descriptions.groups import Order
 from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.values import is_bytes, one_array
 
@@ -138,6 +140,21 @@ def order_codes(column: pa.Array) -> Ints:
         codes = _dense(pc.if_else(nan, pa.scalar(None, kind), column))
         return np.where(nan.to_numpy(zero_copy_only=False), np.int64(len(column) + 1), codes)
     return _dense(column)
+
+
+def order_keys(columns: Sequence[pa.ChunkedArray], order: Sequence[Order]) -> list[npt.NDArray[np.generic]]:
+    """Numbers by which rows are in an order, the first above all; rows that order alike have the same ones.
+
+    Args:
+        columns: n values of each of the order's columns.
+        order: by what.
+    """
+    keys: list[npt.NDArray[np.generic]] = []
+    for column, by in zip(columns, order, strict=True):
+        nulls = column.is_null().to_numpy()
+        codes = order_codes(one_array(column))
+        keys += [~nulls if by.nulls_first else nulls, np.where(nulls, 0, ~codes if by.descending else codes)]
+    return keys
 
 
 def order_codes_of(held: pa.ChunkedArray, fresh: pa.Array) -> tuple[Ints, Ints]:

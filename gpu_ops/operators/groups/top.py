@@ -40,11 +40,11 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels, TooMany, as_slots, sorted_by
-from gpu_ops.operators.core.changes import NEVER, Lifetimes
+from gpu_ops.kernels import Columns, Frame, Kernels, TooMany, sorted_by
+from gpu_ops.operators.core.changes import NEVER, Lifetimes, touched_groups
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.first_rows import FirstRows, most_candidates, order_rows
-from gpu_ops.operators.core.order import NONE, Groups, exact, least, order_codes, value_codes
+from gpu_ops.operators.core.order import NONE, exact, least, order_keys, value_codes
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Parts, Targets
@@ -55,7 +55,6 @@ from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.runs import postponed
 from gpu_ops.state.table import DEAD, LIVE, KeySet
 from gpu_ops.state.time_index import TimeRun
-from gpu_ops.values import one_array
 
 FIRST: Final = BEFORE_ALL + 2
 LAST: Final = AFTER_ALL - 1
@@ -98,12 +97,7 @@ def places(
     Returns:
         N positions (int64): where each of the rows stands.
     """
-    keys: list[npt.NDArray[np.generic]] = []
-    for column, by in zip(columns, order, strict=True):
-        nulls = column.is_null().to_numpy()
-        codes = order_codes(one_array(column))
-        values = np.where(nulls, 0, ~codes if by.descending else codes)
-        keys += [~nulls if by.nulls_first else nulls, values]
+    keys = order_keys(columns, order)
     sorted_ = np.lexsort((arrival, *reversed(keys)))
     found = np.empty(sorted_.size, np.int64)
     found[sorted_] = np.arange(sorted_.size)
@@ -209,36 +203,25 @@ class TopRows(KeyedOperator):
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Candidates:
         """The rows of changed groups that can be among the first."""
         (side,), description, kernels, xp, table = sides, self.description, self.kernels, self.kernels.xp, self._table
-        new = as_slots(kernels, side.first_new, len(table) - side.first_new)
-        changed = xp.concatenate([side.killed, new])
-        if not changed.size:
+        touched = touched_groups(table, side, description.by)
+        if touched is None:
             return Candidates(self._nothing, self._nothing)
-        names = description.by or tuple(description.source.schema.names[:1])  # without columns there are no rows
-        values = table.store.take(changed, names, present=True)
-        hashes = kernels.hash_rows(values, description.by, table.key_types)
-        grouped = Groups(kernels, values, description.by, table.key_types, hashes)
-        # numbered by their first change, as the order of the output must not follow from hashes
-        by_change = kernels.argsort(grouped.leader)
-        leader, number = grouped.leader[by_change], xp.empty(by_change.size, np.int64)
-        number[by_change] = xp.arange(by_change.size, dtype=np.int64)
-        group = xp.empty(changed.size, np.int64)
-        group[grouped.order] = number[grouped.group]
-        leaders = kernels.take(values, leader, names, present=True)
+        leaders, hashes = touched.leaders, touched.hashes
         if self._state is not None:
             keys = leaders if description.by else one_key(kernels, 1)
             self._groups.touch(self._groups.locate(keys).slots, self._clock)
         own = Columns(leaders, description.by)
         first: FirstRows = FirstByNumber(table, decides=self._sole)
-        wanted = xp.full(leader.size, description.n, np.int64)
+        wanted = xp.full(hashes.size, description.n, np.int64)
         try:
-            held_by, held = first.search(own, hashes[leader], wanted)
+            held_by, held = first.search(own, hashes, wanted)
         except TooMany:
             index = cast("OrderIndex", table.indexes[_EXACTLY])
             order_rows(table, index, [one.column for one in description.order], self._places)
             first = FirstRows(table, index, table.keys, table.key_types)
-            held_by, held = first.search(own, hashes[leader], wanted)
-        self._skipped += max(0, first.read - 8 * int(held.size) - 64 * len(table.time_index.runs) * int(leader.size))
-        groups, slots = xp.concatenate([held_by, group[side.killed.size :]]), xp.concatenate([held, new])
+            held_by, held = first.search(own, hashes, wanted)
+        self._skipped += max(0, first.read - 8 * int(held.size) - 64 * len(table.time_index.runs) * int(hashes.size))
+        groups, slots = xp.concatenate([held_by, touched.of_new]), xp.concatenate([held, touched.new])
         order = self._ordered(groups, slots)
         return Candidates(groups[order], slots[order])
 
