@@ -22,6 +22,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.over import Over
 from gpu_ops.descriptions.sessions import SessionAggregate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +80,10 @@ OPERATORS: Mapping[str, Operator] = {
         SessionAggregate, ("aggregate",), "`GROUP BY session_window(...)`", "aggregates.md", "sessions"
     ),
     "top-N": Operator(Top, ("top",), "`ROW_NUMBER() ... <= n`, `ORDER BY ... LIMIT`", "top.md", "top.*|least"),
+    "window functions": Operator(
+        Over, (), "`OVER (PARTITION BY ... ORDER BY ...)`", "windows.md", "over|windows",
+        ("operators/groups/windows.py",),
+    ),
     "latest row of a key": Operator(Latest, ("latest",), "below upserts", "top.md", "latest|unavailable"),
     "dataflow": Operator(
         Dataflow, ("engine",), "a query of several operators", "guides/without_spark.md", "dataflows?"
@@ -137,7 +142,8 @@ def written() -> str:
         description = operator.description
         source = Path(inspect.getfile(description)).relative_to(ROOT)
         lines += ["", f"## {title[0].upper()}{title[1:]}", "", "| | |", "|---|---|"]
-        lines += [f"| functions | {', '.join(f'`gpu_ops.{name}`' for name in operator.functions)} |"]
+        names = ", ".join(f"`gpu_ops.{name}`" for name in operator.functions)
+        lines += [f"| functions | {names or 'none'} |"]
         lines += [f"| in SQL | {operator.sql} |", f"| for users | [{operator.page}](../{operator.page}) |"]
         lines += [f"| description | `{description.__name__}` in `{source}` |"]
         lines += [f"| law | {', '.join(f'`gpu_ops/{file}`' for file in law_files(operator))} |"]

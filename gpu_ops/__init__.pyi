@@ -18,6 +18,9 @@ from gpu_ops.descriptions.join import Join as Join
 from gpu_ops.descriptions.join import LookupJoin as LookupJoin
 from gpu_ops.descriptions.keys import Key as Key
 from gpu_ops.descriptions.multi_join import MultiJoin as MultiJoin
+from gpu_ops.descriptions.over import Over as Over
+from gpu_ops.descriptions.over import WindowCall as WindowCall
+from gpu_ops.descriptions.over import WindowFrame as WindowFrame
 from gpu_ops.descriptions.sessions import SessionAggregate as SessionAggregate
 from gpu_ops.display import show as show
 from gpu_ops.errors import BackendError as BackendError

@@ -539,9 +539,12 @@ class Catalyst:
         """The type of Catalyst's for one of Python's."""
         return self._class("org.apache.spark.sql.types.DataType").fromJson(kind.json())
 
-    def unless_null(self, value: Any, result: Any) -> Any:
-        """A result where a value is not null, null elsewhere."""
-        return self.only_where(self._expression("IsNotNull", value), result)
+    def unless_null(self, value: Any, result: Any, other: Any = None) -> Any:
+        """A result where a value is not null; elsewhere another one of its type, or null."""
+        there = self._expression("IsNotNull", value)
+        if other is None:
+            return self.only_where(there, result)
+        return self._expression("If", there, result, self.as_type(other, result.dataType()))
 
     def true(self) -> Any:
         """The constant ``true`` of Catalyst's."""

@@ -293,7 +293,8 @@ class Chooser(Scope):
         if isinstance(relation, UnionOf):
             return next(filter(None, map(self.taken_back, relation.parts)), None)
         if isinstance(relation, OfGroups):
-            return f"the {'top-N' if relation.kind == 'top' else relation.kind} below takes rows back"
+            kind = {"top": "top-N", "over": "window function"}.get(relation.kind, relation.kind)
+            return f"the {kind} below takes rows back"
         assert isinstance(relation, JoinOf)
         choice = self.choice(relation)
         grows = choice.kind in ("interval", "temporal", "lookup") or (choice.kind == "asof" and self.final)

@@ -1,13 +1,9 @@
-"""``GROUP BY``, windows of time, and the first rows of groups, of Catalyst's nodes as relations.
+"""``GROUP BY`` and windows of time, of Catalyst's nodes as relations.
 
 Catalyst has groups, calls of aggregate functions and expressions over what these give in one node:
 ``Aggregate(grouping expressions, result expressions, child)``, and calls stand anywhere in the results. Here the parts
 come apart: what is grouped by and what is aggregated are columns below, results are expressions above, in which each
 call is an attribute. Filters of ``HAVING`` are above that already.
-
-For ``ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...)`` with a bound above it Catalyst has a ``Window`` node, and the
-bound in a filter above it, with projections between; for ``ORDER BY ... LIMIT`` it has ``GlobalLimit``, ``LocalLimit``
-and ``Sort``, again with projections between. That one is a single group.
 """
 
 from __future__ import annotations
@@ -21,20 +17,18 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.aggregate import TWO_COLUMNS, Function
-from gpu_ops.descriptions.groups import Order
 from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items
-from gpu_ops.query.errors import LIMIT
-from gpu_ops.query.expressions import TURNED, Expr, QueryColumn
+from gpu_ops.query.expressions import Expr, QueryColumn
 from gpu_ops.query.places import words_of
-from gpu_ops.query.relations import AggregateCall, AggregateOf, Compute, Expand, Relation, SessionsOf, TopOf
+from gpu_ops.query.relations import AggregateCall, AggregateOf, Compute, Expand, Relation, SessionsOf
 from gpu_ops.query.scope import Below, Scope, collated
 from gpu_ops.query.sessions import SESSION, Session, session_of
 from gpu_ops.spark.datatypes import is_window
 
 # --- GROUP BY ---------------------------------------------------------------------------------------
 
-_CALL: Final = "AggregateExpression"
-_FUNCTIONS: Final[dict[str, Function]] = {
+CALL: Final = "AggregateExpression"
+FUNCTIONS: Final[dict[str, Function]] = {
     "Sum": "sum", "Count": "count", "Average": "avg", "Min": "min", "Max": "max", "First": "first", "Last": "last",
     "StddevSamp": "stddev_samp", "StddevPop": "stddev_pop", "VarianceSamp": "var_samp", "VariancePop": "var_pop",
     "CovSample": "covar_samp", "CovPopulation": "covar_pop", "Corr": "corr", "CollectList": "collect_list",
@@ -148,7 +142,7 @@ def _text_of_group(scope: Scope, inside: Below, group: Any, label: str) -> tuple
 _NAMED: Final = ("AttributeReference", "Alias")
 
 
-def _fails_never(function: Any) -> bool:
+def fails_never(function: Any) -> bool:
     """True for a sum or an average that is null where integers overflow: that of TRY_SUM, TRY_AVG."""
     whole = str(function.dataType().typeName()) == "long"
     return whole and str(function.prettyName()).startswith("try_")
@@ -233,7 +227,7 @@ class _Aggregate:
                 return self.scope.attribute(java, both[int(java.ordinal())])
             if java.semanticEquals(group):
                 return _window(self.scope, group, both)
-        if class_of(java) == _CALL:
+        if class_of(java) == CALL:
             return self._call(java)
         below = items(java.children())
         children = [self._replaced(child) for child in below]
@@ -268,7 +262,7 @@ class _Aggregate:
             return known
         function, name = java.aggregateFunction(), class_of(java.aggregateFunction())
         arguments = items(function.children())
-        if name not in _FUNCTIONS:
+        if name not in FUNCTIONS:
             self.scope.fail(f"{words_of(java)} is not understood: {_THERE_ARE}", java)
         if name in ("First", "Last") and not function.ignoreNulls():
             word = name.lower()
@@ -277,8 +271,8 @@ class _Aggregate:
         if name == "Count" and len(arguments) > 1:
             arguments = [self._all_of(java, arguments, distinct=distinct)]
         if name in (*_ORDERED, "ListAgg") and collated(arguments[0]):
-            self.scope.fail(f"{words_of(java)}: {_FUNCTIONS[name]} of text in a collation is not understood", java)
-        if name in ("Sum", "Average") and _fails_never(function):
+            self.scope.fail(f"{words_of(java)}: {FUNCTIONS[name]} of text in a collation is not understood", java)
+        if name in ("Sum", "Average") and fails_never(function):
             self.scope.fail(
                 f"{words_of(java)} is not understood: sum() of integers wraps around, and has no error", java
             )
@@ -294,7 +288,7 @@ class _Aggregate:
             column = add(arguments[0], f"value_{len(self.calls) + 1}")
         elif distinct:
             self.scope.fail("count(DISTINCT ...) takes a column or an expression over some", java)
-        call: Function = _DISTINCT[name] if distinct else _FUNCTIONS[name]
+        call: Function = _DISTINCT[name] if distinct else FUNCTIONS[name]
         second: QueryColumn | str | None = between
         if call in TWO_COLUMNS:
             second = self.inside.column(arguments[1], f"other_{len(self.calls) + 1}")
@@ -371,107 +365,3 @@ def repeated_rows(scope: Scope, node: Any, below: Relation) -> Relation:
     several = Expand(below, copies, {**shown, id_of(number): column}, node)
     scope.columns = {**scope.columns, **several.ids}
     return distinct_of(scope, node, several, [*output, number])
-
-
-# --- the first rows ---------------------------------------------------------------------------------
-
-NO_BOUND: Final = (
-    "ROW_NUMBER() has no end: ask for the first rows of each group in a WHERE around it, as in SELECT * FROM (SELECT "
-    "*, ROW_NUMBER() OVER (PARTITION BY k ORDER BY t DESC) AS n FROM x) WHERE n <= 3"
-)
-_OTHERS: Final = (
-    "window functions are not understood, but for one: SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k "
-    "ORDER BY t DESC) AS n FROM x) WHERE n <= 3"
-)
-
-
-def top_of(scope: Scope, node: Any, terms: Any, below: Relation) -> Relation:
-    """A Window of Catalyst's as relations; how many rows is not known yet.
-
-    Args:
-        scope: of the query; it knows the columns of what is below, and gets to know that of the number.
-        node: Catalyst's.
-        terms: of its order.
-        below: what it numbers.
-
-    Raises:
-        SqlError: another window function.
-    """
-    calls = items(node.windowExpressions())
-    function = calls[0].child().windowFunction()
-    if len(calls) != 1 or class_of(function) != "RowNumber":
-        scope.fail(_OTHERS, function)
-    inside = Below(scope)
-    by = tuple(inside.compared(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
-    order = _order(inside, terms)
-    if not order:  # Spark itself asks for one, but for LIMIT in a sub-query
-        scope.fail(LIMIT, function)
-    number = QueryColumn(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
-    identity = id_of(calls[0])
-    scope.columns[identity] = number
-    return TopOf(inside.of(below), by, calls[0], order, number, identity, None)
-
-
-def limit_of(scope: Scope, limit: Any, sort: Any, below: Relation) -> Relation:
-    """``ORDER BY ... LIMIT n`` as relations: the first rows of a single group.
-
-    Args:
-        scope: of the query.
-        limit: Catalyst's ``GlobalLimit``.
-        sort: Catalyst's ``Sort`` below it.
-        below: what is ordered.
-    """
-    inside = Below(scope)
-    order = _order(inside, sort.order())
-    number = QueryColumn("row_number", "", pa.int32, words=lambda: "a row's number", nullable=False)
-    return TopOf(inside.of(below), (), sort, order, number, None, int(limit.limitExpr().eval(None)))
-
-
-def _order(inside: Below, terms: Any) -> tuple[tuple[QueryColumn, Order], ...]:
-    """By which columns rows are ordered, and how."""
-    columns = []
-    for n, term in enumerate(items(terms), 1):
-        descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
-        columns.append((inside.compared(term.child(), f"order_{n}"), Order("", descending, first)))
-    return tuple(columns)
-
-
-def bounded(relation: Relation, condition: Expr) -> Relation | None:
-    """A relation with a bound for a row's number, if that is what a condition above it is; else None.
-
-    Of ``n = 3`` it is 3, and the condition still has to be met; see `decides`.
-    """
-    bound = _bound(condition)
-    if bound is None:
-        return None
-    column, most = bound
-
-    def within(below: Relation) -> Relation | None:
-        if isinstance(below, TopOf) and below.number is column:
-            least = most if below.n is None else min(most, below.n)
-            return dataclasses.replace(below, n=least) if most > 0 else None
-        if isinstance(below, Compute):
-            inside = within(below.below)
-            return None if inside is None else Compute(inside, below.computed, below.ids)
-        return None
-
-    return within(relation)
-
-
-def decides(condition: Expr) -> bool:
-    """True if a condition that bounds a row number says no more than that."""
-    bound = _bound(condition)
-    return bound is not None and (condition.kind != "EqualTo" or bound[1] == 1)
-
-
-def _bound(condition: Expr) -> tuple[QueryColumn, int] | None:
-    """The column that a condition bounds, and by what."""
-    if condition.kind not in TURNED or len(condition.args) != 2:
-        return None
-    kind, (one, other) = condition.kind, condition.args
-    if one.kind == "Literal":
-        kind, one, other = TURNED[kind], other, one
-    value = other.tree.fields.get("value") if other.kind == "Literal" else None
-    if one.column is None or value is None or not str(value).lstrip("-").isdigit() or kind.startswith("Greater"):
-        return None
-    return one.column, int(value) - (kind == "LessThan")

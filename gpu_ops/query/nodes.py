@@ -165,7 +165,18 @@ class JoinNode:
     """
 
     kind: Literal[
-        "regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate", "top", "latest"
+        "regular",
+        "semi",
+        "anti",
+        "interval",
+        "asof",
+        "temporal",
+        "lookup",
+        "multi-way",
+        "aggregate",
+        "top",
+        "latest",
+        "over",
     ]
     description: Join | MultiJoin | Grouping
     inputs: tuple[PlanNode, ...]
@@ -438,6 +449,9 @@ def _text(node: PlanNode) -> str:
         if not by and join.number is None:
             return f"SortLimit(orderBy=[{order}], fetch=[{join.n}])"
         return f"Rank(partitionBy=[{by}], orderBy=[{order}], rankRange=[1..{join.n}])"
+    if node.kind == "over":
+        by, order = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.order))
+        return f"OverAggregate(partitionBy=[{by}], orderBy=[{order}], select=[{', '.join(map(str, join.calls))}])"
     return _multi_way(join) if node.kind == "multi-way" else _two_way(join)
 
 

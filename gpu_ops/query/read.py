@@ -13,13 +13,13 @@ import pyarrow as pa
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.errors import closest
-from gpu_ops.query import by_time, errors, groups
+from gpu_ops.query import by_time, errors, groups, windows
 from gpu_ops.query.by_time import ByTime, QueryText, set_apart
 from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, class_of, id_of, items
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Expr, QueryColumn, Tree, number_of, tree
 from gpu_ops.query.places import words_of
-from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, Table, TopOf, UnionOf, filtered, spine
+from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, Table, UnionOf, filtered, spine
 from gpu_ops.query.rewrite import lifted
 from gpu_ops.query.scope import Scope
 
@@ -133,11 +133,7 @@ class PlanReader(Scope):
         pushed = self.catalyst.pushed(joined)
         after = self._tree(pushed)
         self._take_leaves(pushed)
-        whole = self._relation(after)
-        for relation in whole.walk():
-            if isinstance(relation, TopOf) and relation.n is None:
-                self.fail(groups.NO_BOUND, relation.java)
-        relation, left_over = lifted(whole)
+        relation, left_over = lifted(windows.without_bound(self._relation(after)))
         return filtered(relation, left_over)
 
     def condition(self) -> tuple[list[Scan], list[Expr]]:
@@ -216,7 +212,7 @@ class PlanReader(Scope):
                 for inner in node.walk():  # that of a LIMIT in a sub-query, which Catalyst makes a window function
                     if inner.kind == "Sort" and _window_above(inner) is node and not order.length():
                         order = inner.java.order()
-                return groups.top_of(self, node.java, order, self._relation(node.args[0]))
+                return windows.windows_of(self, node.java, order, self._relation(node.args[0]))
             case "Aggregate":
                 return groups.aggregate_of(self, node.java, self._relation(node.args[0]))
             case "Distinct":
@@ -294,7 +290,7 @@ class PlanReader(Scope):
             return self._project(node, self._limit(limit, node.args[0]))
         if node.kind != "Sort":
             self.fail(errors.NODES.get(node.kind, errors.LIMIT), limit.java)
-        return groups.limit_of(self, limit.java, node.java, self._relation(node.args[0]))
+        return windows.limit_of(self, limit.java, node.java, self._relation(node.args[0]))
 
     def _filter(self, below: Relation, condition: Expr) -> Relation:
         conditions: list[Expr] = []
@@ -309,9 +305,9 @@ class PlanReader(Scope):
         left: list[Expr] = []
         for part in conditions:
             self._check_sub_queries(part.tree)
-            first = groups.bounded(below, part)
+            first = windows.bounded(below, part)
             below = below if first is None else first
-            if first is None or not groups.decides(part):
+            if first is None or not windows.decides(part):
                 left.append(part)
         return filtered(below, left)
 

@@ -19,13 +19,14 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups import Latest, Order, Top
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import JoinType
+from gpu_ops.descriptions.over import Over, WindowCall, WindowFrame, WindowFunction
 from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.query.by_time import ByTime
 from gpu_ops.query.expressions import Expr, QueryColumn, TimeWindow
 
 Called = Callable[[QueryColumn], str]
 """What a column is called in the frames below and between operators."""
-Grouping = Aggregate | Latest | Top
+Grouping = Aggregate | Latest | Over | Top
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,7 +380,7 @@ class OfGroups(OfOne):
     by: tuple[QueryColumn, ...]
     java: Any
 
-    kind: ClassVar[Literal["aggregate", "latest", "top"]]
+    kind: ClassVar[Literal["aggregate", "latest", "over", "top"]]
 
     @property
     def used(self) -> frozenset[QueryColumn]:
@@ -601,3 +602,81 @@ class TopOf(OfGroups):
         why = "ORDER BY ... LIMIT, in one partition" if self.identity is None else "ROW_NUMBER()"
         top = Top(source, tuple(map(called, self.by)), order, self.n, emit, number)
         return top, f"the first {self.n} by {why}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OverCall:
+    """A call of a window function.
+
+    Attributes:
+        column: what it gives.
+        function: see `gpu_ops.descriptions.over.WindowFunction`.
+        of: the column below; None for ``count(*)``, and where it goes by a row's place alone.
+        frame: the rows it looks at; None for all of the partition.
+        number: see `gpu_ops.descriptions.over.WindowCall`.
+        ignore_nulls: likewise.
+        second: the other column of a function of two.
+    """
+
+    column: QueryColumn
+    function: WindowFunction
+    of: QueryColumn | None = None
+    frame: WindowFrame | None = None
+    number: int | None = None
+    ignore_nulls: bool = False
+    second: QueryColumn | None = None
+
+    @property
+    def named(self) -> list[QueryColumn]:
+        """The columns below that it looks at."""
+        return [column for column in (self.of, self.second) if column is not None]
+
+    def described(self, called: Called) -> WindowCall:
+        """The call in a description."""
+        of, second = (None if column is None else called(column) for column in (self.of, self.second))
+        return WindowCall(called(self.column), self.function, of, self.frame, self.number, self.ignore_nulls, second)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OverOf(OfGroups):
+    """The rows below, each with what functions give over a window; ``java`` is Catalyst's first call of them.
+
+    Attributes:
+        order: columns, and how each orders the rows of a partition.
+        calls: the functions.
+        ids: what is shown of these.
+    """
+
+    order: tuple[tuple[QueryColumn, Order], ...]
+    calls: tuple[OverCall, ...]
+    ids: dict[int, QueryColumn]
+
+    kind = "over"
+
+    @functools.cached_property
+    def columns(self) -> frozenset[QueryColumn]:
+        """The columns of the relation below, and those of the functions."""
+        return self.below.columns | frozenset(call.column for call in self.calls)
+
+    @property
+    def never_null(self) -> frozenset[QueryColumn]:
+        """The columns below that are never null, and counts and places."""
+        return self.below.never_null | frozenset(call.column for call in self.calls if not call.column.nullable)
+
+    @property
+    def shown(self) -> dict[int, QueryColumn]:
+        """The columns that can be named below, and those of the functions that have a name."""
+        return {**self.below.shown, **self.ids}
+
+    @property
+    def named(self) -> list[QueryColumn]:
+        """The columns of the partition and of the order, those that functions look at, and the results."""
+        of = [column for call in self.calls for column in call.named]
+        return [*self.by, *(column for column, _ in self.order), *of, *(call.column for call in self.calls)]
+
+    def describe(self, source: Input, called: Called, emit: Emit, needed: frozenset[QueryColumn]) -> tuple[Over, str]:
+        """All functions, whether all of them are needed or not."""
+        order = tuple(how._replace(column=called(column)) for column, how in self.order)
+        calls = tuple(call.described(called) for call in self.calls)
+        by = tuple(map(called, self.by))
+        return Over(source, by, order, calls, emit), "OVER" if by else "OVER, without PARTITION BY in one partition"

@@ -312,6 +312,8 @@ class _ValueNumbers:
             number = self._of("top", below, *by, "order", *order)
             self._columns[relation.number] = self._of("row number", number)
             return self._of("first", number, relation.n)
+        if isinstance(relation, relations.OverOf):
+            return self._over(relation)
         if isinstance(relation, relations.JoinOf) and relation.by_time is None:
             return self._join(relation)
         if isinstance(relation, relations.UnionOf):
@@ -352,6 +354,17 @@ class _ValueNumbers:
         if isinstance(relation, relations.SessionsOf):
             self._columns |= {c: self._of("end", number, place) for place, c in enumerate(relation.window)}
         return number
+
+    def _over(self, relation: relations.OverOf) -> int:
+        below = self.rows(relation.below)
+        order = (self._of(self._column(c), how._replace(column="")) for c, how in relation.order)
+        number = self._of("over", below, *map(self._column, relation.by), "order", *order)
+        calls = []
+        for call in relation.calls:
+            of = *map(self._column, call.named), call.frame, call.number, call.ignore_nulls
+            calls.append(self._of("call", number, call.function, *of, str(call.column.type)))
+            self._columns[call.column] = calls[-1]
+        return self._of("windows", number, *calls)
 
     def _join(self, relation: relations.JoinOf) -> int:
         sides = []

@@ -24,6 +24,7 @@ from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.over import Over, WindowCall, WindowFrame
 from gpu_ops.descriptions.projection import ROWS, Projection, column_of
 from oracle.drive import ROW_KIND, Event, tables
 from oracle.sql import FoldedInput
@@ -130,6 +131,11 @@ def _group(rng: random.Random, source: Input, number: int, emit: str, *, alike: 
     if rng.random() < 0.25:
         order = tuple(Order(name, rng.random() < 0.5) for name in names)  # all columns: equal rows are equal
         return Top(source, by, order, rng.randint(1, 3), emit)  # type: ignore[arg-type]
+    if rng.random() < 0.25:
+        every = tuple(Order(name, rng.random() < 0.5) for name in names)
+        frame = WindowFrame("rows", rng.choice([None, -2, -1]), rng.choice([None, -1, 0, 1]))
+        counted = WindowCall(f"n{number}", "count", rng.choice([None, *names]), frame)
+        return Over(source, by, every, (counted, WindowCall(f"w{number}", "lag", rng.choice(names), None, 1)), emit)  # type: ignore[arg-type]
     measures = {f"n{number}": "count(*)", f"x{number}": f"{rng.choice(['min', 'max'])}({rng.choice(names)})"}
     return Aggregate.of(source, by, measures, emit)  # type: ignore[arg-type]
 
@@ -190,6 +196,15 @@ def sql(flow: Dataflow) -> str:
                 columns = [f"{t}.{f.name}" for t, s in zip("ab", description.inputs, strict=True) for f in s.schema]
                 shown = ", ".join(f"{c} AS {n}" for c, n in zip(columns, names, strict=True))
                 text = f"SELECT {shown} FROM {a} a {description.how.upper()} JOIN {b} b ON {equal}"
+        elif isinstance(description, Over):
+            order = ", ".join(
+                f"{o.column} {'DESC NULLS LAST' if o.descending else 'ASC NULLS FIRST'}" for o in description.order
+            )
+            over, (counted, before) = f"PARTITION BY {', '.join(description.by)} ORDER BY {order}", description.calls
+            text = (
+                f"SELECT *, count({counted.column or '*'}) OVER ({over} {counted.frame}) AS {counted.name}, "
+                f"lag({before.column}) OVER ({over}) AS {before.name} FROM {sources[0]}"
+            )
         elif isinstance(description, Top):
             order = ", ".join(
                 f"{o.column} {'DESC NULLS LAST' if o.descending else 'ASC NULLS FIRST'}" for o in description.order

@@ -124,13 +124,22 @@ EXPRESSIONS = [
     ("SELECT count(*) AS n FROM users §GROUP BY uid, tags", r"tags of type array<string> cannot be a key of groups"),
     (f"SELECT §first_value(o.uid) AS n {JOINED}", "first_value leaves nulls out: .* IGNORE NULLS"),
     (
-        f"SELECT §row_number() OVER (PARTITION BY o.uid ORDER BY o.id) AS n {JOINED}",
-        r"ROW_NUMBER\(\) has no end: ask for the first rows of each group in a WHERE around it",
+        f"SELECT §collect_list(o.id) OVER (PARTITION BY o.uid) AS n {JOINED}",
+        r"collect_list\(o.id\) OVER \(PARTITION BY o.uid\) is not understood: window functions are row_number",
     ),
     (
-        f"SELECT §sum(p.price) OVER (PARTITION BY o.uid) AS n {JOINED}",
-        "window functions are not understood, but for one: SELECT",
+        f"SELECT §sum(p.price) OVER (ORDER BY o.uid RANGE BETWEEN 2 PRECEDING AND CURRENT ROW) AS n {JOINED}",
+        "a RANGE goes to CURRENT ROW or is UNBOUNDED; a number of rows is ROWS BETWEEN",
     ),
+    (
+        f"SELECT §try_sum(o.uid) OVER (ORDER BY o.id) AS n {JOINED}",
+        r"sum\(\) of integers wraps around, and has no error",
+    ),
+    (
+        f"SELECT §max(u.name COLLATE UTF8_LCASE) OVER (ORDER BY u.uid) AS n {JOINED} JOIN users u USING (uid)",
+        "in a collation",
+    ),
+    (f"SELECT §lag(o.id, CAST(NULL AS INT)) OVER (ORDER BY o.id) AS n {JOINED}", "the number of lag is a constant"),
     (f"§SELECT explode(array(1, 2)) AS n {JOINED}", "what makes many rows of one"),
     (
         f"SELECT o.id, §rand() AS r {JOINED}",

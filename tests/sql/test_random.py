@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
@@ -127,14 +128,16 @@ def _table(draw: st.DrawFn, name: str, alias: str) -> str:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[dict[str, list[tuple[str, tuple[int | None, ...]]]]]:
-    """Micro-batches of changes that fit the tables."""
+def histories(
+    draw: st.DrawFn, names: Sequence[str] = tuple(sorted(TABLES)), most: int = 8
+) -> list[dict[str, list[tuple[str, tuple[int | None, ...]]]]]:
+    """Micro-batches of changes that fit the tables; ``most`` of them in one."""
     live: dict[str, list[tuple[int | None, ...]]] = {name: [] for name in TABLES}
     batches = []
     for _ in range(draw(st.integers(1, 4))):
         found: dict[str, list[tuple[str, tuple[int | None, ...]]]] = {}
-        for _ in range(draw(st.integers(1, 8))):
-            name = draw(st.sampled_from(sorted(TABLES)))
+        for _ in range(draw(st.integers(1, most))):
+            name = draw(st.sampled_from(names))
             table, rows = TABLES[name], live[name]
             if rows and table.row_kind and draw(st.integers(0, 2)) == 0:
                 row = draw(st.sampled_from(rows))

@@ -244,8 +244,9 @@ class WindowedRows(KeyedOperator):
                 found[call.name] = self._table.store.take(slots, [call.column]), call.column
             else:
                 numbers[call.name] = numbers_of(call, field.type, segments, values, row)
-        frame = kernels.frame(pa.table(numbers))
-        found |= {name: (frame, name) for name in numbers}
+        if numbers:
+            frame = kernels.frame(pa.table(numbers))
+            found |= {name: (frame, name) for name in numbers}
         return kernels.combine([(name, *found[name]) for name in self._given.names])
 
     def values(self, rows: OutputRows) -> Frame:
