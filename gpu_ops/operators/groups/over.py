@@ -58,7 +58,7 @@ class OrderedRows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spans:
+class RowMoments:
     """From which moment to which rows are there.
 
     Attributes:
@@ -144,7 +144,7 @@ class WindowedRows(KeyedOperator):
         values = RowValues(kernels, looked_at.take(pa.array(sorted_)) if names else looked_at)
         return OrderedRows(groups, slots, peers, values)
 
-    def _spans(self, rows: OrderedRows, side: Lifetimes, *, net: bool) -> Spans:
+    def _spans(self, rows: OrderedRows, side: Lifetimes, *, net: bool) -> RowMoments:
         """While which moments the rows are there."""
         xp, groups, slots = self.kernels.xp, rows.groups, rows.slots
         if net:
@@ -152,7 +152,7 @@ class WindowedRows(KeyedOperator):
             ends = 2 * groups + 1 + (side.died(xp, slots) == NEVER)
             size = 2 * (int(groups[-1]) + 1)
             firsts = xp.arange(size, dtype=np.int64) % 2 == 0
-            return Spans(begins, ends, firsts, xp.zeros(size, np.int64))
+            return RowMoments(begins, ends, firsts, xp.zeros(size, np.int64))
         born, died = side.born(xp, slots), side.died(xp, slots)
         begin = layouts.owned(groups, xp.where(born < 0, 0, (born >> 1) + 1))
         start, forever = xp.zeros(groups.size, np.int64), died == NEVER
@@ -160,7 +160,7 @@ class WindowedRows(KeyedOperator):
         # of each partition the time before the micro-batch, and every change of it
         moments = distinct(xp, xp.concatenate([layouts.owned(groups, start), begin, end[~forever]]))
         times = layouts.unowned(moments)[1]
-        return Spans(xp.searchsorted(moments, begin), xp.searchsorted(moments, end), times == 0, 2 * (times - 1))
+        return RowMoments(xp.searchsorted(moments, begin), xp.searchsorted(moments, end), times == 0, 2 * (times - 1))
 
     def rows(self, matches: OrderedRows, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Rows that come or go, and those for which a function gives something else."""
@@ -177,7 +177,7 @@ class WindowedRows(KeyedOperator):
             return net_rows(xp, [leaving.slots], [coming.slots])
         return in_order(kernels, [(leaving, 0), (coming, 1)])
 
-    def _pieces(self, spans: Spans) -> Iterator[tuple[int, int]]:
+    def _pieces(self, spans: RowMoments) -> Iterator[tuple[int, int]]:
         """Cuts the moments into pieces of not too many rows, each with the last moment of the one before."""
         kernels, size = self.kernels, int(spans.firsts.size)
         most = 16 if kernels.tiny_segments else _AT_ONCE
@@ -192,7 +192,7 @@ class WindowedRows(KeyedOperator):
             yield at, last
             at = last - 1
 
-    def _compared(self, rows: OrderedRows, spans: Spans, at: int, last: int) -> OutputRows:
+    def _compared(self, rows: OrderedRows, spans: RowMoments, at: int, last: int) -> OutputRows:
         """The differences between some moments, each with the one before it."""
         kernels, xp = self.kernels, self.kernels.xp
         here = xp.flatnonzero((spans.begins < last) & (spans.ends > at))
@@ -226,7 +226,7 @@ class WindowedRows(KeyedOperator):
         return OutputRows(kinds, (rows.slots[row[which]], stored), times)
 
     def _results_of(self, rows: OrderedRows, row: Positions, moment: Array) -> Frame:
-        """What all functions give of rows in segments.
+        """The values that all functions give to rows in segments.
 
         Args:
             rows: the rows.

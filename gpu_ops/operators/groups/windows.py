@@ -26,7 +26,7 @@ _POWERS: Final = 1 << np.arange(32, dtype=np.int64)
 
 
 class RowValues:
-    """What functions look at in n ordered rows.
+    """The values of n ordered rows that functions look at.
 
     Args:
         kernels: the backend.
@@ -40,7 +40,7 @@ class RowValues:
         self._added_up: dict[tuple[Any, ...], dict[str, Array]] = {}
 
     def column(self, name: str) -> pa.Array:
-        """A column's values."""
+        """Takes a column, in one piece."""
         return one_array(self._table[name])
 
     def known(self, name: str) -> Array:
@@ -83,7 +83,7 @@ class Segments:
     Args:
         kernels: the backend.
         segment: of each row the number of its segment, ascending.
-        peers: of each row a number, ascending within a segment, the same for rows that order alike.
+        peers: of each row a number, ascending within a segment, the same for rows that order alike, its peers.
 
     Attributes:
         place: that of each row among all.
@@ -99,7 +99,7 @@ class Segments:
         self.start, self.end = self._spans(opens)
 
     def _spans(self, opens: Array) -> tuple[Positions, Positions]:
-        """Where the span of each row begins, and where it ends."""
+        """The place at which the span of each row begins, and that at which it ends."""
         starts = self._xp.flatnonzero(opens)
         bounds = self._xp.concatenate([starts, self._xp.full(1, opens.size, np.int64)])
         span = self._xp.cumsum(opens) - 1
@@ -107,11 +107,11 @@ class Segments:
 
     @functools.cached_property
     def alike(self) -> tuple[Positions, Positions]:
-        """Where the rows begin that order as each row does, and where they end."""
+        """The places at which each row's peers begin and end."""
         return self._spans(self._peer_opens)
 
     def frame(self, frame: WindowFrame | None) -> tuple[Positions, Positions]:
-        """Where the frame of each row begins, and where it ends; an empty one ends where it begins."""
+        """The places at which the frame of each row begins and ends; an empty one ends where it begins."""
         if frame is None:
             return self.start, self.end
         xp, first, last = self._xp, self.start, self.end
@@ -173,16 +173,16 @@ class Segments:
     # --- numbers ----------------------------------------------------------------------------------
 
     def _before(self, numbers: Array) -> Array:
-        """How much numbers add up to in front of each place, and behind all."""
+        """Running sums of numbers: up to each place, without it, and up to the end."""
         return self._xp.concatenate([self._xp.zeros(1, np.int64), self._xp.cumsum(numbers)])
 
     def total(self, numbers: Array, frame: WindowFrame | None) -> Array:
-        """What integers of the rows add up to over the frame of each row; beyond 64 bits it wraps around."""
+        """Adds integers up over the frame of each row; beyond 64 bits they wrap around."""
         before, (first, last) = self._before(numbers), self.frame(frame)
         return before[last] - before[first]
 
     def numbering(self, call: WindowCall) -> Array:
-        """What a function gives that goes by a row's place alone."""
+        """Numbers the rows, by a function that goes by a row's place alone."""
         xp, row, size = self._xp, self.place - self.start, self.end - self.start
         match call.function:
             case "row_number":
@@ -221,7 +221,7 @@ def row_shown(call: WindowCall, segments: Segments, values: RowValues, rows: Pos
 
 
 def numbers_of(call: WindowCall, kind: pa.DataType, segments: Segments, values: RowValues, rows: Positions) -> pa.Array:
-    """What any other function gives; arguments as `row_shown`, and the type of the result."""
+    """The values that any other function gives; arguments as `row_shown`, and the type of the result."""
     host = values.kernels.asnumpy
     if call.function in NUMBERING:
         return pa.array(host(segments.numbering(call)), kind)
