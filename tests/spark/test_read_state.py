@@ -124,6 +124,6 @@ def test_groups_and_operators_of_one_engine(spark: Any, tmp_path: Path) -> None:
         gpu_ops.read_state(spark, state)
     names = str(error.value)
     assert "'operator_1.left' (o), 'operator_1.right' (p), 'operator_2.o_p', 'operator_2.groups of o_p'" in names
-    assert sorted(row["item"] for row in gpu_ops.read_state(spark, state, input="o").collect()) == ["x", "y"]
+    assert sorted(row[0] for row in gpu_ops.read_state(spark, state, input="o").collect()) == ["x", "y"]
     assert gpu_ops.read_state(spark, state, input="operator_1.right").count() == 2
     assert gpu_ops.read_state(spark, state, input="operator_2.groups of o_p").count() == 1
