@@ -50,6 +50,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "each": lambda: sinks.each(a=sinks.memory_view("t"))(DF, 0),
     "changelog_files": lambda: sinks.changelog_files("out")(DF, 0),
     "delta_view": lambda: sinks.delta_view("t")(DF, 0),
+    "iceberg_view": lambda: sinks.iceberg_view("a.t", catalog={"type": "in-memory"})(DF, 0),
     "jdbc_view": lambda: sinks.jdbc_view("jdbc:x", "t")(DF, 0),
     "postgres_view": lambda: sinks.postgres_view("postgresql://h/d", "t")(DF, 0),
     "kafka_upsert": lambda: sinks.kafka_upsert("h:9092", "t", "k")(DF, 0),
