@@ -32,8 +32,8 @@ _NUMBERING: Final[dict[str, WindowFunction]] = {
 }  # fmt: skip
 _NOT_OVER: Final = ("collect_list", "collect_set", "string_agg", "count_distinct")
 _THERE_ARE: Final = (
-    "window functions are row_number, rank, dense_rank, percent_rank, cume_dist, ntile, lag, lead, first_value, "
-    "last_value, nth_value, count, sum, avg, min, max, stddev, variance, covar_pop, covar_samp and corr"
+    "window functions are ROW_NUMBER, RANK, DENSE_RANK, PERCENT_RANK, CUME_DIST, NTILE, LAG, LEAD, FIRST_VALUE, "
+    "LAST_VALUE, NTH_VALUE, COUNT, SUM, AVG, MIN, MAX, STDDEV, VARIANCE, COVAR_POP, COVAR_SAMP and CORR"
 )
 _GENERATED: Final = re.compile(r"_we?\d+")
 """The names that Spark's analyser gives to calls inside of expressions."""

@@ -125,7 +125,7 @@ EXPRESSIONS = [
     (f"SELECT §first_value(o.uid) AS n {JOINED}", "first_value leaves nulls out: .* IGNORE NULLS"),
     (
         f"SELECT §collect_list(o.id) OVER (PARTITION BY o.uid) AS n {JOINED}",
-        r"collect_list\(o.id\) OVER \(PARTITION BY o.uid\) is not understood: window functions are row_number",
+        r"collect_list\(o.id\) OVER \(PARTITION BY o.uid\) is not understood: window functions are ROW_NUMBER",
     ),
     (
         f"SELECT §sum(p.price) OVER (ORDER BY o.uid RANGE BETWEEN 2 PRECEDING AND CURRENT ROW) AS n {JOINED}",
