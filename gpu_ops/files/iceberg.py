@@ -11,7 +11,7 @@ from gpu_ops.errors import DescriptionError, NotBuiltError
 
 
 def catalog_of(properties: str | Mapping[str, str], what: str) -> Any:
-    """Loads a catalog.
+    """Opens an Iceberg catalog by its properties.
 
     Args:
         properties: as ``pyiceberg.catalog.load_catalog`` takes them, with the catalog's ``name`` (by default

@@ -80,7 +80,8 @@ def open_source(
         elif source.connector == "kafka":
             source, df = decode(_load(spark, source), source)
         elif source.connector == "iceberg":
-            most = source.options.get("maxSnapshotsPerTrigger")
+            limit = source.options.get("maxSnapshotsPerTrigger")
+            most = None if limit is None else int(limit)
             table, catalog = source.options["table"], _catalog(source.options)
             df = read_iceberg(
                 spark, table, catalog=catalog, max_snapshots_per_trigger=None if most is None else int(most)
