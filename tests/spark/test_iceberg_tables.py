@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from conftest import slow_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as spark_types
@@ -288,22 +289,23 @@ def test_what_is_refused(tmp_path: Path) -> None:
         view.merge(*changed([(1, "a", 1)], 1, ("id",)))
 
 
-def test_through_spark_with_restarts(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.thorough
+@pytest.mark.parametrize("keyed", slow_but([True, False], True))
+def test_through_spark_with_restarts(spark: Any, tmp_path: Path, keyed: bool) -> None:
     """A join's changelog with and without a key, the last micro-batch repeated; the days of two calendars."""
-    for keyed in (True, False):
-        catalog = Catalog(tmp_path / f"shop_{keyed}")
-        shop = Shop(spark, tmp_path / str(keyed), "full", keyed=keyed, seed=3)
+    catalog = Catalog(tmp_path / "shop")
+    shop = Shop(spark, tmp_path / "files", "full", keyed=keyed, seed=3)
 
-        def read(catalog: Catalog = catalog) -> list[Any]:
-            rows = catalog.table.scan().to_arrow().to_pylist()
-            return [tuple(row[x] for x in OF_SHOP) for row in rows for _ in range(row.get(COUNT, 1))]
+    def read(catalog: Catalog = catalog) -> list[Any]:
+        rows = catalog.table.scan().to_arrow().to_pylist()
+        return [tuple(row[x] for x in OF_SHOP) for row in rows for _ in range(row.get(COUNT, 1))]
 
-        for _ in range(2):
-            checked = Checked(shop, sinks.iceberg_view("shop.live", catalog=catalog.properties), read)
-            shop.more()
-            shop.more()
-            shop.run(checked)
-            assert checked.batches
+    for _ in range(2):
+        checked = Checked(shop, sinks.iceberg_view("shop.live", catalog=catalog.properties), read)
+        shop.more()
+        shop.more()
+        shop.run(checked)
+        assert checked.batches
     catalog = Catalog(tmp_path / "lake")
     at = [dt.datetime(1582, 10, 10, 1), dt.datetime(9999, 12, 31, 1)]
     rows = [("+I", 1, at[0], {"a": 1}), ("+I", 2, None, None), ("+I", None, at[1], {})]
@@ -322,6 +324,7 @@ def test_through_spark_with_restarts(spark: Any, tmp_path: Path) -> None:
         view(twice, 2)
 
 
+@pytest.mark.thorough
 def test_a_job_from_iceberg_to_iceberg(spark: Any, tmp_path: Path) -> None:
     """Two runs of a file; the catalog's properties are in it."""
     catalog, job = Catalog(tmp_path / "lake"), tmp_path / "shop.sql"
@@ -346,6 +349,7 @@ def test_a_job_from_iceberg_to_iceberg(spark: Any, tmp_path: Path) -> None:
         load(job)
 
 
+@pytest.mark.thorough
 def test_rows_appended_are_a_stream(spark: Any, tmp_path: Path) -> None:
     """What is there at first, then each append, over restarts; rows in other files are passed over."""
     catalog = Catalog(tmp_path / "lake")
