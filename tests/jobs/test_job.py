@@ -36,7 +36,7 @@ PARQUET = "'connector' = 'parquet', 'path' = 'p'"
 @pytest.mark.parametrize(
     ("text", "message", "place"),
     [
-        (job("'path' = 'p'"), "'t' has no connector; there are parquet, json, csv, delta, kafka, jdbc, rate", "t ("),
+        (job("'path' = 'p'"), "'t' has no connector; there are parquet, json, csv, delta, kafka, jdbc, iceberg", "t ("),
         (job("'connector' = 'parqet'"), "there is no connector 'parqet'; there are parquet, ", "'parqet'"),
         (job("'connector' = 'filesystem'"), "there is no connector 'filesystem'; name the format instead", "'filesy"),
         (job("'connector' = 'console'"), "console is no source; there are", "'console'"),
