@@ -155,12 +155,12 @@ def test_after_every_micro_batch(backend: Backend, kind: str, emit: Emit) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("order", [*ORDERS, ""])
+@pytest.mark.parametrize("order", [*ORDERS[::2], ""])
 def test_many_after_every_micro_batch(engines: Backend, order: str, kind: str, emit: Emit) -> None:
     for seed, size in enumerate([1, 3, 7, 13, 40, 90]):
-        for by in [("g",), ()]:
-            made = described(order, calls_of(1000 * seed + len(kind + order + emit)), emit, **KINDS[kind])
-            check(engines, dataclasses.replace(made, by=by), seed, size, 40 if size == 1 else 90)
+        made = described(order, calls_of(1000 * seed + len(kind + order + emit)), emit, **KINDS[kind])
+        one = dataclasses.replace(made, by=("g",) if seed % 3 else ())
+        check(engines, one, seed, size, 40 if size == 1 else 90)
 
 
 @pytest.mark.parametrize("kind", ["retractions", *slow_but(["upserts", "insert only"])])
