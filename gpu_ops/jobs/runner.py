@@ -306,7 +306,7 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
                 line, column = one.query.position(job.file, error.line, error.column)
                 raise job.file.error_at(error.message, line, column) from error
         if one.sink is None:
-            tables[one.name] = made[one.query]
+            tables[one.name] = _as_named(made[one.query], one.query, job)
     if len(job.inserts) == 1:
         return made[job.query]
     return gpu_ops.outputs(
@@ -316,6 +316,14 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
             if one.sink is not None
         }
     )
+
+
+def _as_named(changes: DataFrame, query: JobQuery, job: Job) -> DataFrame:
+    """The changelog of a view as others read it: the columns of a materialized one are called as its sink's."""
+    sink = next((one.sink for one in job.inserts if one.query is query), None)
+    if sink is None or sink.columns is None:
+        return changes
+    return shaped(changes, dataclasses.replace(sink, row_kind=ROW_KIND_COLUMN), job.file)
 
 
 _QUERIES: Final = "queries"
