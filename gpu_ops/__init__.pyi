@@ -66,3 +66,4 @@ from gpu_ops.spark.sinks.files import write_files as write_files
 from gpu_ops.spark.sources.files import read_files as read_files
 from gpu_ops.spark.sources.kafka import debezium as debezium
 from gpu_ops.spark.sources.kafka import read_kafka as read_kafka
+from gpu_ops.spark.sources.state import read_state as read_state

@@ -154,14 +154,21 @@ def example() -> None:
 @app.command()
 def inspect(
     state: Annotated[str, typer.Argument(help="State folder: a path, or a URI (file, hdfs, s3, gs).", metavar="STATE")],
-    rows: Annotated[
-        bool, typer.Option("--rows/--no-rows", help="Count live rows, which replays the log; else sizes alone.")
+    count: Annotated[
+        bool, typer.Option("--count/--no-count", help="Count live rows, which replays the log; else sizes alone.")
     ] = True,
+    rows: Annotated[str | None, typer.Option(help="An input whose rows are shown instead.", metavar="INPUT")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="With --rows: another version than the last.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="With --rows: how many.")] = 20,
 ) -> None:
     """Show a state folder: whose it is, versions, sizes, rows."""
-    from gpu_ops.spark.server.inspection import describe  # noqa: PLC0415
+    from gpu_ops.spark.server.inspection import describe, show_rows  # noqa: PLC0415
 
-    describe(state, Console(highlight=False), rows=rows)
+    console = Console(highlight=False)
+    if rows is None:
+        describe(state, console, rows=count)
+    else:
+        show_rows(state, console, rows, version=version, limit=limit)
 
 
 @app.command()

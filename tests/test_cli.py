@@ -161,12 +161,32 @@ def test_inspect_shows_the_rows_there_are_not_those_of_the_snapshot(state):
 def test_inspect_without_rows_reads_no_file(state, command):
     for path in Path(state.location).rglob("*.arrow"):
         path.write_bytes(b"damaged")
-    status, out, _ = command("inspect", state.location, "--no-rows")
+    status, out, _ = command("inspect", state.location, "--no-count")
     assert status == 0
     assert "changes" not in out
     status, _, err = command("inspect", state.location)
     assert status == 1
     assert "cut short" in err
+
+
+def test_inspect_rows(state, command):
+    status, _, err = command("inspect", state.location, "--rows", "orders")
+    assert status == 1
+    assert "have no version in common: [7, 1, 0]" in err
+    for path in (Path(state.location) / "p" / "0").iterdir():
+        path.unlink()
+    for partition in (0, 2):
+        PartitionLog(state, MANIFEST, partition).write_record(0, record(100, 0))
+    status, out, err = command("inspect", state.location, "--rows", "orders", "--version", "1", "--limit", "2")
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert lines[0] == "left, version 1"
+    assert lines[1].split() == ["order_id", "movie_id", "_matches", "_written", "_partition", "_version"]
+    assert len(lines) == 2 + 2 + 1
+    assert lines[-1].startswith("2 of ")
+    status, _, err = command("inspect", state.location, "--rows", "payments")
+    assert status == 1
+    assert "input='payments' names none" in err
 
 
 def test_inspect_changes_nothing(state, command):

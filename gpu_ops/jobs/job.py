@@ -138,7 +138,7 @@ class Sink:
         """True if the sink is given the table that the changelog makes, see `gpu_ops.sinks`."""
         if self.connector == "delta":
             return self.primary_key is not None
-        return self.connector in ("jdbc", "upsert-kafka") or self.format == "debezium-json"
+        return self.connector in ("iceberg", "jdbc", "upsert-kafka") or self.format == "debezium-json"
 
 
 class NamedQuery(NamedTuple):
@@ -434,7 +434,7 @@ def _sink(file: Text, table: TableText) -> Sink:
     )
     if key is not None and not sink.is_view:
         problem = f"{connector} takes the changelog as it is: leave the PRIMARY KEY out. With one there are "
-        problem += "delta, jdbc, upsert-kafka, and kafka with 'format' = 'debezium-json'"
+        problem += "delta, iceberg, jdbc, upsert-kafka, and kafka with 'format' = 'debezium-json'"
         raise file.error(problem, key[0].at)
     for name, at in settings.at.items() if sink.is_view else ():
         if name in ("row_kind", "key", "client") or (connector == "delta" and name != "path"):

@@ -242,6 +242,7 @@ SINKS: Final[Mapping[str, Mapping[str, Option]]] = {
     "kafka": {**_TOPIC, "key": Option("names", ""), "format": _one_of("json", "debezium-json")},
     "upsert-kafka": _TOPIC,
     "jdbc": _TABLE,
+    "iceberg": {"table": Option(required=True), "catalog": TEXT},
     "console": {"rows": Option("count", "numRows"), "truncate": TEXT},
     "memory": {"table": Option(spark="", required=True)},
     "blackhole": {},
@@ -308,6 +309,9 @@ def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> t
     others = [setting for setting in table.settings if setting is not named]
     unknown = f"{connector} has no option {{!r}}; there are {{}}; {_PREFIX}NAME hands any other to Spark"
     prefixes = (_PREFIX, "kafka.") if "kafka" in connector else (_PREFIX,)
+    if connector == "iceberg":
+        unknown = "iceberg has no option {!r}; there are {}; and catalog.NAME for the catalog's own"
+        prefixes = ("catalog.",)
     if connector == "datagen":
         unknown = "datagen has no option {!r}; there are {}; and fields.COLUMN.kind, .min, .max and so on"
         prefixes = ("fields.",)

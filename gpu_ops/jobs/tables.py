@@ -38,6 +38,7 @@ from gpu_ops.spark.sinks.changes import View, json_messages, kafka_debezium, kaf
 from gpu_ops.spark.sinks.delta import delta_view, has_delta
 from gpu_ops.spark.sinks.each import each
 from gpu_ops.spark.sinks.files import FilesFormat, address_of, changelog_files, write_files
+from gpu_ops.spark.sinks.iceberg import iceberg_view
 from gpu_ops.spark.sinks.jdbc import jdbc_view
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.jdbc import read_table
@@ -464,6 +465,9 @@ def view(sink: Sink) -> View:
     options = dict(sink.options)
     if sink.connector == "delta":
         return delta_view(options["path"], sink.primary_key)
+    if sink.connector == "iceberg":
+        own = {name.removeprefix("catalog."): value for name, value in options.items() if name.startswith("catalog.")}
+        return iceberg_view(options["table"], sink.primary_key, catalog=own or options.get("catalog", "default"))
     if sink.connector == "jdbc":
         return jdbc_view(options.pop("url"), options.pop("dbtable"), sink.primary_key, options=options)
     servers, topic = options.pop("kafka.bootstrap.servers"), options.pop("topic")

@@ -6,5 +6,6 @@ from gpu_ops.spark.sinks.changes import memory_view as memory_view
 from gpu_ops.spark.sinks.delta import delta_view as delta_view
 from gpu_ops.spark.sinks.each import each as each
 from gpu_ops.spark.sinks.files import changelog_files as changelog_files
+from gpu_ops.spark.sinks.iceberg import iceberg_view as iceberg_view
 from gpu_ops.spark.sinks.jdbc import jdbc_view as jdbc_view
 from gpu_ops.spark.sinks.jdbc import postgres_view as postgres_view

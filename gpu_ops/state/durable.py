@@ -188,6 +188,23 @@ class Stored:
             {name: size for name, size in self.pieces.items() if name not in unneeded},
         )
 
+    def until(self, version: int) -> Stored:
+        """Drops the records and snapshots after a version: what there was when it was the last one."""
+        return Stored(
+            {batch: size for batch, size in self.records.items() if batch < version},
+            {at: size for at, size in self.snapshots.items() if at <= version},
+            self.pieces,
+        )
+
+    def oldest(self) -> int:
+        """The first version from which on all can be built: the one of a snapshot, or 0."""
+        last = max([0, *(batch + 1 for batch in self.records), *self.snapshots])
+        version = last
+        while version - 1 in self.records:
+            version -= 1
+        bases = [base for base in (0, *self.snapshots) if base >= version or base == last]
+        return min(bases, default=last)
+
 
 def stored_partitions(files: Files) -> list[int]:
     """The partitions a state folder holds anything of."""

@@ -229,7 +229,9 @@ class Manifest:
         """
         found = cls.read(files)
         if found is None:
-            raise StateError(f"{files.location} is no state folder: there is no {files.name(MANIFEST)}")
+            below = ", ".join(_state_folders(files))
+            more = f"; there are state folders below it: {below}" if below else ""
+            raise StateError(f"{files.location} is no state folder: there is no {files.name(MANIFEST)}{more}")
         return found
 
     def check(self, found: Manifest, location: str) -> None:
@@ -281,6 +283,16 @@ class Manifest:
                 f"{self.partitions}: go back to {found.partitions}, or stop the query and run "
                 f"gpu-join rescale {location} --partitions {self.partitions}"
             )
+
+
+def _state_folders(files: Files, depth: int = 3) -> Iterator[str]:
+    """The state folders below one, as a query of several operators has them."""
+    for name in files.folders("") if depth else ():
+        below = files.below(name)
+        if Manifest.read(below) is not None:
+            yield name
+        else:
+            yield from (f"{name}/{other}" for other in _state_folders(below, depth - 1))
 
 
 def ensure(files: Files, manifest: Manifest, *, create: bool) -> Manifest | None:

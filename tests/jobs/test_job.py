@@ -104,7 +104,7 @@ PARQUET = "'connector' = 'parquet', 'path' = 'p'"
         ),
         (
             job(PARQUET, sink="CREATE TABLE changes (id INT PRIMARY KEY) WITH ('connector' = 'console');\n"),
-            "console takes the changelog as it is: leave the PRIMARY KEY out. With one there are delta, jdbc, ",
+            "console takes the changelog as it is: leave the PRIMARY KEY out. With one there are delta, iceberg, ",
             "id INT",
         ),
         (

@@ -23,9 +23,9 @@ fi
 
 for what in spark:jars kafka:kafka/lib yarn:yarn/lib; do
   folder="$home/${what#*:}"
-  if [ ! -f "$folder/.complete" ]; then
+  if ! cmp -s "$here/${what%:*}.xml" "$folder/.complete"; then
     if mvn -q -B -f "$here/${what%:*}.xml" dependency:copy-dependencies -DoutputDirectory="$folder"; then
-      touch "$folder/.complete"
+      cp "$here/${what%:*}.xml" "$folder/.complete"
     else
       echo "SKIPPED: the jars of ${what%:*}.xml cannot be fetched, so neither can what needs them be tested" >&2
     fi

@@ -83,12 +83,12 @@ def test_what_another_writer_may_cause_is_repeated(spark: Any, monkeypatch: pyte
 
     for fails, thrown, times in ((9, made("x"), 10), (2, jvm.java.lang.RuntimeException("x", made("x")), 3)):
         tried = 0
-        delta._repeated(functools.partial(failing, fails, thrown))
+        delta.repeated(functools.partial(failing, fails, thrown))
         assert tried == times
     for thrown, times in ((made("x"), 10), (jvm.java.lang.IllegalStateException("x"), 1)):
         tried = 0
         with pytest.raises(Py4JJavaError):
-            delta._repeated(functools.partial(failing, 99, thrown))
+            delta.repeated(functools.partial(failing, 99, thrown))
         assert tried == times
 
 

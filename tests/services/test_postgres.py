@@ -208,7 +208,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("GPU_JOIN_POSTGRES", "4"))))
+@pytest.mark.parametrize("seed", range(*map(int, os.environ.get("GPU_JOIN_POSTGRES", "4").split(":"))))
 def test_random_tables_equal_the_folded_changelog(spark: Any, postgres: Postgres, seed: int) -> None:
     """Names, columns, types, keys and values at random; read back by Spark, which is not what wrote the rows."""
     choice = random.Random(seed)

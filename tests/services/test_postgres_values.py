@@ -59,7 +59,7 @@ def literal(choice: random.Random, kind: str) -> str:
     return f"CAST('{text}' AS {kind})"
 
 
-SEEDS = sorted({*range(int(os.environ.get("GPU_JOIN_POSTGRES", "4"))), 5, 11, 13})
+SEEDS = sorted({*range(*map(int, os.environ.get("GPU_JOIN_POSTGRES", "4").split(":"))), 5, 11, 13})
 """The last three have arrays of bytes, the year before 1 in UTC, and arrays of instants of 1582: each was wrong."""
 
 

@@ -205,7 +205,7 @@ def test_beside_another_writer_and_another_run_of_the_query(tmp_path: Path, monk
     def write(view: ViewTable, query: str, begin: int) -> None:
         for number in range(10):
             rows = [(begin + number, query, 1), *([(begin + number - 1, query, -1)] if number else [])]
-            delta._repeated(functools.partial(view.merge, *changed(rows, number, ("id",), query=query)))
+            delta.repeated(functools.partial(view.merge, *changed(rows, number, ("id",), query=query)))
 
     threads = [
         threading.Thread(target=write, args=(view, query, begin))

@@ -31,6 +31,7 @@ from gpu_ops.query.relations import Table
 from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.column_metadata import derived_key, is_changelog, never_retracts
+from gpu_ops.spark.sources.change_feed import CHANGE_TYPE, in_order_of_commits, is_change_feed
 from gpu_ops.state.address import Location
 
 Taking = TypeVar("Taking", bound=Callable[..., DataFrame])
@@ -94,7 +95,9 @@ def stream(
         unique_key: columns that identify a row among the live ones. The changelog of a join has the key that follows
             from the join, where one does.
         row_kind: a string column with row kinds (Flink's ``+I -U +U -D``, Debezium's ``op``, Delta's
-            ``_change_type``); without one the input is insert-only, except for a changelog of this package.
+            ``_change_type``); without one the input is insert-only, except for a changelog of this package, and for
+            what ``spark.readStream.changes("t")`` gives (Spark 4.2): that is known by its columns, its changes are
+            taken in the order of the commits, and the columns of the commit are left out.
         sequence_by: a column that orders the changes of a micro-batch; by default the order within each
             source partition is kept.
         ttl: the time after its last write for which a row is kept: ``"7 days"``, or milliseconds.
@@ -170,7 +173,9 @@ def _check(side: Stream) -> None:
 
 
 def as_stream(side: DataFrame | Stream, which: str, name: str) -> Stream:
-    """Makes a named `Stream` of a join's argument, and drops the row kinds of an insert-only changelog, all ``+I``.
+    """Makes a named `Stream` of a join's argument.
+
+    The row kinds of an insert-only changelog, all ``+I``, are dropped; Spark's change feed of a table is put in order.
 
     Args:
         side: the argument.
@@ -182,6 +187,9 @@ def as_stream(side: DataFrame | Stream, which: str, name: str) -> Stream:
         NotBuiltError: it is one of Spark Connect.
     """
     given = side if isinstance(side, Stream) else Stream(df=data_frame(side, which))
+    if given.row_kind is None and is_change_feed(given.df):
+        rows = in_order_of_commits(given.df, given.unique_key, given.event_time)
+        given = dataclasses.replace(given, df=rows, row_kind=CHANGE_TYPE, updates="retract", sequence_by=None)
     if given.row_kind is None and given.unique_key is None and is_changelog(given.df) and never_retracts(given.df):
         given = dataclasses.replace(given, df=given.df.drop(ROW_KIND_COLUMN))
     return given if given.name else dataclasses.replace(given, name=name)

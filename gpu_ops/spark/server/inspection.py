@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import pyarrow as pa
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.display import Tables
 from gpu_ops.errors import StateError
 from gpu_ops.memory import size_text
 from gpu_ops.spark.server.partition import stored_state
+from gpu_ops.spark.server.stored_rows import TableAtVersion
 from gpu_ops.state.address import Location
 from gpu_ops.state.durable import PartitionLog, Stored, stored_partitions
 from gpu_ops.state.files import Files
@@ -68,6 +71,32 @@ def describe(location: Location, console: Console, *, rows: bool = True) -> None
     empty = manifest.partitions - len(held)
     if empty:
         console.print(f"{empty} of {manifest.partitions} partitions hold nothing yet")
+
+
+def show_rows(location: Location, console: Console, name: str, *, version: int | None, limit: int) -> None:
+    """Prints rows that a state folder has of one input.
+
+    Args:
+        location: a path or URI.
+        console: the console to print on.
+        name: the input's name.
+        version: as of `TableAtVersion.of`.
+        limit: the greatest number of rows.
+
+    Raises:
+        StateError: there is no state folder, it is damaged, or does not have this version.
+        DescriptionError: it has no such input.
+    """
+    stored = TableAtVersion.of(location, name, version)
+    batches, count = [], 0
+    for partition in range(stored.partitions):
+        for batch in stored.read(partition):
+            batches.append(batch.slice(0, max(0, limit - count)))
+            count += batch.num_rows
+    rows = pa.Table.from_batches(batches, stored.schema)
+    console.print(str(Tables({f"{stored.name}, version {stored.version}": rows})), markup=False, soft_wrap=True)
+    if count > len(rows):
+        console.print(f"{len(rows):,} of {count:,} rows")
 
 
 def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bool) -> StoredPartition:

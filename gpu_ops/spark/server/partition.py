@@ -424,6 +424,8 @@ class PartitionState:
             self._snapshots.finish()  # what it writes would look like a leftover
         log = PartitionLog(files, found, self.partition)
         stored = log.stored(clean=not over)
+        if over:  # a version before the last one may be asked for
+            stored = stored.until(batch_id)
         base = recovery.newest_snapshot(str(self), batch_id, log, stored)
         engine, since, unneeded = self._engine, base, frozenset[str]()
         if (

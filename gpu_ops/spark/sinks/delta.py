@@ -72,9 +72,9 @@ def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
             _merge_by_spark(table, changes, first=first)
         else:
             if first:
-                _repeated(lambda: by_deltalake.create(changes.stored()))
+                repeated(lambda: by_deltalake.create(changes.stored()))
             rows = arrow_rows(changes.signed())
-            _repeated(lambda: by_deltalake.merge(changes, rows))
+            repeated(lambda: by_deltalake.merge(changes, rows))
         ready.add(changes.query_id)
 
     return view(write, key)
@@ -87,7 +87,7 @@ def _merge_by_spark(table: str, changes: NetChanges, *, first: bool) -> None:
     if first:
         writer = spark.createDataFrame([], changes.stored()).write.format("delta").mode("ignore")
         try:
-            _repeated(lambda: writer.save(table) if path else writer.saveAsTable(table))
+            repeated(lambda: writer.save(table) if path else writer.saveAsTable(table))
         except AnalysisException as error:
             raise DescriptionError(f"view {table} cannot be made: {message_in(str(error))}") from error
         changes.check(table, spark.table(name).columns)
@@ -98,12 +98,12 @@ def _merge_by_spark(table: str, changes: NetChanges, *, first: bool) -> None:
     session.conf().set(_TRANSACTION + "txnAppId", changes.query_id)
     session.conf().set(_TRANSACTION + "txnVersion", str(changes.batch_id))
     try:
-        _repeated(lambda: session.sql(merge(name, source, changes)))
+        repeated(lambda: session.sql(merge(name, source, changes)))
     finally:
         spark.catalog.dropTempView(source)
 
 
-def _repeated(run: Callable[[], object]) -> None:
+def repeated(run: Callable[[], object]) -> None:
     """Repeats a transaction until no other writer interferes; the version in it makes it happen once."""
     for tried in range(1, _TRIES + 1):
         try:

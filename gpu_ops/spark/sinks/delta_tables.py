@@ -21,11 +21,11 @@ from gpu_ops.spark.tasks.file import WrittenFile
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 
-_TYPES: Final = (
+TYPES: Final = (
     st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.FloatType, st.DoubleType, st.DecimalType, st.BooleanType,
     st.StringType, st.BinaryType, st.DateType, st.TimestampType, st.TimestampNTZType,
 )  # fmt: skip
-"""Types of values that a Delta table holds."""
+"""Types of values that Delta and Iceberg tables hold."""
 
 _FORBIDDEN: Final = " ,;{}()\n\t="
 """Characters that no column's name has in a table without column mapping."""
@@ -252,7 +252,7 @@ def _refusal(kind: st.DataType) -> str | None:
         return _refusal(kind.elementType)
     if isinstance(kind, st.MapType):
         return _refusal(kind.keyType) or _refusal(kind.valueType)
-    if type(kind) not in _TYPES or not is_binary_collated(kind):
+    if type(kind) not in TYPES or not is_binary_collated(kind):
         return f"Delta tables do not hold {kind.simpleString()}: CAST it"
     return None
 

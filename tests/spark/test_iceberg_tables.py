@@ -1,0 +1,339 @@
+"""Views in Iceberg tables, which `pyiceberg` writes and reads; the catalog is a file of SQLite."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import types as spark_types
+from rich.console import Console
+
+from gpu_ops import sinks
+from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError
+from gpu_ops.jobs import runner
+from gpu_ops.jobs.job import load
+from gpu_ops.spark.sinks import delta
+from gpu_ops.spark.sinks.changes import COUNT
+from gpu_ops.spark.sinks.delta_tables import InterferenceError
+from gpu_ops.spark.sinks.iceberg import _IcebergTable
+from spark.support import Source
+from spark.test_delta_tables import (
+    COLUMNS,
+    DAYS,
+    EXAMPLES,
+    ITEM,
+    NESTED,
+    PRICES,
+    UTC,
+    VALUES,
+    array,
+    changed,
+    schema_of,
+    struct,
+)  # fmt: skip
+from spark.views import COLUMNS as OF_SHOP
+from spark.views import Checked, Shop
+
+pyiceberg = pytest.importorskip("pyiceberg")
+pytest.importorskip("pyiceberg.catalog.sql")
+partitioning = pytest.importorskip("pyiceberg.partitioning")
+transforms = pytest.importorskip("pyiceberg.transforms")
+pytestmark = pytest.mark.spark
+
+
+class Catalog:
+    """A catalog of its own in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+
+    def view(self, schema: spark_types.StructType = ITEM, *, keyed: bool = True) -> _IcebergTable:
+        table = _IcebergTable("shop.live", self.properties)
+        table.create(schema if keyed else spark_types.StructType([*schema, *schema_of(**{COUNT: "long"})]))
+        return table
+
+    @property
+    def table(self) -> Any:
+        return pyiceberg.catalog.load_catalog("default", **self.properties).load_table("shop.live")
+
+    def partition(self, *fields: Any) -> None:
+        """Makes the table anew, with partitions."""
+        catalog = pyiceberg.catalog.load_catalog("default", **self.properties)
+        schema = self.table.schema()
+        catalog.drop_table("shop.live")
+        catalog.create_table("shop.live", schema, partition_spec=partitioning.PartitionSpec(*fields))
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        rows = self.table.scan().to_arrow().to_pylist()
+        return [tuple(x.replace(tzinfo=UTC) if getattr(x, "tzinfo", None) else x for x in row.values()) for row in rows]
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_view_with_a_key_is_the_folded_table(tmp_path_factory: Any, partitioned: bool, examples: int) -> None:
+    """Nulls in the key, -0.0, NaN, partitions by a null, each micro-batch given twice; each snapshot is right."""
+    settings(max_examples=examples, deadline=None)(given(data=st.data())(keyed_changes))(tmp_path_factory, partitioned)
+
+
+def keyed_changes(tmp_path_factory: Any, partitioned: bool, data: Any) -> None:
+    catalog = Catalog(tmp_path_factory.mktemp("view"))
+    view, table = catalog.view(COLUMNS), dict[Any, Any]()
+    if partitioned:
+        fields = (
+            partitioning.PartitionField(2, 1000, transforms.IdentityTransform(), "day"),
+            partitioning.PartitionField(2, 1001, transforms.YearTransform(), "year"),
+        )
+        catalog.partition(fields[data.draw(st.integers(0, 1))])
+    then = list[list[str]]()
+    for number in range(data.draw(st.integers(1, 5))):
+        keys = st.tuples(st.sampled_from(DAYS), st.sampled_from([None, 1, 2, 3]))
+        rows = []
+        for changed_key in data.draw(st.lists(keys, unique=True, max_size=8)):
+            day, number_of = changed_key
+            if changed_key in table and data.draw(st.booleans()):
+                rows.append((number_of, day, table.pop(changed_key), -1))
+            else:
+                price = data.draw(st.sampled_from(PRICES))
+                rows.append((number_of, day, price, 2 if changed_key in table else 1))
+                table[changed_key] = price
+        for _ in range(2):
+            view.merge(*changed(rows, number, ("day", "the`id.x"), COLUMNS))
+        found = [(day, number_of, price) for number_of, day, price in catalog.rows()]
+        then.append(sorted(repr((*at, price)) for at, price in table.items()))
+        assert sorted(map(repr, found)) == then[-1]
+    snapshots = catalog.table.snapshots()
+    assert [snapshot.summary.additional_properties["gpu_ops.batch"] for snapshot in snapshots] == [
+        str(number) for number in range(len(then))
+    ]
+    for snapshot, expected in zip(snapshots, then, strict=True):
+        rows = catalog.table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().to_pylist()
+        assert sorted(repr((r["day"], r["the`id.x"], r['%"S'])) for r in rows) == expected
+
+
+FLAT = spark_types.StructType([field for field in NESTED if field.name not in ("s", "l")])
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_a_view_without_a_key_counts_its_rows(tmp_path_factory: Any, examples: int) -> None:
+    """Rows are found by all their columns, of all types that are compared."""
+    settings(max_examples=examples, deadline=None)(given(data=st.data())(counted_changes))(tmp_path_factory)
+
+
+def counted_changes(tmp_path_factory: Any, data: Any) -> None:
+    catalog = Catalog(tmp_path_factory.mktemp("view"))
+    view, table = catalog.view(FLAT, keyed=False), Counter[str]()
+    rows_drawn = data.draw(st.lists(st.tuples(*map(st.sampled_from, VALUES[2:])), min_size=1, max_size=6))
+    of = {repr(tuple(row)): row for row in rows_drawn}
+    for number in range(4):
+        counts = {text: data.draw(st.integers(-table[text], 2)) for text in of}
+        table.update(counts)
+        changes, arrow = changed([(*of[x], n) for x, n in counts.items() if n], number, None, FLAT)
+        view.merge(changes, arrow)
+        view.merge(changes, arrow)
+        assert {repr(row[:-1]): row[-1] for row in catalog.rows()} == {text: n for text, n in table.items() if n}
+
+
+DEEP: dict[str, list[Any]] = {
+    "s": [None, {"a": 1, "b": None}, {"a": None, "b": [1, None]}, {"a": None, "b": []}],
+    "l": [None, [], [None], [1, None, 2]],
+    "ll": [None, [], [None], [[], None, [1]]],
+    "m": [None, [], [("a", 1), ("b", None)]],
+    "ml": [None, [], [("a", None), ("b", []), ("c", [None, "x"])]],
+}
+
+
+def test_nested_values_come_back_as_they_were(tmp_path: Path) -> None:
+    """Through two rewrites of their file by updates of other rows; null is not empty, at any depth."""
+    catalog = Catalog(tmp_path)
+    pairs = {"type": "map", "keyType": "string", "valueType": "integer", "valueContainsNull": True}
+    schema = schema_of(
+        id="long", s=struct(a="integer", b=array("integer")), l=array("integer"), ll=array(array("integer")), m=pairs,
+        ml={**pairs, "valueType": array("string")},
+    )  # fmt: skip
+    rows = [(n, *(values[n % len(values)] for values in DEEP.values())) for n in range(12)]
+    view = catalog.view(schema)
+    view.merge(*changed([(*row, 1) for row in rows], 0, ("id",), schema))
+    for number in (1, 2):
+        view.merge(*changed([(99, None, None, None, None, None, number)], number, ("id",), schema))
+        view.merge(*changed([(0, *rows[number][1:], 2)], 2 + number, ("id",), schema))
+    expected = [(0, *rows[2][1:]), *rows[1:], (99, None, None, None, None, None)]
+    assert [repr(row) for row in sorted(catalog.rows(), key=lambda row: row[0])] == [repr(row) for row in expected]
+
+
+def test_only_files_that_hold_a_changed_row_are_written_anew(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    view = catalog.view()
+    for number in range(4):
+        view.merge(*changed([(10 * number + n, "a", 1) for n in range(5)], number, ("id",)))
+    before = {task.file.file_path for task in catalog.table.scan().plan_files()}
+    view.merge(*changed([(12, "b", 2), (33, "a", -1), (99, "c", -1)], 4, ("id",)))
+    after = {task.file.file_path for task in catalog.table.scan().plan_files()}
+    assert len(before & after) == 2
+    assert len(after - before) == 1
+    kept = [(10 * number + n, "a") for number in range(4) for n in range(5)]
+    assert sorted(catalog.rows()) == sorted([*(row for row in kept if row[0] not in (12, 33)), (12, "b")])
+
+
+def test_columns_that_the_changelog_lacks_are_left_alone(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    view = catalog.view(schema_of(ID="long", note="string", item="string"))
+    catalog.table.append(pa.table({"ID": [1, 2], "note": ["kept", "gone"], "item": ["a", "b"]}))
+    view.merge(*changed([(1, "c", 2), (2, "b", -1), (3, "d", 1)], 0, ("id",)))
+    assert sorted(catalog.rows()) == [(1, "kept", "c"), (3, None, "d")]
+
+
+def test_beside_another_writer_and_another_run_of_the_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came between is repeated upon what is there then; a micro-batch of the same query is there once."""
+    monkeypatch.setattr(delta, "_PAUSE_S", 0.001)
+    catalog, seen = Catalog(tmp_path), list[Exception]()
+    views = [catalog.view() for _ in range(3)]
+    was_between = delta._came_between
+    monkeypatch.setattr(delta, "_came_between", lambda error: seen.append(error) or was_between(error))
+    monkeypatch.setattr(delta, "_TRIES", 100)
+
+    def write(view: _IcebergTable, query: str, begin: int) -> None:
+        for number in range(6):
+            rows = [(begin + number, query, 1), *([(begin + number - 1, query, -1)] if number else [])]
+            delta.repeated(functools.partial(view.merge, *changed(rows, number, ("id",), query=query)))
+
+    def append() -> None:
+        for number in range(3):
+            delta.repeated(functools.partial(appended, number))
+
+    def appended(number: int) -> None:
+        try:
+            catalog.table.append(pa.table({"id": [1000 + number], "item": ["other"]}))
+        except pyiceberg.exceptions.CommitFailedException as error:
+            raise InterferenceError(str(error)) from error
+
+    threads = [
+        threading.Thread(target=write, args=(view, query, begin))
+        for view, query, begin in zip(views, ("a", "a", "b"), (0, 0, 100), strict=True)
+    ]
+    for thread in (*threads, threading.Thread(target=append)):
+        thread.start()
+        threads = [*threads, thread]
+    for thread in threads:
+        thread.join()
+    others = [(1000 + number, "other") for number in range(3)]
+    assert sorted(catalog.rows()) == [(5, "a"), (105, "b"), *others]
+    assert seen
+    assert all(isinstance(error, InterferenceError) for error in seen)
+
+
+def test_another_writers_row_of_the_same_key_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes between the reading of the table and the commit, where pyiceberg's own repetition would keep both."""
+    catalog = Catalog(tmp_path)
+    view = catalog.view()
+    view.merge(*changed([(1, "a", 1)], 0, ("id",)))
+    written, came = view._written, list[int]()
+
+    def between(table: Any, rows: pa.Table) -> Any:
+        files = list(written(table, rows))
+        if not came:
+            came.append(1)
+            catalog.table.append(pa.table({"id": [2], "item": ["other"]}))
+        return files
+
+    monkeypatch.setattr(view, "_written", between)
+    delta.repeated(functools.partial(view.merge, *changed([(2, "b", 1)], 1, ("id",))))
+    assert sorted(catalog.rows()) == [(1, "a"), (2, "b")]
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DescriptionError, match=r"name begins with its namespace: shop\.live"):
+        _IcebergTable("live", Catalog(tmp_path).properties)
+    with pytest.raises(DatabaseError, match=r"view a\.b: .*NOWHERE"):
+        _IcebergTable("a.b", "nowhere")
+    catalog = Catalog(tmp_path)
+    for schema, words in (
+        (schema_of(i="interval day"), "Iceberg tables do not hold interval day: CAST it"),
+        (schema_of(v=array("variant")), "do not hold array<variant>"),
+        (schema_of(v=array(struct(x="integer"))), "pyiceberg takes a null list or map of structs for an empty one"),
+    ):
+        with pytest.raises(DescriptionError, match=words):
+            catalog.view(schema)
+    view = catalog.view()
+    before = catalog.table.metadata
+    for schema, key, words in (
+        (schema_of(id="integer", item="string"), ("id",), "column 'id' is int64, the changelog's is int32: cast it"),
+        (schema_of(id="long", more="integer"), ("id",), r"view shop\.live has no column 'more'"),
+        (ITEM, None, "was made with a key, and the changelog has no key"),
+    ):
+        with pytest.raises(DescriptionError, match=words):
+            view.merge(*changed([], 0, key, schema))
+    other = Catalog(tmp_path / "nested")
+    deep = schema_of(id=array("long"))
+    with pytest.raises(DescriptionError, match="rows are found by column 'id', which is array<bigint>"):
+        other.view(deep).merge(*changed([], 0, ("id",), deep))
+    assert catalog.table.metadata == before
+    pyiceberg.catalog.load_catalog("default", **catalog.properties).drop_table("shop.live")
+    with pytest.raises(DescriptionError, match=r"view shop\.live: its table is gone"):
+        view.merge(*changed([(1, "a", 1)], 1, ("id",)))
+
+
+def test_through_spark_with_restarts(spark: Any, tmp_path: Path) -> None:
+    """A join's changelog with and without a key, the last micro-batch repeated; the days of two calendars."""
+    for keyed in (True, False):
+        catalog = Catalog(tmp_path / f"shop_{keyed}")
+        shop = Shop(spark, tmp_path / str(keyed), "full", keyed=keyed, seed=3)
+
+        def read(catalog: Catalog = catalog) -> list[Any]:
+            rows = catalog.table.scan().to_arrow().to_pylist()
+            return [tuple(row[x] for x in OF_SHOP) for row in rows for _ in range(row.get(COUNT, 1))]
+
+        for _ in range(2):
+            checked = Checked(shop, sinks.iceberg_view("shop.live", catalog=catalog.properties), read)
+            shop.more()
+            shop.more()
+            shop.run(checked)
+            assert checked.batches
+    catalog = Catalog(tmp_path / "lake")
+    at = [dt.datetime(1582, 10, 10, 1), dt.datetime(9999, 12, 31, 1)]
+    rows = [("+I", 1, at[0], {"a": 1}), ("+I", 2, None, None), ("+I", None, at[1], {})]
+    changes = spark.createDataFrame(rows, "row_kind STRING, id LONG, t TIMESTAMP, m MAP<STRING, INT>")
+    view = sinks.iceberg_view("shop.live", "id", catalog=catalog.properties)
+    for _ in range(2):
+        view(changes, 0)
+    view(changes.where("id = 2").selectExpr("'-D' AS row_kind", "id", "t", "m"), 1)
+    found = {row["id"]: row for row in catalog.table.scan().to_arrow().to_pylist()}
+    assert {x: (row["t"].replace(tzinfo=None), dict(row["m"])) for x, row in found.items()} == {
+        1: (at[0], {"a": 1}),
+        None: (at[1], {}),
+    }
+    twice = spark.createDataFrame([("+I", 7, None, None), ("+I", 7, at[0], None)], changes.schema)
+    with pytest.raises(BadInputError, match="the view's key is not unique"):
+        view(twice, 2)
+
+
+def test_a_job_with_a_view_in_iceberg(spark: Any, tmp_path: Path) -> None:
+    """Two runs of a file; the catalog's properties are in it."""
+    catalog, job = Catalog(tmp_path / "lake"), tmp_path / "shop.sql"
+    named = ", ".join(f"'catalog.{name}' = '{value}'" for name, value in catalog.properties.items())
+    job.write_text(
+        "CREATE TABLE orders (op STRING, id BIGINT, item STRING) "
+        "WITH ('connector' = 'json', 'path' = 'orders', 'row_kind' = 'op', 'max_files_per_trigger' = '1');\n"
+        f"CREATE TABLE live (item STRING, sold BIGINT, PRIMARY KEY (item) NOT ENFORCED) "
+        f"WITH ('connector' = 'iceberg', 'table' = 'shop.live', {named});\n"
+        "SET state = 'state'; SET checkpoint = 'checkpoint';\n"
+        "INSERT INTO live SELECT item, count(*) FROM orders GROUP BY item;"
+    )
+    orders = Source(spark, tmp_path / "orders", "op STRING, id BIGINT, item STRING")
+    orders.add({"op": "+I", "id": 1, "item": "pen"}, {"op": "+I", "id": 2, "item": "book"})
+    runner.run(load(job), Console(quiet=True), once=True)
+    assert sorted(catalog.rows()) == [("book", 1), ("pen", 1)]
+    orders.add({"op": "-D", "id": 1, "item": "pen"}, {"op": "+I", "id": 3, "item": "book"})
+    runner.run(load(job), Console(quiet=True), once=True)
+    assert sorted(catalog.rows()) == [("book", 2)]
+    job.write_text(job.read_text().replace("'table' = 'shop.live'", "'tables' = 'shop.live'"))
+    with pytest.raises(DescriptionError, match=r"iceberg has no option 'tables'.*catalog\.NAME for the catalog's own"):
+        load(job)
