@@ -287,3 +287,50 @@ def test_windows_begin_by_the_clock_that_flink_goes_by(
         return
     with pytest.raises(JobError, match=r":2:32: these windows begin by the clock of UTC here, .* America/New_York"):
         runner.changelog(spark, load(path), console(), show=True)
+
+
+FINAL = """
+CREATE TABLE t (`at` TIMESTAMP_NTZ(3), v INT, WATERMARK FOR `at` AS `at` - INTERVAL '1' SECOND)
+WITH ('connector' = 'json', 'path' = 'in', 'reader' = 'arrow', 'max_files_per_trigger' = '1');
+SET 'state' = 'state'; SET 'checkpoint' = 'checkpoint'; SET 'emit' = 'at_watermark';
+CREATE TABLE sums (a TIMESTAMP_NTZ, b TIMESTAMP_NTZ, n BIGINT) WITH ('connector' = 'parquet', 'path' = 'sums');
+INSERT INTO sums SELECT window_start, window_end, SUM(v) FROM TABLE({}) GROUP BY window_start, window_end;
+"""
+
+
+@pytest.mark.parametrize(
+    ("windows_of", "model"),
+    slow_but(
+        [
+            ("TUMBLE(TABLE t, DESCRIPTOR(`at`), INTERVAL '10' SECOND)", lambda ms: windows(10_000, 10_000, 0, ms)),
+            (
+                "HOP(TABLE t, DESCRIPTOR(`at`), INTERVAL '5' SECOND, INTERVAL '10' SECOND)",
+                lambda ms: windows(10_000, 5000, 0, ms),
+            ),
+            (
+                "CUMULATE(TABLE t, DESCRIPTOR(`at`), INTERVAL '5' SECOND, INTERVAL '20' SECOND)",
+                lambda ms: cumulated(20_000, 5000, ms),
+            ),
+        ],
+    ),
+)
+def test_windows_in_from_are_final_at_the_watermark(spark: Any, tmp_path: Path, windows_of: str, model: Any) -> None:
+    """Each window comes once, with all its rows, when the watermark has reached its end; it was refused."""
+    random_ = random.Random(11)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rows = [(random_.randrange(60_000), random_.randrange(1, 9)) for _ in range(60)]
+    for number, some in enumerate([sorted(rows), [(100_000, 1)], [(100_001, 1)]]):
+        at = [(EPOCH + dt.timedelta(milliseconds=ms)).isoformat(timespec="milliseconds") for ms, _ in some]
+        lines = [json.dumps({"at": at, "v": v}) for at, (_, v) in zip(at, some, strict=True)]
+        (folder / f"{number}.json").write_text("\n".join(lines))
+    path = tmp_path / "job.sql"
+    path.write_text(FINAL.format(windows_of))
+    runner.run(load(path), console(), once=True)
+    sums: Counter[tuple[int, int]] = Counter()
+    for ms, v in rows:
+        sums.update(dict.fromkeys(model(ms), v))
+    found = [tuple(row) for row in spark.read.parquet(str(tmp_path / "sums")).collect()]
+    assert {row[0] for row in found} == {"+I"}
+    ms = [tuple((at - EPOCH) // dt.timedelta(milliseconds=1) for at in row[1:3]) for row in found]
+    assert sorted(zip(ms, (row[3] for row in found), strict=True)) == sorted(sums.items())
