@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,7 @@ def test_windows_in_from_are_final_at_the_watermark(spark: Any, tmp_path: Path, 
         at = [(EPOCH + dt.timedelta(milliseconds=ms)).isoformat(timespec="milliseconds") for ms, _ in some]
         lines = [json.dumps({"at": at, "v": v}) for at, (_, v) in zip(at, some, strict=True)]
         (folder / f"{number}.json").write_text("\n".join(lines))
+        time.sleep(0.02)  # files are taken by their time
     path = tmp_path / "job.sql"
     path.write_text(FINAL.format(windows_of))
     runner.run(load(path), console(), once=True)
