@@ -64,6 +64,7 @@ from gpu_ops.spark.plan.column_metadata import late as late
 from gpu_ops.spark.plan.column_metadata import side as side
 from gpu_ops.spark.sinks.files import write_files as write_files
 from gpu_ops.spark.sources.files import read_files as read_files
+from gpu_ops.spark.sources.iceberg import read_iceberg as read_iceberg
 from gpu_ops.spark.sources.kafka import debezium as debezium
 from gpu_ops.spark.sources.kafka import read_kafka as read_kafka
 from gpu_ops.spark.sources.state import read_state as read_state

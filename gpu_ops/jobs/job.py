@@ -337,8 +337,8 @@ def _source(file: Text, table: TableText) -> JobSource:
     once, at_table = values.get("scan") == "once", table.name.at
     if "refresh" in values and not once:
         raise file.error("refresh is for a table that is read before the stream begins: 'scan' = 'once'", at["refresh"])
-    if once and connector in ("kafka", "upsert-kafka", "rate"):
-        raise file.error(f"'scan' = 'once' is for tables and files, {connector} has no end", at["scan"])
+    if once and connector in ("iceberg", "kafka", "upsert-kafka", "rate"):
+        raise file.error(f"'scan' = 'once' is for tables of a database and files, {connector} has no end", at["scan"])
     if connector == "jdbc" and not once:
         raise file.error(
             "a table of a database is no stream: set 'scan' = 'once', and 'refresh' to see changes", at_table

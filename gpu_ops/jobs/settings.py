@@ -195,6 +195,8 @@ _TABLE: Final = {
     "driver": TEXT,
 }
 
+_ICEBERG: Final = {"table": Option(required=True), "catalog": TEXT}
+
 SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
     "parquet": _FILES,
     "json": {**_FILES, **_LINES},
@@ -221,6 +223,7 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
         "fail_on_data_loss": FLAG,
     },
     "jdbc": _TABLE,
+    "iceberg": {**_ICEBERG, "max_snapshots_per_trigger": COUNT},
     "rate": {"rows_per_second": COUNT, "ramp_up_time": TEXT, "num_partitions": COUNT},
     "datagen": {
         "rows_per_second": Option("count", ""),
@@ -242,7 +245,7 @@ SINKS: Final[Mapping[str, Mapping[str, Option]]] = {
     "kafka": {**_TOPIC, "key": Option("names", ""), "format": _one_of("json", "debezium-json")},
     "upsert-kafka": _TOPIC,
     "jdbc": _TABLE,
-    "iceberg": {"table": Option(required=True), "catalog": TEXT},
+    "iceberg": _ICEBERG,
     "console": {"rows": Option("count", "numRows"), "truncate": TEXT},
     "memory": {"table": Option(spark="", required=True)},
     "blackhole": {},

@@ -41,6 +41,7 @@ from gpu_ops.spark.sinks.files import FilesFormat, address_of, changelog_files, 
 from gpu_ops.spark.sinks.iceberg import iceberg_view
 from gpu_ops.spark.sinks.jdbc import jdbc_view
 from gpu_ops.spark.sources.files import read_files
+from gpu_ops.spark.sources.iceberg import read_iceberg
 from gpu_ops.spark.sources.jdbc import read_table
 from gpu_ops.spark.sources.kafka import MessageSource
 
@@ -71,10 +72,10 @@ def open_source(
     Raises:
         JobError: it cannot be read; names what is missing.
     """
-    table = functools.partial(_table, spark, source)
+    read = functools.partial(_table, spark, source)
     with errors_of_spark(spark, file, source.connector, source.at), file.errors_at(source.at):
         if source.scan == "once":
-            df = table()
+            df = read()
         elif source.generated is not None:
             counted = datagen.numbers(spark, source.generated, every_ms=every_ms or 1000, once=once)
             df = datagen.rows(counted, source.generated)
@@ -82,6 +83,15 @@ def open_source(
             source, df = _delta(spark, source, file)
         elif source.connector == "kafka":
             source, df = decode(_with_metadata(_load(spark, source), source), source)
+        elif source.connector == "iceberg":
+            limit = source.options.get("maxSnapshotsPerTrigger")
+            most = None if limit is None else int(limit)
+            table, catalog = source.options["table"], _catalog(source.options)
+            df = read_iceberg(
+                spark, table, catalog=catalog, max_snapshots_per_trigger=None if most is None else int(most)
+            )
+            if source.columns is not None:
+                df = df.select(*(named_column(name).cast(kind).alias(name) for name, kind in source.columns))
         elif source.connector in _FILES:
             df = _read_files(spark, source, file)
         else:
@@ -466,13 +476,18 @@ def view(sink: Sink) -> View:
     if sink.connector == "delta":
         return delta_view(options["path"], sink.primary_key)
     if sink.connector == "iceberg":
-        own = {name.removeprefix("catalog."): value for name, value in options.items() if name.startswith("catalog.")}
-        return iceberg_view(options["table"], sink.primary_key, catalog=own or options.get("catalog", "default"))
+        return iceberg_view(options["table"], sink.primary_key, catalog=_catalog(options))
     if sink.connector == "jdbc":
         return jdbc_view(options.pop("url"), options.pop("dbtable"), sink.primary_key, options=options)
     servers, topic = options.pop("kafka.bootstrap.servers"), options.pop("topic")
     kept = kafka_upsert if sink.connector == "upsert-kafka" else kafka_debezium
     return kept(servers, topic, sink.primary_key, options=options)
+
+
+def _catalog(options: Mapping[str, str]) -> str | dict[str, str]:
+    """The catalog of an Iceberg table: its properties, or its name."""
+    own = {name.removeprefix("catalog."): value for name, value in options.items() if name.startswith("catalog.")}
+    return own or options.get("catalog", "default")
 
 
 def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:

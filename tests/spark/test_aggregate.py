@@ -90,7 +90,7 @@ def test_an_aggregate_goes_on_over_restarts(spark: Any, tmp_path: Path, emit: An
         assert Counter(sink.table) == feed.duckdb(TOTALS)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_sums_of_intervals_as_sparks_batch(spark: Any, tmp_path: Path) -> None:
     """After every micro-batch, of rows that come and go, over a restart; in `sql` and in `aggregate`."""
     choice, left = random.Random(3), list[tuple[Any, ...]]()

@@ -43,6 +43,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "side": lambda: gpu_ops.side(DF, "left_late"),
     "write_files": lambda: gpu_ops.write_files(DF, "out"),
     "read_files": lambda: gpu_ops.read_files(DF.sparkSession, "in", "json", "k INT"),
+    "read_iceberg": lambda: gpu_ops.read_iceberg(DF.sparkSession, "a.t"),
     "read_state": lambda: gpu_ops.read_state(DF.sparkSession, "state"),
     "read_kafka": lambda: gpu_ops.read_kafka(DF.sparkSession, "h:9092", "t", "json", "k INT"),
     "debezium": lambda: gpu_ops.debezium(DF, "k INT"),

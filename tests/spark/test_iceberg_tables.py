@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import functools
 import threading
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from conftest import slow_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as spark_types
@@ -24,7 +26,8 @@ from gpu_ops.spark.sinks import delta
 from gpu_ops.spark.sinks.changes import COUNT
 from gpu_ops.spark.sinks.delta_tables import InterferenceError
 from gpu_ops.spark.sinks.iceberg import _IcebergTable
-from spark.support import Source
+from gpu_ops.spark.sources.iceberg import read_iceberg
+from spark.support import Sink, drain
 from spark.test_delta_tables import (
     COLUMNS,
     DAYS,
@@ -49,6 +52,11 @@ transforms = pytest.importorskip("pyiceberg.transforms")
 pytestmark = pytest.mark.spark
 
 
+def loaded(catalog: Catalog) -> Any:
+    """The catalog by its own package."""
+    return pyiceberg.catalog.load_catalog("default", **catalog.properties)
+
+
 class Catalog:
     """A catalog of its own in a folder."""
 
@@ -63,11 +71,11 @@ class Catalog:
 
     @property
     def table(self) -> Any:
-        return pyiceberg.catalog.load_catalog("default", **self.properties).load_table("shop.live")
+        return loaded(self).load_table("shop.live")
 
     def partition(self, *fields: Any) -> None:
         """Makes the table anew, with partitions."""
-        catalog = pyiceberg.catalog.load_catalog("default", **self.properties)
+        catalog = loaded(self)
         schema = self.table.schema()
         catalog.drop_table("shop.live")
         catalog.create_table("shop.live", schema, partition_spec=partitioning.PartitionSpec(*fields))
@@ -276,27 +284,28 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DescriptionError, match="rows are found by column 'id', which is array<bigint>"):
         other.view(deep).merge(*changed([], 0, ("id",), deep))
     assert catalog.table.metadata == before
-    pyiceberg.catalog.load_catalog("default", **catalog.properties).drop_table("shop.live")
+    loaded(catalog).drop_table("shop.live")
     with pytest.raises(DescriptionError, match=r"view shop\.live: its table is gone"):
         view.merge(*changed([(1, "a", 1)], 1, ("id",)))
 
 
-def test_through_spark_with_restarts(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.thorough
+@pytest.mark.parametrize("keyed", slow_but([True, False], True))
+def test_through_spark_with_restarts(spark: Any, tmp_path: Path, keyed: bool) -> None:
     """A join's changelog with and without a key, the last micro-batch repeated; the days of two calendars."""
-    for keyed in (True, False):
-        catalog = Catalog(tmp_path / f"shop_{keyed}")
-        shop = Shop(spark, tmp_path / str(keyed), "full", keyed=keyed, seed=3)
+    catalog = Catalog(tmp_path / "shop")
+    shop = Shop(spark, tmp_path / "files", "full", keyed=keyed, seed=3)
 
-        def read(catalog: Catalog = catalog) -> list[Any]:
-            rows = catalog.table.scan().to_arrow().to_pylist()
-            return [tuple(row[x] for x in OF_SHOP) for row in rows for _ in range(row.get(COUNT, 1))]
+    def read(catalog: Catalog = catalog) -> list[Any]:
+        rows = catalog.table.scan().to_arrow().to_pylist()
+        return [tuple(row[x] for x in OF_SHOP) for row in rows for _ in range(row.get(COUNT, 1))]
 
-        for _ in range(2):
-            checked = Checked(shop, sinks.iceberg_view("shop.live", catalog=catalog.properties), read)
-            shop.more()
-            shop.more()
-            shop.run(checked)
-            assert checked.batches
+    for _ in range(2):
+        checked = Checked(shop, sinks.iceberg_view("shop.live", catalog=catalog.properties), read)
+        shop.more()
+        shop.more()
+        shop.run(checked)
+        assert checked.batches
     catalog = Catalog(tmp_path / "lake")
     at = [dt.datetime(1582, 10, 10, 1), dt.datetime(9999, 12, 31, 1)]
     rows = [("+I", 1, at[0], {"a": 1}), ("+I", 2, None, None), ("+I", None, at[1], {})]
@@ -315,25 +324,65 @@ def test_through_spark_with_restarts(spark: Any, tmp_path: Path) -> None:
         view(twice, 2)
 
 
-def test_a_job_with_a_view_in_iceberg(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_a_job_from_iceberg_to_iceberg(spark: Any, tmp_path: Path) -> None:
     """Two runs of a file; the catalog's properties are in it."""
     catalog, job = Catalog(tmp_path / "lake"), tmp_path / "shop.sql"
     named = ", ".join(f"'catalog.{name}' = '{value}'" for name, value in catalog.properties.items())
+    sold = pa.table({"id": [1, 2], "item": ["pen", "book"]})
+    orders = loaded(catalog).create_namespace("shop") or loaded(catalog).create_table("shop.orders", sold.schema)
     job.write_text(
-        "CREATE TABLE orders (op STRING, id BIGINT, item STRING) "
-        "WITH ('connector' = 'json', 'path' = 'orders', 'row_kind' = 'op', 'max_files_per_trigger' = '1');\n"
+        f"CREATE TABLE orders (item STRING) WITH ('connector' = 'iceberg', 'table' = 'shop.orders', {named});\n"
         f"CREATE TABLE live (item STRING, sold BIGINT, PRIMARY KEY (item) NOT ENFORCED) "
         f"WITH ('connector' = 'iceberg', 'table' = 'shop.live', {named});\n"
         "SET state = 'state'; SET checkpoint = 'checkpoint';\n"
         "INSERT INTO live SELECT item, count(*) FROM orders GROUP BY item;"
     )
-    orders = Source(spark, tmp_path / "orders", "op STRING, id BIGINT, item STRING")
-    orders.add({"op": "+I", "id": 1, "item": "pen"}, {"op": "+I", "id": 2, "item": "book"})
+    orders.append(sold)
     runner.run(load(job), Console(quiet=True), once=True)
     assert sorted(catalog.rows()) == [("book", 1), ("pen", 1)]
-    orders.add({"op": "-D", "id": 1, "item": "pen"}, {"op": "+I", "id": 3, "item": "book"})
+    orders.append(sold.slice(1))
     runner.run(load(job), Console(quiet=True), once=True)
-    assert sorted(catalog.rows()) == [("book", 2)]
+    assert sorted(catalog.rows()) == [("book", 2), ("pen", 1)]
     job.write_text(job.read_text().replace("'table' = 'shop.live'", "'tables' = 'shop.live'"))
     with pytest.raises(DescriptionError, match=r"iceberg has no option 'tables'.*catalog\.NAME for the catalog's own"):
         load(job)
+
+
+@pytest.mark.thorough
+def test_rows_appended_are_a_stream(spark: Any, tmp_path: Path) -> None:
+    """What is there at first, then each append, over restarts; rows in other files are passed over."""
+    catalog = Catalog(tmp_path / "lake")
+    catalog.view(schema_of(id="long", at="timestamp", t="timestamp_ntz", m="decimal(38,2)", l=array("string")))
+    at, when = dt.datetime(1, 1, 2, tzinfo=UTC), dt.datetime(9999, 12, 31)
+    sink, appended = Sink(), list[tuple[Any, ...]]()
+
+    def append(*ids: int) -> None:
+        rows = [(n, at, when, decimal.Decimal(n), [None, "x"] if n % 2 else None) for n in ids]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        schema = catalog.table.schema().as_arrow()
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        catalog.table.append(pa.Table.from_arrays(arrays, schema=schema))
+        appended.extend(rows)
+
+    def read() -> None:
+        orders = read_iceberg(spark, "shop.live", catalog=catalog.properties, max_snapshots_per_trigger=1)
+        drain(orders, sink, tmp_path / "checkpoint")
+        found = [(n, t.astimezone(UTC), w, m, v) for n, t, w, m, v in sink.changes]
+        assert sorted(found) == sorted(appended)
+
+    read()
+    append(1, 2)
+    append(3)
+    read()
+    batches = len(sink.batches)
+    append(4)
+    append(5, 6)
+    read()
+    assert len(sink.batches) == batches + 2
+    read()
+    with pytest.raises(DescriptionError, match=r"there is no Iceberg table shop\.none"):
+        read_iceberg(spark, "shop.none", catalog=catalog.properties)
+    catalog.table.delete("id = 1")
+    with pytest.raises(Exception, match=r"stream of appended rows, and snapshot [0-9]+ changes or deletes some"):
+        read()

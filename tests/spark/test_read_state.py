@@ -71,10 +71,11 @@ def test_rows_with_counts_times_and_partition_at_each_version(spark: Any, tmp_pa
         gpu_ops.read_state(spark, str(tmp_path / "orders"))
 
 
+@pytest.mark.thorough
 def test_while_the_query_runs(spark: Any, tmp_path: Path) -> None:
     """Whatever version it is at, the rows are those of this version, in all partitions."""
     orders, prices = Source(spark, tmp_path / "orders", ORDERS), Source(spark, tmp_path / "prices", PRICES)
-    batches, size = 40, 50
+    batches, size = 25, 50
     for batch in range(batches):
         orders.add(*({"op": "+I", "id": batch * size + n, "item": f"i{n % 9}"} for n in range(size)))
     prices.add(*({"item": f"i{n}", "price": n} for n in range(5)))
@@ -108,6 +109,7 @@ def test_while_the_query_runs(spark: Any, tmp_path: Path) -> None:
     assert len(versions) > 2
 
 
+@pytest.mark.thorough
 def test_groups_and_operators_of_one_engine(spark: Any, tmp_path: Path) -> None:
     orders, prices = Source(spark, tmp_path / "orders", ORDERS), Source(spark, tmp_path / "prices", PRICES)
     orders.add({"op": "+I", "id": 1, "item": "x"}, {"op": "+I", "id": 2, "item": "y"})

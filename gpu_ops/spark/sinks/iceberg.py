@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as st
 
-from gpu_ops.errors import DatabaseError, DescriptionError, GpuJoinError, NotBuiltError
+from gpu_ops.errors import DatabaseError, DescriptionError, GpuJoinError
+from gpu_ops.files.iceberg import cast_columns, catalog_of, check_nulls, in_iceberg, plain_schema
 from gpu_ops.spark.datatypes import arrow_rows, arrow_schema, is_binary_collated
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
 from gpu_ops.spark.sinks.delta import repeated
@@ -30,6 +31,9 @@ _BATCH_OF: Final = "gpu_ops.batch."
 
 _FEW: Final = 100
 """Keys up to which files are chosen by each of them, and not by the least and the greatest."""
+
+_CAME_BETWEEN: Final = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
+"""Errors of ``pyiceberg`` where another writer may have been faster, or the answer was lost."""
 
 _SURVIVORS: Final = 64 << 20
 """Bytes of rows of several files that are written to one."""
@@ -92,19 +96,11 @@ class _IcebergTable:
     """
 
     def __init__(self, name: str, catalog: str | Mapping[str, str]) -> None:
-        try:
-            from pyiceberg import exceptions  # noqa: PLC0415 - optional
-            from pyiceberg.catalog import load_catalog  # noqa: PLC0415
-        except ImportError as error:
-            raise NotBuiltError(
-                "iceberg_view() needs the package pyiceberg: pip install 'gpu-join[iceberg]'"
-            ) from error
-        self._name, self._kinds = name, exceptions
         if "." not in name:
             raise DescriptionError(f"view {name}: an Iceberg table's name begins with its namespace: shop.{name}")
+        self._name = name
         with self._errors():
-            named = {"name": catalog} if isinstance(catalog, str) else {"name": "default", **catalog}
-            self._catalog = load_catalog(**named)
+            self._catalog = catalog_of(catalog, "iceberg_view()")
 
     def create(self, schema: st.StructType) -> None:
         """Creates the table, and its namespace, unless it is there.
@@ -116,8 +112,8 @@ class _IcebergTable:
             if not _holds(field.dataType):
                 problem = f"Iceberg tables do not hold {field.dataType.simpleString()}: CAST it"
                 raise DescriptionError(f"view {self._name} cannot be made: column {field.name!r}: {problem}")
-        fields = [pa.field(x.name, _in_iceberg(x.type)) for x in arrow_schema(schema, self._name)]
-        self._check_nulls(pa.schema(fields))
+        fields = [pa.field(x.name, in_iceberg(x.type)) for x in arrow_schema(schema, self._name)]
+        check_nulls(f"view {self._name}", pa.schema(fields))
         with self._errors():
             if not self._catalog.table_exists(self._name):
                 self._catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
@@ -140,7 +136,7 @@ class _IcebergTable:
             mark = f"{_BATCH_OF}{changes.query_id}"
             if int(table.properties.get(mark, "-1")) >= changes.batch_id:
                 return
-            schema = _plain_schema(table.schema().as_arrow())
+            schema = plain_schema(table.schema().as_arrow())
             names = self._columns(changes, table, schema)
             source = _ChangedRows.of(changes, rows, names, schema)
             replaced, survivors = self._survivors(table, source, schema)
@@ -164,7 +160,7 @@ class _IcebergTable:
             DescriptionError: it has other columns.
         """
         names = changes.check(self._name, schema.names)
-        self._check_nulls(schema)
+        check_nulls(f"view {self._name}", schema)
         for field in table.schema().fields:
             if field.required and field.name not in names.values():
                 raise DescriptionError(
@@ -172,7 +168,7 @@ class _IcebergTable:
                 )
         stored = arrow_schema(changes.stored(), self._name)
         for field in stored:
-            expected, existing = _in_iceberg(field.type), schema.field(names[field.name]).type
+            expected, existing = in_iceberg(field.type), schema.field(names[field.name]).type
             if expected != existing:
                 raise DescriptionError(
                     f"view {self._name}: its column {names[field.name]!r} is {existing}, the changelog's is "
@@ -187,18 +183,6 @@ class _IcebergTable:
                 )
         return names
 
-    def _check_nulls(self, schema: pa.Schema) -> None:
-        """Refuses columns in which ``pyiceberg`` makes an empty list or map of null, as it does around structs.
-
-        Its ``ArrowProjectionVisitor`` builds such values anew by their offsets alone, both reading and writing.
-        """
-        for field in schema:
-            if _has_structs_in_lists(field.type):
-                raise DescriptionError(
-                    f"view {self._name}: column {field.name!r} is {field.type}, and pyiceberg takes a null list or map "
-                    "of structs for an empty one: leave it out, or CAST it to text"
-                )
-
     def _survivors(self, table: Any, source: _ChangedRows, schema: pa.Schema) -> tuple[list[Any], list[pa.Table]]:
         """The files that hold a changed row, and what is left of their rows, in tables of a file each."""
         from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - optional
@@ -210,7 +194,7 @@ class _IcebergTable:
         replaced, survivors, waiting = [], [], list[pa.Table]()
         for task in table.scan(row_filter=source.filter()).plan_files():
             rows = reader.to_table([task]).select(schema.names)
-            merged = source.merged(_cast(rows, schema))
+            merged = source.merged(cast_columns(rows, schema))
             if merged is None:
                 continue
             replaced.append(task.file)
@@ -225,26 +209,25 @@ class _IcebergTable:
         from pyiceberg.io.pyarrow import _dataframe_to_data_files  # noqa: PLC0415 - optional
 
         if len(rows):
-            yield from _dataframe_to_data_files(table.metadata, _cast(rows, table.schema().as_arrow()), table.io)
+            yield from _dataframe_to_data_files(table.metadata, cast_columns(rows, table.schema().as_arrow()), table.io)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """Errors of ``pyiceberg``, with the view's name."""
-        kinds = self._kinds
         try:
             yield
-        except kinds.NoSuchTableError as error:
-            raise DescriptionError(f"view {self._name}: its table is gone: {error}") from error
-        except (kinds.CommitFailedException, kinds.CommitStateUnknownException, kinds.ValidationException) as error:
-            raise InterferenceError(f"view {self._name}: {error}") from error
         except Exception as error:
             of_library = type(error).__module__.split(".")[0] in ("pyiceberg", "sqlalchemy", "requests")
             if not of_library and not isinstance(error, ValueError | NotImplementedError | OSError | RuntimeError):
                 raise
             if isinstance(error, GpuJoinError):
                 raise
-            said = " ".join(str(error).split())
-            raise DatabaseError(f"view {self._name}: {said} ({type(error).__name__})") from error
+            kind, said = type(error).__name__, " ".join(str(error).split())
+            if kind in _CAME_BETWEEN:
+                raise InterferenceError(f"view {self._name}: {said}") from error
+            if kind == "NoSuchTableError":
+                raise DescriptionError(f"view {self._name}: its table is gone: {said}") from error
+            raise DatabaseError(f"view {self._name}: {said} ({kind})") from error
 
 
 @dataclasses.dataclass
@@ -268,7 +251,7 @@ class _ChangedRows:
         """The rows of `NetChanges.signed` in a table's types."""
         named = [names[x] for x in changes.schema.names]
         kinds = [*(schema.field(name) for name in named), pa.field(COUNT, pa.int64())]
-        table = _cast(rows.rename_columns([*named, COUNT]), pa.schema(kinds))
+        table = cast_columns(rows.rename_columns([*named, COUNT]), pa.schema(kinds))
         key = [names[x] for x in changes.key or changes.schema.names]
         return cls(table, key, changes.key is not None, np.zeros(len(table), bool))
 
@@ -347,41 +330,3 @@ def _holds(kind: st.DataType) -> bool:
     if isinstance(kind, st.MapType):
         return _holds(kind.keyType) and _holds(kind.valueType)
     return isinstance(kind, TYPES) and is_binary_collated(kind)
-
-
-def _has_structs_in_lists(kind: pa.DataType, *, within: bool = False) -> bool:
-    if pa.types.is_struct(kind):
-        return within or any(_has_structs_in_lists(field.type) for field in kind)
-    if pa.types.is_map(kind):
-        return any(_has_structs_in_lists(x, within=True) for x in (kind.key_type, kind.item_type))
-    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _has_structs_in_lists(
-        kind.value_type, within=True
-    )
-
-
-def _in_iceberg(kind: pa.DataType) -> pa.DataType:
-    """The type in which an Iceberg table has values of a type: small integers as 32 bits, as Spark writes them."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(x.name, _in_iceberg(x.type)) for x in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_in_iceberg(kind.key_type), _in_iceberg(kind.item_type))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_in_iceberg(kind.value_type))
-    if pa.types.is_integer(kind) and kind.bit_width < 32:
-        return pa.int32()
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", None if kind.tz is None else "UTC")
-    if pa.types.is_large_string(kind):
-        return pa.string()
-    return pa.binary() if pa.types.is_large_binary(kind) else kind
-
-
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema of ``pyiceberg`` in the types of `_in_iceberg`."""
-    return pa.schema([pa.field(x.name, _in_iceberg(x.type)) for x in schema])
-
-
-def _cast(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows in the types of a schema, column by column."""
-    columns = [column.cast(field.type) for column, field in zip(rows.columns, schema, strict=True)]
-    return pa.Table.from_arrays(columns, schema=schema)
