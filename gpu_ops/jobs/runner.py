@@ -311,7 +311,7 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
             except SqlError as error:
                 raise one.query.error(job.file, error) from error
         if one.sink is None:
-            tables[one.name] = made[one.query]
+            tables[one.name] = _as_named(made[one.query], one.query, job)
     if len(job.inserts) == 1:
         return made[job.query]
     return gpu_ops.outputs(
@@ -330,7 +330,12 @@ def _check_zone(spark: SparkSession, job: Job, query: JobQuery) -> None:
         JobError: windows of a day, or of an hour in India; without instants there are no zones.
     """
     zone = str(spark.conf.get("spark.sql.session.timeZone"))
-    instants = any(kind == "TIMESTAMP" for source in job.sources for _, kind in source.columns or ())
+    instants = any(
+        source.columns is None
+        or any(kind == "TIMESTAMP" for _, kind in source.columns)
+        or any(column.expression is not None or column.kind == "TIMESTAMP" for column in source.derived)
+        for source in job.sources
+    )
     if not query.translated.slides or not instants:
         return
     offsets = [second * 1000 for second in seconds_from_utc(arrow_zone(zone))]
@@ -341,6 +346,14 @@ def _check_zone(spark: SparkSession, job: Job, query: JobQuery) -> None:
                 "'table.local-time-zone' = 'UTC', or declare the time TIMESTAMP_NTZ",
                 query.at + at,
             )
+
+
+def _as_named(changes: DataFrame, query: JobQuery, job: Job) -> DataFrame:
+    """The changelog of a view as others read it: the columns of a materialized one are called as its sink's."""
+    sink = next((one.sink for one in job.inserts if one.query is query), None)
+    if sink is None or sink.columns is None:
+        return changes
+    return shaped(changes, dataclasses.replace(sink, row_kind=ROW_KIND_COLUMN), job.file)
 
 
 _QUERIES: Final = "queries"

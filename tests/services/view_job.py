@@ -1,4 +1,4 @@
-"""Queries that keep a view each, and may kill their own driver, Python and JVM, with SIGKILL: what the kill tests run.
+"""Queries that keep a view each, or one that keeps all, and may kill their own driver, Python and JVM, with SIGKILL.
 
 python -m services.view_job FOLDER MICRO_BATCH MOMENT
 
@@ -23,6 +23,7 @@ from typing import Any
 from spark.support import start
 from spark.views import Shop
 
+import gpu_ops
 from services.conftest import spark_session
 from services.views import made
 
@@ -81,12 +82,15 @@ def main(folder: Path, kill_at: int, moment: str) -> None:
     """Goes on from the checkpoints to the end."""
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
     spark = spark_session(Path(job["jars"]), folder / "warehouse")
-    written = threading.Barrier(len(job["sinks"]))
-    queries = []
-    for sink in job["sinks"]:
+    together = job["together"]
+    written = threading.Barrier(1 if together else len(job["sinks"]))
+    queries, views = [], {}
+    for number, sink in enumerate(job["sinks"]):
         own = folder / sink
         own.mkdir(exist_ok=True)
-        if job["join"]:
+        if together:
+            changes = None
+        elif job["join"]:
             changes = Shop(
                 spark, folder / "shop", job["how"], keyed=job["key"] is not None, state=own / "state"
             ).changes
@@ -95,8 +99,17 @@ def main(folder: Path, kill_at: int, moment: str) -> None:
             changes = reader.option("maxFilesPerTrigger", 1).json(str(folder / "changes"))
         view, read = made(sink, spark, own, job["key"], f"{job['name']}_{sink}")
         seconds = None if moment == "written" else float(moment)
-        checked = Checked(own, view, read, job["expected"], kill_at=kill_at, seconds=seconds, written=written)
+        # of views of one query, which is called one after the other, one has it killed
+        its = kill_at if not together or job["killer"] % len(job["sinks"]) == number else 0
+        checked = Checked(own, view, read, job["expected"], kill_at=its, seconds=seconds, written=written)
+        if together:
+            views[sink] = checked
+            continue
         queries.append(start(changes, checked, own / "checkpoint", availableNow=True))
+    if together:
+        shop = Shop(spark, folder / "shop", job["how"], keyed=job["key"] is not None, state=folder / "state")
+        several = gpu_ops.outputs(**dict.fromkeys(job["sinks"], shop.changes))
+        queries = [start(several, gpu_ops.sinks.each(**views), folder / "checkpoint", availableNow=True)]
     for query in queries:
         query.awaitTermination()
     print("DONE", flush=True)

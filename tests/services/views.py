@@ -50,6 +50,14 @@ def captured(spark: Any, topic: str) -> list[Row]:
     return list(rows.elements())
 
 
+def iceberg(catalog: dict[str, str], name: str) -> list[Row]:
+    """The rows of an Iceberg table, each as often as its count."""
+    from pyiceberg.catalog import load_catalog
+
+    rows = load_catalog("default", **catalog).load_table(name).scan().to_arrow().to_pylist()
+    return [tuple(row[x] for x in COLUMNS) for row in rows for _ in range(row.get("gpu_ops_count", 1))]
+
+
 def made(
     sink: str, spark: Any, folder: Path, key: Any, name: str = ""
 ) -> tuple[Callable[[Any, int], None], Callable[[], list[Row]]]:
@@ -77,6 +85,9 @@ def made(
         options = {"user": "postgres", "driver": "org.postgresql.Driver"}
         reader = spark.read.format("jdbc").options(url=f"jdbc:{POSTGRES}", dbtable=table, **options)
         return sinks.postgres_view(POSTGRES, table, key, options=options), lambda: in_rows(reader.load())
+    if sink == "iceberg":
+        catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+        return sinks.iceberg_view(f"shop.{name}", key, catalog=catalog), lambda: iceberg(catalog, f"shop.{name}")
     table = str(folder / "view") if by_path else name
     shown = f"delta.`{table}`" if by_path else table
     return sinks.delta_view(table, key), lambda: in_rows(spark.sql(f"SELECT * FROM {shown}"))

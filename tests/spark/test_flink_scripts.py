@@ -272,7 +272,8 @@ def test_a_computed_column_does_not_change_by_itself(spark: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("size", "kind", "refused"), [
-    ("'1' DAY", "TIMESTAMP(3)", True), ("'1' DAY", "TIMESTAMP_NTZ", False), ("'1' HOUR", "TIMESTAMP(3)", False)
+    ("'1' DAY", "TIMESTAMP(3)", True), ("'1' DAY", "AS TO_TIMESTAMP_LTZ(id, 3)", True),
+    ("'1' DAY", "TIMESTAMP_NTZ", False), ("'1' HOUR", "TIMESTAMP(3)", False),
 ])  # fmt: skip
 def test_windows_begin_by_the_clock_that_flink_goes_by(
     spark: Any, tmp_path: Path, size: str, kind: str, refused: bool
@@ -280,7 +281,7 @@ def test_windows_begin_by_the_clock_that_flink_goes_by(
     """Spark's windows of a day begin at midnight of UTC, whatever the session's zone is."""
     path = tmp_path / "job.sql"
     path.write_text(
-        f"CREATE TABLE t (at {kind}) WITH ('connector' = 'datagen');\n"
+        f"CREATE TABLE t (id INT, at {kind}) WITH ('connector' = 'datagen');\n"
         f"SELECT window_start FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(at), INTERVAL {size})) GROUP BY window_start"
     )
     if not refused:
