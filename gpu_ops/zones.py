@@ -101,6 +101,18 @@ def offsets_of(zone: str, first: int, last: int) -> Offsets:
     return Offsets(np.array(begins), np.array(seconds))
 
 
+def seconds_from_utc(zone: str) -> list[int]:
+    """The offsets from UTC that a zone's clocks have had since 1970, and will have.
+
+    Args:
+        zone: Arrow's name of it.
+    """
+    if zone[:1] in {"+", "-"}:
+        hours, minutes = map(int, zone[1:].split(":"))
+        return [(hours * 60 + minutes) * (-60 if zone[0] == "-" else 60)]
+    return sorted(set(offsets_of(zone, 0, _LATE + _STEP).seconds.tolist()))
+
+
 def first_change(zone: str) -> int | None:
     """The microsecond from 1970 in which a zone's clocks ran otherwise for the first time; None for never."""
     if zone[:1] in {"+", "-"}:

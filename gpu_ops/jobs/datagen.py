@@ -26,7 +26,8 @@ from sqlglot import exp
 
 from gpu_ops.errors import DescriptionError, closest
 from gpu_ops.jobs.settings import SOURCES, Option, value_of
-from gpu_ops.jobs.sql_file import Setting, TableText, Text, Word
+from gpu_ops.jobs.sql_tables import Setting, TableText
+from gpu_ops.jobs.sql_text import Text, Word
 
 T = exp.DataType.Type
 _BITS: Final = {T.TINYINT: 8, T.SMALLINT: 16, T.INT: 32, T.BIGINT: 64}

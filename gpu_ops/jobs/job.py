@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -16,8 +17,11 @@ from gpu_ops.descriptions.times import parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs import datagen
 from gpu_ops.jobs.datagen import Generated
+from gpu_ops.jobs.flink_options import own_options, own_settings
 from gpu_ops.jobs.settings import DURATION, JOB, OF_SOURCE, of_job, of_table, value_of
-from gpu_ops.jobs.sql_file import JobQuery, JobText, TableText, Text, Word, read_sql
+from gpu_ops.jobs.sql_file import JobQuery, JobText, read_sql
+from gpu_ops.jobs.sql_tables import DerivedColumn, Setting, TableText
+from gpu_ops.jobs.sql_text import Note, Text, Word
 from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormatName
 from gpu_ops.state.address import StateAddress
@@ -45,6 +49,9 @@ class JobSource(Input):
         scan: continuous, or once for a table as it is before the first micro-batch.
         refresh_ms: milliseconds after which such a table is read again, or None.
         generated: what its rows are where nothing is read, or None.
+        by_key: of a Kafka topic: whether messages are rows by their keys.
+        key_format: of such keys: json for objects, raw for the text of a single column.
+        derived: columns that are not in the data.
     """
 
     schema: pa.Schema = dataclasses.field(init=False, repr=False, compare=False)
@@ -62,6 +69,9 @@ class JobSource(Input):
     scan: str = "continuous"
     refresh_ms: int | None = None
     generated: Generated | None = None
+    by_key: bool = False
+    key_format: str = "json"
+    derived: tuple[DerivedColumn, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks what is said of columns once they are known."""
@@ -166,6 +176,7 @@ class Job:
         trigger: milliseconds between the beginnings of micro-batches, or None for as soon as there is data (of
             generated rows, a second).
         master: Spark's, or None for the one that the session has.
+        notes: what its file says that has no effect here.
     """
 
     file: Text
@@ -183,6 +194,7 @@ class Job:
     backlog: bool = False
     trigger: int | None = None
     master: str | None = None
+    notes: tuple[Note, ...] = ()
 
     @property
     def sink(self) -> Sink:
@@ -249,15 +261,54 @@ def build(written: JobText) -> Job:
     Raises:
         JobError: something in it cannot be; names the position.
     """
-    file, settings = written.file, of_job(written.file, written.settings)
+    file, notes = written.file, list(written.notes)
+    own, of_sources = own_settings(file, written.settings, notes)
+    settings = of_job(file, own)
+    sources = [own_options(file, _with(table, of_sources), "source", notes) for table in written.sources]
+    sinks = [own_options(file, sink, "sink", notes) for sink, _ in written.inserts]
+    for table in sources:
+        _check_fresh(file, table, [query.text for _, query in (*written.views, *written.inserts)])
     return Job(
         file=file,
-        sources=tuple(_source(file, table) for table in written.sources),
+        sources=tuple(_source(file, table) for table in sources),
         views=tuple(NamedQuery(name.text, query) for name, query in written.views),
-        inserts=tuple(NamedQuery(sink.name.text, query, _sink(file, sink)) for sink, query in written.inserts),
+        inserts=tuple(
+            NamedQuery(sink.name.text, query, _sink(file, sink))
+            for sink, (_, query) in zip(sinks, written.inserts, strict=True)
+        ),
         spark=settings.spark,
+        notes=tuple(notes),
         **{"name": file.path.stem, **settings.values},
     )
+
+
+def _with(table: TableText, settings: Mapping[str, Setting]) -> TableText:
+    """A source with what the job says for all of them, as far as it says nothing itself."""
+    names = {setting.name.text.lower().replace("-", "_") for setting in table.settings}
+    connector = next((x.value.text for x in table.settings if x.name.text.lower() == "connector"), "")
+    added = [
+        setting
+        for name, setting in settings.items()
+        if name not in names
+        and not (name == "idle_timeout" and table.watermark is None)
+        and not (connector == "jdbc" or "scan" in names)  # a table that is read once stays
+    ]
+    return dataclasses.replace(table, settings=(*table.settings, *added))
+
+
+def _check_fresh(file: Text, table: TableText, queries: Sequence[str]) -> None:
+    """Refuses a database's table that is looked up and would never be read again, as Flink's is each time."""
+    given = {setting.name.text: setting for setting in table.settings}
+    if "connector" not in given or given["connector"].value.text.lower() != "jdbc" or "refresh" in given:
+        return
+    looked_up = rf"(?is)\bJOIN\s+`?{re.escape(table.name.text)}`?\s+FOR\s+SYSTEM_TIME"
+    by_flink = "scan" in given and given["scan"].value.at == given["connector"].value.at
+    if by_flink and any(re.search(looked_up, query) for query in queries):
+        raise file.error(
+            f"{table.name.text} is looked up: say how often it is read again, 'refresh' = '10 seconds', or "
+            "'scan' = 'once' for never",
+            table.name.at,
+        )
 
 
 def _source(file: Text, table: TableText) -> JobSource:
@@ -265,14 +316,16 @@ def _source(file: Text, table: TableText) -> JobSource:
     columns, values, at = _columns(file, table), settings.values, settings.at
     if connector == "rate" and table.columns is not None:
         raise file.error("rate has its own columns, timestamp and value", table.columns[0][0].at)
-    if connector == "kafka" and columns is None:
+    if "kafka" in connector and columns is None:
         raise file.error("a Kafka topic has no columns of its own: name those of its values", table.name.at)
     key, watermark = table.primary_key, table.watermark
     named = [*(key or ()), *(watermark or ())[:1]]
     if "sequence_by" in values:
         named.append(Word(values["sequence_by"], at["sequence_by"]))
+    derived = _derived(file, table, connector, values)
     for column in named:
-        _check_known(file, column, connector, columns)
+        both = (*(columns or ()), *((one.name.text, one.kind) for one in derived)) if columns is not None else None
+        _check_known(file, column, connector, columns if column in (key or ()) else both)
     row_kind = values.get("row_kind")
     if row_kind is not None and row_kind.lower() in {name.text.lower() for name in key or ()}:
         raise file.error(f"the column of row kinds, {row_kind!r}, is no part of the primary key", at["row_kind"])
@@ -284,25 +337,74 @@ def _source(file: Text, table: TableText) -> JobSource:
     once, at_table = values.get("scan") == "once", table.name.at
     if "refresh" in values and not once:
         raise file.error("refresh is for a table that is read before the stream begins: 'scan' = 'once'", at["refresh"])
-    if once and connector in ("iceberg", "kafka", "rate"):
+    if once and connector in ("iceberg", "kafka", "upsert-kafka", "rate"):
         raise file.error(f"'scan' = 'once' is for tables of a database and files, {connector} has no end", at["scan"])
     if connector == "jdbc" and not once:
         raise file.error(
             "a table of a database is no stream: set 'scan' = 'once', and 'refresh' to see changes", at_table
         )
+    by_key = connector == "upsert-kafka"
+    if by_key and key is None:
+        raise file.error("upsert-kafka has a PRIMARY KEY: the columns of its messages' keys", at_table)
+    if values.get("key_format") == "raw" and [dict(columns or ()).get(name.text) for name in key or ()] != ["STRING"]:
+        raise file.error("a raw key is the text of one column, a STRING", at["key_format"])
     if connector == "datagen":
         values["generated"] = datagen.read(file, table, values, at)
     if watermark is not None:
         values["event_time"], values["delay_ms"] = watermark[0].text, _delay(file, watermark[1])
     return JobSource(
         name=table.name.text,
-        connector=connector,
+        connector="kafka" if by_key else connector,
+        by_key=by_key,
+        derived=derived,
         columns=columns,
         options={} if connector == "datagen" else settings.spark,
         at=table.name.at,
         unique_key=None if key is None else tuple(name.text for name in key),
         **{f"{name}_ms" if OF_SOURCE.get(name) == DURATION else name: value for name, value in values.items()},
     )
+
+
+METADATA: Final[Mapping[str, str]] = {
+    "topic": "topic",
+    "partition": "partition",
+    "offset": "offset",
+    "timestamp": "timestamp",
+    "timestamp-type": (
+        "CASE timestampType WHEN 0 THEN 'CreateTime' WHEN 1 THEN 'LogAppendTime' ELSE 'NoTimestampType' END"
+    ),
+    "headers": (  # of several of one name the last
+        "map_from_entries(filter(headers, (h, i) -> NOT exists("
+        "slice(headers, i + 2, size(headers)), later -> later.key = h.key)))"
+    ),
+}
+"""What a Kafka message has beside its key and value, by Flink's names, of the columns of Spark's reader."""
+
+
+def _derived(file: Text, table: TableText, connector: str, values: Mapping[str, Any]) -> tuple[DerivedColumn, ...]:
+    """The columns of a source that are not in its data; ``PROCTIME()`` is none.
+
+    Raises:
+        JobError: metadata that there are none of, or that a row that is taken back does not have.
+    """
+    changes = "row_kind" in values or str(values.get("format", "json")).startswith("debezium")
+    for column in table.derived:
+        if column.metadata is None:
+            continue
+        if "kafka" not in connector:
+            raise file.error(
+                f"{connector} has no metadata; Kafka's messages have {', '.join(METADATA)}", column.name.at
+            )
+        if column.metadata.text.lower() not in METADATA:
+            problem = f"there is no metadata {column.metadata.text!r}; there are {', '.join(METADATA)}"
+            raise file.error(problem, column.metadata.at)
+        if changes and table.primary_key is None:
+            problem = "a row that is taken back came in another message: metadata of changes need a PRIMARY KEY"
+            raise file.error(problem, column.name.at)
+    derived = tuple(column for column in table.derived if not column.is_clock)
+    if derived and connector == "rate":
+        raise file.error("rate has its own columns, timestamp and value", derived[0].name.at)
+    return derived
 
 
 _OF_WRITE_FILES: Final = ("path", "compression", "writer", "partition_by", "file_bytes", "row_kind")
@@ -312,6 +414,15 @@ def _sink(file: Text, table: TableText) -> Sink:
     connector, settings = of_table(file, table, "sink")
     if table.watermark is not None:
         raise file.error("a sink has no watermark", table.watermark[0].at)
+    for derived in table.derived:
+        if derived.metadata is not None and not derived.virtual:
+            problem = "a sink has no metadata: declare the column METADATA VIRTUAL, or leave METADATA out"
+            raise file.error(problem, derived.name.at)
+    if table.partitioned:
+        if connector not in ("parquet", "arrow", "delta", "json", "csv") or table.primary_key is not None:
+            problem = f"{connector} has no PARTITIONED BY here: leave it out, or write a changelog in files"
+            raise file.error(problem, table.partitioned[0].at)
+        settings.values.setdefault("partition_by", tuple(column.text for column in table.partitioned))
     columns, key = _columns(file, table), table.primary_key
     sink = Sink(
         connector=connector,
@@ -341,7 +452,7 @@ def _sink(file: Text, table: TableText) -> Sink:
 def _columns(file: Text, table: TableText) -> tuple[tuple[str, str], ...] | None:
     """The declared columns; a name may be there once."""
     seen: set[str] = set()
-    for name, _ in table.columns or ():
+    for name in (*(name for name, _ in table.columns or ()), *(column.name for column in table.derived)):
         if name.text.lower() in seen:
             raise file.error(f"a second column {name.text!r}", name.at)
         seen.add(name.text.lower())

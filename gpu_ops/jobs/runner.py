@@ -28,7 +28,7 @@ from gpu_ops.jobs.datagen import have_ended
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.screen import Batch, Screen, screen
 from gpu_ops.jobs.settings import UNRESUMED
-from gpu_ops.jobs.sql_file import JobQuery, tables_named
+from gpu_ops.jobs.sql_file import JobQuery
 from gpu_ops.jobs.tables import kept, open_source, output_names, shaped, start
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
@@ -45,6 +45,8 @@ from gpu_ops.spark.sinks.delta import has_delta
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, LATEST, Manifest
+from gpu_ops.values import arrow_zone
+from gpu_ops.zones import seconds_from_utc
 
 
 class JobFailedError(GpuJoinError, RuntimeError):
@@ -274,6 +276,9 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
     emit = "per_event" if job.emit == "per_event" else "per_batch"
     common = {"emit": emit, "backend": job.backend, "partitions": job.partitions}
     read = _sources_read(job)
+    for note in job.notes:
+        text = f"note: {':'.join(map(str, job.file.position(note.at)))}: {note.text}"
+        console.print(job.file.secrets.hidden(text), style="yellow", markup=False, soft_wrap=True)
     for number, source in enumerate(job.sources):
         stream = open_source(spark, source, job.file, every_ms=job.every_ms, once=once)
         state = None if below is None else below.below(f"source_{number}")
@@ -296,15 +301,15 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
         state = None if job.is_bounded or job.state is None else StateAddress.of(job.state)
         if not alone:
             state = None if state is None else state.below(_QUERIES).below(one.name.lower())
+        _check_zone(spark, job, one.query)
         own_name = job.name if alone else f"{job.name}_{one.name}"
         with _said(job, one.query.at, console, show=show):
             try:
                 options: dict[str, Any] = {name: getattr(job, name) for name in ("multi_way", "backlog")}
                 options |= common | {"emit": job.emit, "name": own_name, "state": state}
-                made[one.query] = gpu_ops.sql(one.query.text, tables=inputs, **options)
+                made[one.query] = gpu_ops.sql(one.query.translated.sql, tables=inputs, **options)
             except SqlError as error:
-                line, column = one.query.position(job.file, error.line, error.column)
-                raise job.file.error_at(error.message, line, column) from error
+                raise one.query.error(job.file, error) from error
         if one.sink is None:
             tables[one.name] = _as_named(made[one.query], one.query, job)
     if len(job.inserts) == 1:
@@ -316,6 +321,31 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
             if one.sink is not None
         }
     )
+
+
+def _check_zone(spark: SparkSession, job: Job, query: JobQuery) -> None:
+    """Refuses windows that begin at other instants by the clock of the session's zone than by that of UTC.
+
+    Raises:
+        JobError: windows of a day, or of an hour in India; without instants there are no zones.
+    """
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    instants = any(
+        source.columns is None
+        or any(kind == "TIMESTAMP" for _, kind in source.columns)
+        or any(column.expression is not None or column.kind == "TIMESTAMP" for column in source.derived)
+        for source in job.sources
+    )
+    if not query.translated.slides or not instants:
+        return
+    offsets = [second * 1000 for second in seconds_from_utc(arrow_zone(zone))]
+    for slide, at in query.translated.slides:
+        if any(offset % slide for offset in offsets):
+            raise job.file.error(
+                f"these windows begin by the clock of UTC here, in Flink by that of the session's zone, {zone}: SET "
+                "'table.local-time-zone' = 'UTC', or declare the time TIMESTAMP_NTZ",
+                query.at + at,
+            )
 
 
 def _as_named(changes: DataFrame, query: JobQuery, job: Job) -> DataFrame:
@@ -336,7 +366,7 @@ def _sources_read(job: Job) -> Mapping[JobQuery, Set[str]]:
     Raises:
         JobError: none names a source, or a view is read that stands behind.
     """
-    read = {one.query: tables_named(one.query.text) for one in (*job.views, *job.inserts)}
+    read = {one.query: one.query.tables for one in (*job.views, *job.inserts)}
     for source in job.sources:
         if len(read) > 1 and not any(source.name.lower() in names for names in read.values()):
             raise job.file.error(f"no query names the table {source.name!r}", source.at)

@@ -19,7 +19,8 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import parse_duration
 from gpu_ops.errors import DescriptionError, closest
 from gpu_ops.fields import hints_of
-from gpu_ops.jobs.sql_file import Setting, TableText, Text
+from gpu_ops.jobs.sql_tables import Setting, TableText
+from gpu_ops.jobs.sql_text import Text
 from gpu_ops.messages.rows import MESSAGE_FORMATS
 from gpu_ops.state.address import StateAddress
 
@@ -213,6 +214,14 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
         "max_offsets_per_trigger": COUNT,
         "fail_on_data_loss": FLAG,
     },
+    "upsert-kafka": {
+        **_BROKER,
+        "topic": Option(spark="subscribe", required=True),
+        "key_format": _one_of("json", "raw"),
+        "starting_offsets": TEXT,
+        "max_offsets_per_trigger": COUNT,
+        "fail_on_data_loss": FLAG,
+    },
     "jdbc": _TABLE,
     "iceberg": {**_ICEBERG, "max_snapshots_per_trigger": COUNT},
     "rate": {"rows_per_second": COUNT, "ramp_up_time": TEXT, "num_partitions": COUNT},
@@ -248,9 +257,6 @@ FORMATS: Final = {"blackhole": "noop"}
 
 UNRESUMED: Final = ("console", "memory", "blackhole")
 """Sinks that keep nothing, so a job may begin anew each time."""
-
-FOREIGN: Final = {"filesystem": "name the format instead: parquet, json or csv", "print": "it is called console here"}
-"""What Flink has and we have not, or have under another name."""
 
 # --- what is set ----------------------------------------------------------------------------------
 
@@ -299,7 +305,7 @@ def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> t
     text, at = named.value.text, named.value.at
     connector = text.lower()
     if connector not in connectors:
-        hint = FOREIGN.get(connector, f"there are {closest(text, connectors)}")
+        hint = f"there are {closest(text, connectors)}"
         elsewhere = connector in SOURCES or connector in SINKS
         raise file.error(f"{f'{text} is no {kind}' if elsewhere else f'there is no connector {text!r}'}; {hint}", at)
     options = connectors[connector]

@@ -21,9 +21,13 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.files.delta_log import Log
 from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs import datagen
-from gpu_ops.jobs.job import Job, JobSource, Sink
+from gpu_ops.jobs.flink_query import translated
+from gpu_ops.jobs.job import METADATA, Job, JobSource, Sink
 from gpu_ops.jobs.settings import FORMATS
-from gpu_ops.jobs.sql_file import Text
+from gpu_ops.jobs.sql_tables import DerivedColumn
+from gpu_ops.jobs.sql_text import Text
+from gpu_ops.query.errors import CHANGING, SqlError
+from gpu_ops.query.read import changes_each_time
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column, nullable
@@ -78,7 +82,7 @@ def open_source(
         elif source.connector == "delta":
             source, df = _delta(spark, source, file)
         elif source.connector == "kafka":
-            source, df = decode(_load(spark, source), source)
+            source, df = decode(_with_metadata(_load(spark, source), source), source)
         elif source.connector == "iceberg":
             limit = source.options.get("maxSnapshotsPerTrigger")
             most = None if limit is None else int(limit)
@@ -92,6 +96,7 @@ def open_source(
             df = _read_files(spark, source, file)
         else:
             df = _load(spark, source)
+        df = _with_derived(df, source, file)
     # Spark's own watermark would come between Arrow's reader and the join, and knows no idle input
     by_arrow = source.reader == "arrow" or source.connector == "kafka"
     ours = source.idle_timeout_ms is not None or by_arrow or source.scan == "once"
@@ -100,7 +105,8 @@ def open_source(
         source = dataclasses.replace(source, event_time=None, delay_ms=None)
     names = [x.name for x in dataclasses.fields(Input) if x.name not in ("schema", "parts")]
     said = {name.removesuffix("_ms"): getattr(source, name) for name in names}
-    return stream(df if source.refresh_ms is None else read, refresh=source.refresh_ms, **said)
+    again = functools.partial(_again, spark, source, file)
+    return stream(df if source.refresh_ms is None else again, refresh=source.refresh_ms, **said)
 
 
 def kept(side: Stream, source: JobSource, **options: Any) -> Stream:
@@ -174,8 +180,77 @@ def _table(spark: SparkSession, source: JobSource) -> DataFrame:
     return reader.load().select(*(named_column(name).cast(kind).alias(name) for name, kind in columns))
 
 
+def _again(spark: SparkSession, source: JobSource, file: Text) -> DataFrame:
+    return _with_derived(_table(spark, source), source, file)
+
+
+_METADATA: Final = "__metadata_"
+"""What the columns are called that a message has beside its value, until the rows have theirs."""
+
+
+def _metadata(source: JobSource) -> dict[str, DerivedColumn]:
+    """The columns of a message beside its value, by what they are called on the way."""
+    of_messages = [column for column in source.derived if column.metadata is not None]
+    return {f"{_METADATA}{number}": column for number, column in enumerate(of_messages)}
+
+
+def _with_metadata(messages: DataFrame, source: JobSource) -> DataFrame:
+    """Messages, with what a source declares of them, and their keys as objects."""
+    columns = {
+        name: f.expr(METADATA[column.metadata.text.lower()]).cast(column.kind)
+        for name, column in _metadata(source).items()
+        if column.metadata is not None
+    }
+    if source.key_format == "raw" and source.unique_key is not None:
+        key = f.struct(f.col("key").cast("string").alias(source.unique_key[0]))
+        columns["key"] = f.when(f.col("key").isNotNull(), f.to_json(key).cast("binary"))
+    return messages.withColumns(columns) if columns else messages
+
+
+def _with_derived(df: DataFrame, source: JobSource, file: Text) -> DataFrame:
+    """Rows with their computed columns and metadata, at the declared places.
+
+    Raises:
+        JobError: a column whose value changes by itself, or that Spark cannot compute.
+    """
+    if not source.derived:
+        return df
+    on_the_way = {id(column): name for name, column in _metadata(source).items()}
+    named = {name.lower() for name, _ in source.columns or ()}
+    ours = [name for name in df.columns if not name.startswith(_METADATA)]
+    of_data = [name for name in ours if source.columns is None or name.lower() in named]
+    columns = [named_column(name) for name in ours if name not in of_data]
+    for place in range(len(of_data) + 1):
+        for column in source.derived:
+            if min(column.place, len(of_data)) != place:
+                continue
+            if column.expression is None:
+                columns.append(named_column(on_the_way[id(column)]).alias(column.name.text))
+                continue
+            with file.errors_at(column.expression.at):
+                try:
+                    text = translated(column.expression.text).sql
+                except SqlError as error:
+                    raise file.error(error.message, column.expression.at) from error
+                computed = f.expr(text).alias(column.name.text)
+                try:
+                    plan = df.select(computed)._jdf.queryExecution().analyzed()
+                except PySparkException as error:
+                    problem = message_in(str(error)).partition("\n")[0].partition(" SQLSTATE")[0]
+                    raise file.error(problem, column.expression.at) from error
+                if changes_each_time(plan):
+                    raise file.error(CHANGING.format(column.expression.text), column.expression.at)
+            columns.append(computed)
+        if place < len(of_data):
+            columns.append(named_column(of_data[place]))
+    return df.select(*columns)
+
+
 def _load(spark: SparkSession, source: JobSource) -> DataFrame:
-    return spark.readStream.format(source.connector).options(**source.options).load()
+    options = dict(source.options)
+    if any(column.metadata is not None and column.metadata.text.lower() == "headers" for column in source.derived):
+        options["includeHeaders"] = "true"
+    return spark.readStream.format(source.connector).options(**options).load()
 
 
 def _read_files(spark: SparkSession, source: JobSource, file: Text) -> DataFrame:
@@ -269,9 +344,14 @@ def decode(df: DataFrame, source: JobSource) -> tuple[JobSource, DataFrame]:
     messages = MessageSource(
         source.name, source.format, schema, row_kind=kind, encoded=encoded, bad_rows=source.bad_rows,
         schema_registry=source.schema_registry, unavailable_value=source.unavailable_value,
-        unavailable=_unavailable(source) if source.unavailable == "keep" else None,
+        unavailable=_unavailable(source) if source.unavailable == "keep" else None, include=list(_metadata(source)),
+        key=source.unique_key if source.by_key else None,
     )  # fmt: skip
     rows = messages.rows(df)
+    if source.row_kind is None and source.event_time is None and not source.unique_key:
+        source = dataclasses.replace(
+            source, bad_rows="fail"
+        )  # those that cannot be read are left out, and others are fine
     return source if kind not in rows.columns else dataclasses.replace(source, row_kind=kind), rows
 
 
@@ -329,6 +409,7 @@ def start(
         else:
             rows = json_messages(rows, sink.key) if sink.connector == "kafka" else rows
             writer = rows.writeStream.format(FORMATS.get(sink.connector, sink.connector)).options(**sink.options)
+            writer = writer.partitionBy(*sink.partition_by) if sink.partition_by else writer
         return started(writer.outputMode("append"), job.checkpoint, name, trigger)
 
 

@@ -50,6 +50,9 @@ _ENDS: Final = {
 }  # fmt: skip
 _SYSTEM_TIME: Final = ("FOR", "SYSTEM_TIME", "AS", "OF")
 
+TextPiece = tuple[str, int, bool]
+"""A piece of a rewritten text: the text, where it begins in the old one, and whether it is copied from there."""
+
 
 class QuerySql(Spark):
     """Spark's tokens, each word one."""
@@ -89,7 +92,7 @@ class QueryText:
     written: str
     sql: str
     marks: tuple[Mark, ...] = ()
-    pieces: tuple[tuple[str, int, bool], ...] = ()
+    pieces: tuple[TextPiece, ...] = ()
 
     def error(self, error: SqlError) -> SqlError:
         """An error in ``sql`` as one in ``written``."""
@@ -126,110 +129,49 @@ def read(sql: str) -> QueryText:
         tokens = QuerySql().tokenize(sql)
     except TokenError:  # a quote that is not closed: Spark says where
         return QueryText(sql, sql)
-    return _Rewriting(sql, tokens).done()
+    return _TimedJoins(sql, tokens).done()
 
 
-class _Rewriting:
-    """Collects the edits of one text."""
+class Rewriting:
+    """Collects the edits of one text, and makes them; places in the new text are those in the old one.
+
+    Args:
+        sql: the text.
+        tokens: of it.
+    """
 
     def __init__(self, sql: str, tokens: Sequence[Token]) -> None:
         self.sql, self.tokens = sql, tokens
-        self.marks: list[Mark] = []
-        self.edits: list[tuple[int, int, list[tuple[str, int, bool]]]] = []
+        self.edits: list[tuple[int, int, list[TextPiece]]] = []
 
-    def done(self) -> QueryText:
-        for number in range(len(self.tokens)):
-            if self._word(number) == "ASOF" and self._word(number - 1) not in ("AS", "."):
-                self._asof(number)
-            elif self._sees(number, *_SYSTEM_TIME):
-                self._temporal(number)
-        pieces, at = list[tuple[str, int, bool]](), 0
+    def text(self, marks: Sequence[Mark] = ()) -> QueryText:
+        """The text with its edits."""
+        pieces, at = list[TextPiece](), 0
         for start, stop, replacement in sorted(self.edits, key=lambda edit: edit[:2]):
             pieces += [(self.sql[at:start], at, True), *replacement]
             at = stop
         pieces.append((self.sql[at:], at, True))
-        return QueryText(self.sql, "".join(text for text, _, _ in pieces), tuple(self.marks), tuple(pieces))
+        return QueryText(self.sql, "".join(text for text, _, _ in pieces), tuple(marks), tuple(pieces))
 
-    def _asof(self, number: int) -> None:
-        at = number + 1
-        how = self._word(at)
-        if how in ("LEFT", "INNER", "RIGHT", "FULL"):
-            at += 2 if self._word(at + 1) == "OUTER" else 1
-        if self._word(at) != "JOIN":
-            return  # a name
-        if how in ("RIGHT", "FULL"):
-            self._fail("an ASOF join is INNER or LEFT", number)
-        mark = self._mark(Mark("asof", self.tokens[number].start))
-        self._replace(number, number, " " * len("ASOF"))
-        where = self._condition(at + 1, number)
-        if self._word(where) == "ON":
-            self._insert(where, [(f" {mark} AND", self._end(where), False)])
-            return
-        if self._word(where + 1) != "(":
-            self._fail("MATCH_CONDITION takes a comparison in parentheses: MATCH_CONDITION (l.t >= r.t)", where)
-        close = next((n for n, depth in self._levels(where + 1) if depth == 0), None)
-        if close is None:
-            self._fail("this parenthesis is not closed", where + 1)
-        self._replace(where, where, f"ON {mark} AND ")
-        if self._word(close + 1) == "ON":
-            self._replace(close + 1, close + 1, "AND ")
-        elif self._word(close + 1) == "USING":
-            self._fail("write ON instead of USING, for the columns that are equal", close + 1)
-
-    def _temporal(self, number: int) -> None:
-        before = number - 1
-        while self._is_name(before) and self._word(before - 1) == ".":
-            before -= 2
-        if not self._is_name(before) or self._word(before - 1) != "JOIN":
-            self._fail("FOR SYSTEM_TIME AS OF follows the table of a JOIN, before its alias", number)
-        first = last = number + len(_SYSTEM_TIME)
-        if [self._word(first + n) for n in range(3)] == ["PROCTIME", "(", ")"]:
-            last, kind, as_of = first + 2, "processing", list[tuple[str, int, bool]]()
-        else:
-            while self._is_name(last) and self._word(last + 1) == ".":
-                last += 2
-            if not self._is_name(last) or self._word(last + 1) in ("(", "+", "-"):
-                self._fail("FOR SYSTEM_TIME AS OF takes the event time of a row on the left, or PROCTIME()", first)
-            start, stop = self.tokens[first].start, self._end(last)
-            kind, as_of = "temporal", [(", ", start, False), (self.sql[start:stop], start, True)]
-        mark = self._mark(Mark(kind, self.tokens[number].start)).removesuffix(") IS NOT NULL")  # type: ignore[arg-type]
-        self._replace(number, last, "")
-        where = self._condition(last + 1, number)
-        if self._word(where) != "ON":
-            self._fail("MATCH_CONDITION belongs to an ASOF join", where)
-        end = self._end(where)
-        self._insert(where, [(f" {mark}", end, False), *as_of, (") IS NOT NULL AND", end, False)])
-
-    def _condition(self, first: int, join: int) -> int:
-        """The number of ``ON`` or ``MATCH_CONDITION`` of a join, which comes from a token on."""
-        where = len(self.tokens)
-        for number, depth in self._levels(first):
-            if depth < 0 or (depth == 0 and self._word(number) in (*_ENDS, "ON", "USING", "MATCH_CONDITION")):
-                where = number
-                break
-        if self._word(where) == "USING":
-            self._fail("write ON instead of USING, for the columns that are equal", where)
-        if self._word(where) not in ("ON", "MATCH_CONDITION"):
-            self._fail("this join by time needs its condition: ON l.k = r.k", join)
-        return where
-
-    def _levels(self, first: int) -> Iterator[tuple[int, int]]:
+    def levels(self, first: int) -> Iterator[tuple[int, int]]:
         """Numbers of tokens, and how many parentheses are open after each."""
         depth = 0
         for number in range(first, len(self.tokens)):
-            depth += {"(": 1, ")": -1}.get(self._word(number), 0)
+            depth += {"(": 1, ")": -1}.get(self.word(number), 0)
             yield number, depth
 
-    def _word(self, number: int) -> str:
+    def word(self, number: int) -> str:
         """A word or symbol in capitals; nothing where something quoted or nothing stands."""
         if not 0 <= number < len(self.tokens) or self.tokens[number].token_type in _QUOTED:
             return ""
         return self.tokens[number].text.upper()
 
-    def _sees(self, number: int, *words: str) -> bool:
-        return all(self._word(number + n) == word for n, word in enumerate(words))
+    def sees(self, number: int, *words: str) -> bool:
+        """True if these words or symbols stand at a token."""
+        return all(self.word(number + n) == word for n, word in enumerate(words))
 
-    def _is_name(self, number: int) -> bool:
+    def is_name(self, number: int) -> bool:
+        """True for a name, quoted or not."""
         if not 0 <= number < len(self.tokens):
             return False
         token = self.tokens[number]
@@ -237,22 +179,105 @@ class _Rewriting:
             token.token_type != TokenType.STRING and token.text.isidentifier()
         )
 
-    def _end(self, number: int) -> int:
+    def end(self, number: int) -> int:
+        """The position behind a token."""
         return int(self.tokens[number].end) + 1
+
+    def replace(self, first: int, last: int, text: str) -> None:
+        """Puts a text in the place of some tokens."""
+        start = self.tokens[first].start
+        self.edits.append((start, self.end(last), [(text, start, False)]))
+
+    def insert(self, after: int, pieces: list[TextPiece]) -> None:
+        """Puts pieces behind a token."""
+        self.edits.append((self.end(after), self.end(after), pieces))
+
+    def fail(self, message: str, number: int) -> NoReturn:
+        """Raises an error at a token."""
+        raise error_at(message, self.sql, self.tokens[min(number, len(self.tokens) - 1)].start)
+
+
+class _TimedJoins(Rewriting):
+    """Rewrites the joins by time of one text."""
+
+    def __init__(self, sql: str, tokens: Sequence[Token]) -> None:
+        super().__init__(sql, tokens)
+        self.marks: list[Mark] = []
+
+    def done(self) -> QueryText:
+        for number in range(len(self.tokens)):
+            if self.word(number) == "ASOF" and self.word(number - 1) not in ("AS", "."):
+                self._asof(number)
+            elif self.sees(number, *_SYSTEM_TIME):
+                self._temporal(number)
+        return self.text(self.marks)
+
+    def _asof(self, number: int) -> None:
+        at = number + 1
+        how = self.word(at)
+        if how in ("LEFT", "INNER", "RIGHT", "FULL"):
+            at += 2 if self.word(at + 1) == "OUTER" else 1
+        if self.word(at) != "JOIN":
+            return  # a name
+        if how in ("RIGHT", "FULL"):
+            self.fail("an ASOF join is INNER or LEFT", number)
+        mark = self._mark(Mark("asof", self.tokens[number].start))
+        self.replace(number, number, " " * len("ASOF"))
+        where = self._condition(at + 1, number)
+        if self.word(where) == "ON":
+            self.insert(where, [(f" {mark} AND", self.end(where), False)])
+            return
+        if self.word(where + 1) != "(":
+            self.fail("MATCH_CONDITION takes a comparison in parentheses: MATCH_CONDITION (l.t >= r.t)", where)
+        close = next((n for n, depth in self.levels(where + 1) if depth == 0), None)
+        if close is None:
+            self.fail("this parenthesis is not closed", where + 1)
+        self.replace(where, where, f"ON {mark} AND ")
+        if self.word(close + 1) == "ON":
+            self.replace(close + 1, close + 1, "AND ")
+        elif self.word(close + 1) == "USING":
+            self.fail("write ON instead of USING, for the columns that are equal", close + 1)
+
+    def _temporal(self, number: int) -> None:
+        before = number - 1
+        while self.is_name(before) and self.word(before - 1) == ".":
+            before -= 2
+        if not self.is_name(before) or self.word(before - 1) != "JOIN":
+            self.fail("FOR SYSTEM_TIME AS OF follows the table of a JOIN, before its alias", number)
+        first = last = number + len(_SYSTEM_TIME)
+        if [self.word(first + n) for n in range(3)] == ["PROCTIME", "(", ")"]:
+            last, kind, as_of = first + 2, "processing", list[TextPiece]()
+        else:
+            while self.is_name(last) and self.word(last + 1) == ".":
+                last += 2
+            if not self.is_name(last) or self.word(last + 1) in ("(", "+", "-"):
+                self.fail("FOR SYSTEM_TIME AS OF takes the event time of a row on the left, or PROCTIME()", first)
+            start, stop = self.tokens[first].start, self.end(last)
+            kind, as_of = "temporal", [(", ", start, False), (self.sql[start:stop], start, True)]
+        mark = self._mark(Mark(kind, self.tokens[number].start)).removesuffix(") IS NOT NULL")  # type: ignore[arg-type]
+        self.replace(number, last, "")
+        where = self._condition(last + 1, number)
+        if self.word(where) != "ON":
+            self.fail("MATCH_CONDITION belongs to an ASOF join", where)
+        end = self.end(where)
+        self.insert(where, [(f" {mark}", end, False), *as_of, (") IS NOT NULL AND", end, False)])
+
+    def _condition(self, first: int, join: int) -> int:
+        """The number of ``ON`` or ``MATCH_CONDITION`` of a join, which comes from a token on."""
+        where = len(self.tokens)
+        for number, depth in self.levels(first):
+            if depth < 0 or (depth == 0 and self.word(number) in (*_ENDS, "ON", "USING", "MATCH_CONDITION")):
+                where = number
+                break
+        if self.word(where) == "USING":
+            self.fail("write ON instead of USING, for the columns that are equal", where)
+        if self.word(where) not in ("ON", "MATCH_CONDITION"):
+            self.fail("this join by time needs its condition: ON l.k = r.k", join)
+        return where
 
     def _mark(self, mark: Mark) -> str:
         self.marks.append(mark)
         return f"struct('{MARK}{len(self.marks) - 1}') IS NOT NULL"
-
-    def _replace(self, first: int, last: int, text: str) -> None:
-        start = self.tokens[first].start
-        self.edits.append((start, self._end(last), [(text, start, False)]))
-
-    def _insert(self, after: int, pieces: list[tuple[str, int, bool]]) -> None:
-        self.edits.append((self._end(after), self._end(after), pieces))
-
-    def _fail(self, message: str, number: int) -> NoReturn:
-        raise error_at(message, self.sql, self.tokens[min(number, len(self.tokens) - 1)].start)
 
 
 # --- in the plan ----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from gpu_ops.query.expressions import Expr, QueryColumn
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Namer, PartTimes, Plan, PlanNode, Union, input_names
 from gpu_ops.query.places import position_of
 from gpu_ops.query.read import Outputs, PlanReader
-from gpu_ops.query.rewrite import Same, in_two_phases, normalized, repeated, upserted, with_numbers
+from gpu_ops.query.rewrite import Same, in_two_phases, normalized, repeated, upserted, with_ends, with_numbers
 from gpu_ops.query.runs import MultiWayRun, run_of, segments
 from gpu_ops.spark.datatypes import spark_type
 
@@ -132,6 +132,8 @@ def _root(
         raise SqlError(JOINS_NOTHING, chooser.sql, 1, 1)
     if emit == "per_batch":
         relation = in_two_phases(relation)
+    elif emit == "at_watermark":
+        relation = with_ends(relation)
     namer = Namer(relation, [column for _, column in outputs], chooser)
     same = {} if emit == "at_watermark" else repeated(relation)
     return PlanBuilder(chooser, namer, text, emit=emit, multi_way=multi_way == "auto", same=same).root(

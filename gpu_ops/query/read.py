@@ -44,6 +44,11 @@ _GENERATED: Final = re.compile(r"_w\d+|_we\d+|_gen_alias_\d+|_groupingexpression
 """The names that Spark's analyser and optimizer give to what they compute on the way."""
 
 
+def changes_each_time(plan: Any) -> bool:
+    """True for an analysed plan of Catalyst's that may give another value each time it is run."""
+    return not plan.deterministic() or _CHANGING.search(plan.toJSON()) is not None
+
+
 def _is_today(cast: Any, catalyst: Catalyst) -> bool:
     """True for a cast of a constant text that Spark takes for the time of today, as ``DATE 'now'``."""
     text = cast.child()

@@ -169,6 +169,21 @@ def _two_phases(aggregate: relations.AggregateOf) -> relations.AggregateOf | Non
     return dataclasses.replace(aggregate, below=local, calls=tuple(merged))
 
 
+def with_ends(relation: relations.Relation) -> relations.Relation:
+    """A query whose aggregates know the ends of windows among their group columns that are made below them."""
+    relation = relation.over(*map(with_ends, relation.inputs))
+    if not isinstance(relation, relations.AggregateOf) or relation.ends:
+        return relation
+    computed: dict[QueryColumn, Expr] = {}
+    below = relation.below
+    while isinstance(below, relations.RowByRow):
+        computed |= below.computed if isinstance(below, relations.Compute) else {}
+        below = below.below
+    ends = [(column, end) for column in relation.by if (end := _end_of_window(column, computed)) is not None]
+    closing = tuple(column for column, end in ends if end.place == 1 and end.window.time is not None)
+    return dataclasses.replace(relation, ends=closing) if closing else relation
+
+
 def _of_slices(call: relations.AggregateCall) -> relations.AggregateCall:
     """A call of an aggregate function over the rows of a slice."""
     words = functools.partial(str, call.column)

@@ -8,7 +8,8 @@ from textwrap import dedent
 import pytest
 
 from gpu_ops.jobs.job import Job, JobSource, build
-from gpu_ops.jobs.sql_file import JobError, Text, read_sql
+from gpu_ops.jobs.sql_file import read_sql
+from gpu_ops.jobs.sql_text import JobError, Text
 
 ORDERS = "CREATE TABLE orders (id BIGINT, item STRING) WITH ('connector' = 'json', 'path' = 'orders');\n"
 SINK = "CREATE TABLE changes WITH ('connector' = 'console');\n"

@@ -14,7 +14,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import Job, load
 from gpu_ops.jobs.secrets import Secrets
-from gpu_ops.jobs.sql_file import JobError
+from gpu_ops.jobs.sql_text import JobError
 
 SECRET = "pa'ss/wo rd+é\"{}"
 TABLES = """

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpu_ops.jobs.job import build
-from gpu_ops.jobs.sql_file import JobError, Text, read_sql, tables_named
+from gpu_ops.jobs.sql_file import read_sql, tables_named
+from gpu_ops.jobs.sql_text import JobError, Text
 from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong
 
 
@@ -35,7 +36,7 @@ def test_a_whole_job():
         SET spark.packages = 'a:b:1';
         INSERT INTO changes
         SELECT o.id, ';' AS x -- ;
-        FROM orders o;
+        FROM orders o, prices;
     """)
     orders, prices = job.sources
     assert orders.columns == (("id", "BIGINT"), ("an item", "STRING"), ("at", "TIMESTAMP"))
@@ -50,7 +51,7 @@ def test_a_whole_job():
     assert (job.sink.connector, job.sink.options, job.sink.row_kind) == ("json", {"path": "/out"}, "op")
     assert (str(job.state), job.checkpoint, job.emit, job.partitions) == ("/jobs/state", "/jobs/there", "per_event", 3)
     assert job.spark == {"spark.sql.shuffle.partitions": "2", "spark.jars.packages": "a:b:1"}
-    assert job.query.text == "SELECT o.id, ';' AS x -- ;\nFROM orders o"
+    assert job.query.text == "SELECT o.id, ';' AS x -- ;\nFROM orders o, prices"
     assert (job.name, job.backend, job.trigger, job.master) == ("job", "auto", None, None)
 
 
@@ -133,7 +134,8 @@ def test_each_word_of_a_statement_is_understood_or_refused():
 @pytest.mark.parametrize(
     ("text", "message", "place"),
     [
-        ("SELECT 1", "'SELECT' begins no statement that is understood", "SELECT"),
+        ("SELECT 1", "there is no source", "SELECT"),
+        ("VACUUM t", "'VACUUM' begins no statement that is understood", "VACUUM"),
         (ORDERS + SINK, "there is no INSERT INTO", ""),
         (ORDERS + INSERT, "there is no table 'changes' to insert into", "changes"),
         (SINK + INSERT, "there is no source", "SELECT"),
@@ -149,16 +151,21 @@ def test_each_word_of_a_statement_is_understood_or_refused():
         (ORDERS + "CREATE MATERIALIZED VIEW v AS SELECT 1", "a materialized view is kept in a sink", "AS SELECT"),
         (ORDERS + SINK + "BEGIN STATEMENT SET; " + INSERT, "this statement set has no END", "BEGIN"),
         (ORDERS + SINK + INSERT + "; END", "'END' begins no statement", "END"),
-        (ORDERS + SINK + "INSERT OVERWRITE changes SELECT 1", "INSERT OVERWRITE is not understood", "OVERWRITE"),
-        (ORDERS + SINK + "INSERT INTO changes (a) SELECT 1", "expected SELECT or WITH, found '('", "(a)"),
+        (ORDERS + SINK + "INSERT OVERWRITE changes SELECT 1", "INSERT OVERWRITE is not understood", "INSERT OVERWRITE"),
+        (
+            ORDERS + SINK + "INSERT INTO changes (a) SELECT 1",
+            "the columns of INSERT INTO are those of the table",
+            "(a)",
+        ),
         (ORDERS + SINK + "INSERT INTO changes SELECT 'x", "a quote or comment is opened here", "'x"),
         (ORDERS + "-- 'fine\n/* a */ " + SINK + "/* b", "a quote or comment is opened here", "/* b"),
-        (ORDERS + SINK + "/*+ a */" + INSERT, "hints are not understood", "/*+ a"),
+        (ORDERS + SINK + "/*+ a */" + INSERT, "a hint stands behind SELECT, or behind the name of a table", "/*+ a"),
         ("CREATE TABLE a.b (x INT) WITH ('a'='b')", "catalogs and databases are not understood", ".b"),
         ("CREATE TABLE a (x INT)", "expected WITH and the table's options, found the end", ""),
-        ("CREATE TABLE a (x INT) LIKE b", "LIKE is not understood", "LIKE"),
-        ("CREATE TABLE a (x AS y + 1) WITH ('a'='b')", "computed columns are not understood", "AS y"),
-        ("CREATE TABLE a (x INT METADATA) WITH ('a'='b')", "metadata columns are not understood", "METADATA"),
+        ("CREATE TABLE a (x INT) LIKE b", "there is no table 'b' before this one", "b"),
+        ("CREATE TABLE a (x AS y + 1; ) WITH ('a'='b')", "expected , or ) behind the expression, found ';'", ";"),
+        ("CREATE TABLE a (x AS) WITH ('a'='b')", "expected an expression, found ')'", ")"),
+        ("CREATE TABLE a (x INT METADATA FROM t) WITH ('a'='b')", "expected what it is of a message in single", "t)"),
         ("CREATE TABLE a (x BIGNIT) WITH ('a'='b')", "there is no type BIGNIT; the nearest are BIGINT", "BIGNIT"),
         ("CREATE TABLE a (x ARRAY(INT)) WITH ('a'='b')", "expected < behind ARRAY, found '('", "(INT)"),
         ("CREATE TABLE a (x DECIMAL(p)) WITH ('a'='b')", "expected a number, found 'p'", "p)"),
@@ -175,7 +182,7 @@ def test_each_word_of_a_statement_is_understood_or_refused():
             "a watermark is t - INTERVAL '...' ..., nothing else is understood",
             "u -",
         ),
-        (ORDERS.replace("WITH", "/*+ OPTIONS('a'='b') */ WITH") + SINK, "hints are not understood", "/*+"),
+        (ORDERS.replace("WITH", "/*+ OPTIONS('a'='b') */ WITH") + SINK, "a hint stands behind SELECT", "/*+"),
         ("CREATE TABLE a (x INT NOT ENFORCED) WITH ('a'='b')", "expected ) or a comma, found 'NOT'", "NOT"),
         ("SET 'a' = ", "expected the setting's value in single quotes, found the end of the text", ""),
         (ORDERS.replace(";", "") + SINK, "expected ; behind the statement, found 'CREATE'", "CREATE TABLE changes"),

@@ -20,7 +20,8 @@ from gpu_ops.jobs import runner
 from gpu_ops.jobs.datagen import rows
 from gpu_ops.jobs.job import build, load
 from gpu_ops.jobs.screen import Screen
-from gpu_ops.jobs.sql_file import JobError, Text, read_sql
+from gpu_ops.jobs.sql_file import read_sql
+from gpu_ops.jobs.sql_text import JobError, Text
 from spark.support import fold
 
 pytestmark = pytest.mark.spark

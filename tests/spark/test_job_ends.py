@@ -18,7 +18,7 @@ import gpu_ops
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
 from gpu_ops.jobs.runner import JobFailedError, Outcome
-from gpu_ops.jobs.sql_file import JobError
+from gpu_ops.jobs.sql_text import JobError
 from gpu_ops.spark.api import static
 from gpu_ops.spark.sinks import changes
 

@@ -27,7 +27,8 @@ from gpu_ops.errors import GpuJoinError
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import JobSource, build, load
 from gpu_ops.jobs.runner import JobFailedError
-from gpu_ops.jobs.sql_file import JobError, Text, read_sql
+from gpu_ops.jobs.sql_file import read_sql
+from gpu_ops.jobs.sql_text import JobError, Text
 from gpu_ops.jobs.tables import decode, open_source, shaped
 from gpu_ops.spark.failures import package
 from gpu_ops.spark.plan import changes as of_changes

@@ -19,7 +19,7 @@ from gpu_ops import stream
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
-from gpu_ops.jobs.sql_file import JobError
+from gpu_ops.jobs.sql_text import JobError
 from gpu_ops.query.catalyst import items
 from gpu_ops.spark.api import sql as sql_module
 from gpu_ops.spark.api import static
