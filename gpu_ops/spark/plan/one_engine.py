@@ -23,6 +23,7 @@ from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.over import Over
 from gpu_ops.descriptions.projection import ROWS, Projection
 from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.tasks.join import ChainedOperator, DataflowTask, Edge
@@ -31,7 +32,7 @@ from gpu_ops.spark.wire.command import Wire
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
-_KINDS: Final = (Aggregate, Join, Latest, MultiJoin, Top)
+_KINDS: Final = (Aggregate, Join, Latest, MultiJoin, Over, Top)
 """What can be one operator of several in an engine: those that no watermark moves."""
 
 
