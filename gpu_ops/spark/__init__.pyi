@@ -28,3 +28,4 @@ from gpu_ops.spark.settings import rapids_conf as rapids_conf
 from gpu_ops.spark.sources.files import read_files as read_files
 from gpu_ops.spark.sources.kafka import debezium as debezium
 from gpu_ops.spark.sources.kafka import read_kafka as read_kafka
+from gpu_ops.spark.sources.state import register_state_source as register_state_source

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import gpu_ops
+import gpu_ops.spark
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError, StateError
 from spark.support import Sink, Source, drain
@@ -55,6 +56,7 @@ def test_rows_with_counts_times_and_partition_at_each_version(spark: Any, tmp_pa
     assert all(began - dt.timedelta(seconds=1) < one < dt.datetime.now() for one in written)
     assert sorted(tuple(row[:3]) for row in times.collect()) == [("x", 5, 7), ("x", 6, None), ("z", 1, None)]
 
+    gpu_ops.spark.register_state_source(spark)
     by_format = spark.read.format("gpu_join_state").option("input", "prices").load(state)
     assert by_format.schema == times.schema
     assert Counter(by_format.collect()) == Counter(times.collect())

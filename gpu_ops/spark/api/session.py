@@ -269,9 +269,6 @@ def session(
     if _CHECKPOINTS in defaults:
         _without_checksums(spark)
         _without_yarn(spark)
-    from gpu_ops.spark.sources.state import register_state_source  # noqa: PLC0415 - pyspark is optional
-
-    register_state_source(spark)
     return spark
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import refuse_connect
@@ -44,8 +44,8 @@ def read_state(
     Where the input has a column of such a name, ours begins with one underscore more. Other tables of a state, such as
     an aggregate's groups, are read as they are stored.
 
-    On Spark 4 ``spark.read.format("gpu_join_state").option("input", ...).load(state)`` is the same, in a session that
-    `gpu_ops.spark.session` made, and in any other after the first call of this function.
+    On Spark 4 ``spark.read.format("gpu_join_state").option("input", ...).load(state)`` is the same, after
+    `gpu_ops.spark.register_state_source`.
 
     Args:
         spark: the session.
@@ -76,16 +76,30 @@ def read_state(
     """
     refuse_connect(spark)
     make_importable(spark)
-    register_state_source(spark)
     table = TableAtVersion.of(state, input, version)
     parts = spark.range(0, table.partitions, 1, table.partitions)
     return parts.mapInArrow(_ReadPartitions(table), _spark_schema(table))
 
 
 def register_state_source(spark: SparkSession) -> None:
-    """Makes ``spark.read.format("gpu_join_state")`` known to a session; Spark 3.5 has no data sources in Python."""
-    if DataSource is not object:
-        spark.dataSource.register(StateSource)
+    """Makes ``spark.read.format("gpu_join_state")`` known to a session; `gpu_ops.read_state` does without.
+
+    Spark then looks for data sources in all Python packages there are, which takes it seconds, once in a session.
+
+    Args:
+        spark: the session.
+
+    Raises:
+        NotBuiltError: Spark Connect, or Spark 3.5, which has no data sources in Python.
+
+    Example:
+        >>> gpu_ops.spark.register_state_source(spark)
+    """
+    refuse_connect(spark)
+    if DataSource is object:
+        raise NotBuiltError(f"a data source in Python needs Spark 4, and this is {spark.version}: gpu_ops.read_state()")
+    make_importable(spark)
+    spark.dataSource.register(StateSource)
 
 
 def _spark_schema(table: TableAtVersion) -> st.StructType:
