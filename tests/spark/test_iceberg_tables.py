@@ -349,7 +349,7 @@ def test_a_job_from_iceberg_to_iceberg(spark: Any, tmp_path: Path) -> None:
         load(job)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # CI reads appends in the job above
 def test_rows_appended_are_a_stream(spark: Any, tmp_path: Path) -> None:
     """What is there at first, then each append, over restarts; rows in other files are passed over."""
     catalog = Catalog(tmp_path / "lake")
