@@ -146,7 +146,9 @@ def test_a_view_is_that_of_the_jar(
                 reader.load(path).createOrReplaceTempView(feed)
                 names = ", ".join(f"to_json(struct({quoted(name)}))" for name in changelog.names)
                 sign = "CASE WHEN _change_type IN ('delete', 'update_preimage') THEN -1 ELSE 1 END"
-                folded = spark.sql(f"SELECT {names}, sum({sign}) net_count FROM {feed} GROUP BY ALL HAVING net_count <> 0")
+                folded = spark.sql(
+                    f"SELECT {names}, sum({sign}) net_count FROM {feed} GROUP BY ALL HAVING net_count <> 0"
+                )
                 now = spark.sql(f"SELECT {names}, count(*) n FROM delta.`{path}` GROUP BY ALL")
                 assert sorted(map(repr, folded.collect())) == sorted(map(repr, now.collect())), way
     finally:
