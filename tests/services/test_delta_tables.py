@@ -83,7 +83,7 @@ class Changelog:
                     self.rows.append(row)
                     changes.append(("+I", row))
                 continue
-            at = row[: len(self.key)]
+            at = tuple("0D" if value == "-0D" else value for value in row[: len(self.key)])  # they are one key
             before = self.table.pop(at, None)
             if before is not None:
                 changes.append(("-U", before))
