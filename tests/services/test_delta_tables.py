@@ -149,7 +149,7 @@ def test_a_view_is_that_of_the_jar(
                 folded = spark.sql(
                     f"SELECT {names}, sum({sign}) net_count FROM {feed} GROUP BY ALL HAVING net_count <> 0"
                 )
-                now = spark.sql(f"SELECT {names}, count(*) n FROM delta.`{path}` GROUP BY ALL")
+                now = spark.sql(f"SELECT {names}, count(*) net_count FROM delta.`{path}` GROUP BY ALL")
                 assert sorted(map(repr, folded.collect())) == sorted(map(repr, now.collect())), way
     finally:
         spark.conf.unset("spark.sql.parquet.outputTimestampType")
