@@ -87,9 +87,7 @@ def open_source(
             limit = source.options.get("maxSnapshotsPerTrigger")
             most = None if limit is None else int(limit)
             table, catalog = source.options["table"], _catalog(source.options)
-            df = read_iceberg(
-                spark, table, catalog=catalog, max_snapshots_per_trigger=None if most is None else int(most)
-            )
+            df = read_iceberg(spark, table, catalog=catalog, max_snapshots_per_trigger=most)
             if source.columns is not None:
                 df = df.select(*(named_column(name).cast(kind).alias(name) for name, kind in source.columns))
         elif source.connector in _FILES:

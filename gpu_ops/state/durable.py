@@ -196,10 +196,13 @@ class Stored:
             self.pieces,
         )
 
+    def last(self) -> int:
+        """The number of micro-batches that there are."""
+        return max([0, *(batch + 1 for batch in self.records), *self.snapshots])
+
     def oldest(self) -> int:
         """The first version from which on all can be built: the one of a snapshot, or 0."""
-        last = max([0, *(batch + 1 for batch in self.records), *self.snapshots])
-        version = last
+        version = last = self.last()
         while version - 1 in self.records:
             version -= 1
         bases = [base for base in (0, *self.snapshots) if base >= version or base == last]

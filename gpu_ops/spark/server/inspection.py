@@ -13,16 +13,13 @@ from rich.table import Table
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.display import Tables
-from gpu_ops.errors import StateError
 from gpu_ops.memory import size_text
 from gpu_ops.spark.server.partition import stored_state
-from gpu_ops.spark.server.stored_rows import TableAtVersion
+from gpu_ops.spark.server.stored_rows import TableAtVersion, while_running
 from gpu_ops.state.address import Location
 from gpu_ops.state.durable import PartitionLog, Stored, stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
-
-_ATTEMPTS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,16 +109,7 @@ def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bo
         StateError: a file is missing or damaged.
     """
     log = PartitionLog(files, manifest, partition)
-    for _ in range(_ATTEMPTS - 1):
-        stored = log.stored(clean=False)
-        try:
-            return _read(files, manifest, log, stored, partition, rows=rows)
-        except StateError:
-            # A running query deletes files when it has put a snapshot in their place; then look again.
-            left = log.stored(clean=False)
-            if left.records.keys() >= stored.records.keys() and left.snapshots.keys() >= stored.snapshots.keys():
-                raise
-    return _read(files, manifest, log, log.stored(clean=False), partition, rows=rows)
+    return while_running(log, lambda stored: _read(files, manifest, log, stored, partition, rows=rows))
 
 
 def _read(

@@ -71,7 +71,7 @@ def check_all_did(files: Files, manifest: Manifest, batch_id: int) -> None:
     Raises:
         StateError: names the partitions that have not.
     """
-    _check_all_did(files.location, versions_of(files, manifest), batch_id)
+    _check_all_did(files.location, _versions(files, manifest), batch_id)
 
 
 def _check_all_did(location: str, versions: Sequence[int], batch_id: int) -> None:
@@ -103,7 +103,7 @@ def check_stored(files: Files, manifest: Manifest, next_batch: Callable[[], int]
     who = "join of " + ", ".join(x["name"] for x in json.loads(manifest.description)["inputs"])
     if stored_manifest is None:
         stored_manifest = Manifest.read(files)  # the first micro-batch may have just made it
-    versions = [0] if stored_manifest is None else versions_of(files, stored_manifest)
+    versions = [0] if stored_manifest is None else _versions(files, stored_manifest)
     if least and max(versions) == 0:
         raise nothing_stored(who, files.location, least)
     if max(versions) < least:
@@ -208,7 +208,7 @@ def stored_version(files: Files, manifest: Manifest) -> int:
     Raises:
         StateError: the number is not the same in all partitions.
     """
-    versions = versions_of(files, manifest)
+    versions = _versions(files, manifest)
     if len(set(versions)) > 1:
         raise StateError(
             f"state folder {files.location} is in the middle of batch {max(versions) - 1}: not all partitions have "
@@ -217,17 +217,21 @@ def stored_version(files: Files, manifest: Manifest) -> int:
     return versions[0]
 
 
-def versions_of(files: Files, manifest: Manifest) -> list[int]:
-    """Counts the micro-batches that each partition holds, in parallel where the store answers slowly."""
+def _versions(files: Files, manifest: Manifest) -> list[int]:
+    """Counts the micro-batches that each partition holds."""
+    return [stored.last() for stored in stored_of(files, manifest)]
 
-    def version(partition: int) -> int:
-        stored = PartitionLog(files, manifest, partition).stored(clean=False)
-        return max([0, *(batch + 1 for batch in stored.records), *stored.snapshots])
+
+def stored_of(files: Files, manifest: Manifest) -> list[Stored]:
+    """Lists what each partition holds, in parallel where the store answers slowly."""
+
+    def stored(partition: int) -> Stored:
+        return PartitionLog(files, manifest, partition).stored(clean=False)
 
     if files.local:
-        return [version(partition) for partition in range(manifest.partitions)]
+        return [stored(partition) for partition in range(manifest.partitions)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(version, range(manifest.partitions)))
+        return list(pool.map(stored, range(manifest.partitions)))
 
 
 def unnamed_pieces(version: int, tables: Mapping[str, pa.Table | StoredTable], stored: Stored) -> frozenset[str]:

@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +23,9 @@ from gpu_ops.operators.dataflow import CLOCK
 from gpu_ops.operators.kept_input import KIND_COLUMN
 from gpu_ops.operators.operator import TimedOperator
 from gpu_ops.spark.server.partition import stored_state
-from gpu_ops.spark.server.recovery import RecoveredState, versions_of
+from gpu_ops.spark.server.recovery import RecoveredState, stored_of
 from gpu_ops.state.address import Location
-from gpu_ops.state.durable import PartitionLog
+from gpu_ops.state.durable import PartitionLog, Stored
 from gpu_ops.state.files import Files
 from gpu_ops.state.interval_table import MATCHED_COLUMN
 from gpu_ops.state.keyed_table import COUNT_COLUMN, WRITTEN_COLUMN
@@ -38,6 +38,9 @@ VERSION: Final = "_version"
 _AT_ONCE: Final = 1 << 16
 _ATTEMPTS: Final = 3
 
+T = TypeVar("T")
+"""What is read of a partition."""
+
 _STEM: Final = re.compile(r"(__[a-z]+)(_\d+)?")
 """The name of a number beside a row, and the step of a multi-way join that it is of."""
 
@@ -48,6 +51,27 @@ _SHOWN: Final[Mapping[str, tuple[str, pa.DataType]]] = {
     KIND_COLUMN: ("_row_kind", pa.string()),
 }
 """The numbers beside a row that mean something outside, and what they are there."""
+
+
+def while_running(log: PartitionLog, read: Callable[[Stored], T]) -> T:
+    """Reads a partition whose query may run, and delete files when it has put a snapshot in their place.
+
+    Args:
+        log: the partition's files.
+        read: reads some of them; called again, with the new list, where some were deleted meanwhile.
+
+    Raises:
+        StateError: a file is missing or damaged.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        stored = log.stored(clean=False)
+        try:
+            return read(stored)
+        except (StateError, OSError):
+            left = log.stored(clean=False)
+            if left.records.keys() >= stored.records.keys() and left.snapshots.keys() >= stored.snapshots.keys():
+                raise
+    return read(log.stored(clean=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +113,11 @@ class TableAtVersion:
         description = from_json(manifest.description)
         tables = _tables(description)
         chosen = _table_called(tables, name)
-        versions = versions_of(files, manifest)
-        last = min(versions)
+        partitions = stored_of(files, manifest)
+        versions = [stored.last() for stored in partitions]
+        last, oldest = min(versions), max(stored.oldest() for stored in partitions)
         if version is None:
             version = last
-        oldest = max(PartitionLog(files, manifest, n).stored(clean=False).oldest() for n in range(manifest.partitions))
         if oldest > last:
             raise StateError(f"the partitions of state folder {files.location} have no version in common: {versions}")
         if not oldest <= version <= last:
@@ -140,16 +164,11 @@ class TableAtVersion:
         """The state of one partition, which the stack gives back."""
         files = Files.at(self.state)
         manifest = Manifest.of(files)
-        log = PartitionLog(files, manifest, partition)
-        for attempt in range(1, _ATTEMPTS + 1):
-            stored = log.stored(clean=False)
-            try:
-                return stack.enter_context(stored_state(files, manifest, partition).held_at(self.version))
-            except (StateError, OSError):
-                # a running query deletes files when it has put a snapshot in their place; then look again
-                if attempt == _ATTEMPTS or log.stored(clean=False) == stored:
-                    raise
-        raise AssertionError
+
+        def held(_: Stored) -> RecoveredState:
+            return stack.enter_context(stored_state(files, manifest, partition).held_at(self.version))
+
+        return while_running(PartitionLog(files, manifest, partition), held)
 
     def _shown(self, table: pa.Table, partition: int) -> pa.Table:
         """Stored rows as they are read outside."""
