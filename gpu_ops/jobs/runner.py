@@ -32,7 +32,6 @@ from gpu_ops.jobs.sql_file import JobQuery
 from gpu_ops.jobs.tables import kept, open_source, output_names, shaped, start
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
-from gpu_ops.spark.api.finish import QUERY, of_last, query_in
 from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.driver.queries import plans_of
@@ -40,6 +39,7 @@ from gpu_ops.spark.failures import DELTA_CATALOG, DELTA_SETTINGS, message_in
 from gpu_ops.spark.metrics.progress import followed
 from gpu_ops.spark.plan.changes import of_changes
 from gpu_ops.spark.plan.column_metadata import join_written
+from gpu_ops.spark.plan.stored_query import QUERY, of_last, query_in
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sinks.delta import has_delta
 from gpu_ops.state.address import StateAddress
