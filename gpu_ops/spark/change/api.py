@@ -9,14 +9,15 @@ from pyspark.sql import DataFrame
 
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
+from gpu_ops.errors import NotBuiltError
 from gpu_ops.query.plan import MultiWay
 from gpu_ops.spark.api.query import PlannedQuery
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.change.planner import ChangePlanner, QueryChange
-from gpu_ops.spark.change.run import ChangeRun
+from gpu_ops.spark.change.run import ChangeRun, undo
 from gpu_ops.spark.driver.checkpoint import Checkpoint
 from gpu_ops.spark.failures import refuse_connect
-from gpu_ops.spark.sinks.changes import MemoryView, View
+from gpu_ops.spark.sinks.changes import View
 from gpu_ops.state.address import Location, StateAddress
 
 
@@ -73,7 +74,7 @@ def plan_change(
           prices: its rows are in the state (1 rows); its source goes on where it stood
         time: about 1 s for 2 rows of the state
     """
-    planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, None)
+    planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, StateAddress.of(old_state))
     refuse_connect(planned.session)
     return ChangePlanner(planned, StateAddress.of(old_state), read_again, missing).described()
 
@@ -160,10 +161,54 @@ def change(
     refuse_connect(session)
     changing = ChangePlanner(planned, StateAddress.of(old_state), read_again, missing)
     described = changing.described()
+    empty_sink = empty_sink or write is None
+    if described.unknown and not empty_sink:
+        raise NotBuiltError(
+            f"{described.unknown}, so what the sink gets is not known: with empty_sink=True a new one gets all rows"
+        )
     options = {
         "state": address, "backend": backend, "partitions": partitions, "name": name, "backlog": False,
     }  # fmt: skip
     sources = [one.source for one in changing.old.stored.sources]
     work = ChangeRun(changing, options, checkpoint, Checkpoint.read(session, old_checkpoint, sources))
-    work.run(write, empty_sink=empty_sink or isinstance(write, MemoryView))
+    work.run(write, empty_sink=empty_sink)
     return described
+
+
+def undo_change(
+    query: str,
+    /,
+    *,
+    state: Location,
+    write: View | None,
+    tables: Mapping[str, DataFrame | Stream] | None = None,
+    emit: Emit = "per_batch",
+    multi_way: MultiWay = "auto",
+    **inputs: DataFrame | Stream,
+) -> None:
+    """Goes back to a query that `change` has changed into another one: its sink gets the result that it had then.
+
+    Stop the new query first. Then start the old one as before, on its own checkpoint: it reads on from where it was
+    stopped. The state and checkpoint of the new one stay as they are, and are of no use any more.
+
+    Args:
+        query: the old query, as of `sql`.
+        state: its state folder.
+        write: brings a micro-batch into the sink, as of `change`.
+        tables: inputs whose names cannot be arguments.
+        emit: as of `sql`.
+        multi_way: likewise.
+        inputs: the old query's inputs by name.
+
+    Raises:
+        StateError: the query was not changed, or a query runs on either state folder.
+        NotBuiltError: a result does not follow from its state.
+
+    Example:
+        >>> gpu_ops.undo_change(query, orders=orders, state="/data/state", write=view)  # doctest: +SKIP
+    """
+    address = StateAddress.of(state)
+    planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, address)
+    refuse_connect(planned.session)
+    options = {"state": address, "backend": "auto", "partitions": None, "name": None, "backlog": False}
+    undo(planned, address, options, write)

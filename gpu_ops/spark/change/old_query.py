@@ -13,12 +13,13 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.errors import NotBuiltError, StateError
+from gpu_ops.errors import StateError
 from gpu_ops.query.nodes import JoinNode, Plan, PlanNode, walk
 from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.query import state_of_part
 from gpu_ops.spark.api.query_frames import runner_of
 from gpu_ops.spark.datatypes import named_column, spark_type
+from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.stored_query import StoredQuery
 from gpu_ops.spark.server.present import StoredOperator, why_no_result, why_no_rows
@@ -118,20 +119,36 @@ class OldQuery:
             if not has_operator(below)
         ]
 
-    def check_result(self) -> None:
-        """Refuses a query whose result does not follow from its state.
-
-        Raises:
-            NotBuiltError: the reason.
-        """
+    def why_no_result(self) -> str | None:
+        """The reason why the query's result does not follow from its state; None if it does."""
         for part in self.plan.parts:
             for node in grounds(part.root):
                 if not isinstance(node, JoinNode):
-                    raise NotBuiltError("a SELECT of the old UNION ALL has no operator, so no state has its rows")
+                    return "a SELECT of the old UNION ALL has no operator, so no state has its rows"
                 one = self.operators.get(id(node))
                 why = "its inputs were static" if one is None else why_no_result(one.description)
                 if why is not None:
-                    raise NotBuiltError(f"the old query's result does not follow from its state: {said(node)}: {why}")
+                    return f"the old result does not follow from its state ({said(node)}: {why})"
+        return None
+
+    def check_stopped(self, session: SparkSession) -> None:
+        """Refuses the state of a query that runs.
+
+        Raises:
+            StateError: which query runs.
+        """
+        for one in self.operators.values():
+            user = Directory.of(session).state_in_use(one.stored.state)
+            if user is not None:
+                raise StateError(
+                    f"state folder {one.stored.state} is in use by the running query {user}; stop it first"
+                )
+
+    @property
+    def query_id(self) -> str:
+        """Spark's id of the query."""
+        first = next(iter(self.operators.values()))
+        return Manifest.of(Files.at(first.stored.state)).query_id
 
     def result(self, session: SparkSession) -> DataFrame:
         """The rows that the old query's changelog comes to, with row kind ``+I``."""

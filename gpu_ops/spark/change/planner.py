@@ -14,8 +14,10 @@ from gpu_ops.query.nodes import Calc, LocalAggregate, PlanNode
 from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.finish import calculated
 from gpu_ops.spark.api.query import PlannedQuery
-from gpu_ops.spark.change.old_query import OldInput, OldQuery, said, tables_of, uses
+from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.change.old_query import OldInput, OldQuery, grounds, said, tables_of, uses
 from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.plan.changes import sliced
 from gpu_ops.spark.plan.stored_query import differences, same_rows
 from gpu_ops.state.address import StateAddress
@@ -23,6 +25,8 @@ from gpu_ops.state.address import StateAddress
 _FOLDER: Final = "change"
 _SECONDS_A_ROW: Final = 4e-6
 """What a row of the state costs on its way through Spark and the new query, about."""
+
+_BY_TIME: Final = "the new query joins it by time, and the state does not say when its rows came"
 
 Origin = Literal["state", "source"]
 
@@ -67,12 +71,15 @@ class QueryChange:
         tables: of the new query.
         result: what of the SELECT differs, empty where nothing does.
         version: the number of micro-batches that the old state holds.
+        unknown: why the old query's result does not follow from its state, so that only an empty sink can be filled;
+            empty where it does.
     """
 
     operators: tuple[OperatorChange, ...]
     tables: tuple[TableChange, ...]
     result: str
     version: int
+    unknown: str = ""
 
     @property
     def rows(self) -> int:
@@ -89,6 +96,8 @@ class QueryChange:
         lines += [f"  {x.name}: {x.becomes}{', ' if x.why else ''}{x.why}" for x in self.operators]
         if self.result:
             lines.append(f"  result: {self.result}")
+        if self.unknown:
+            lines.append(f"  sink: a new one, to be filled with the whole result, as {self.unknown}")
         lines.append("tables")
         for table in self.tables:
             if table.origin == "state":
@@ -148,9 +157,17 @@ class ChangePlanner:
 
     def _choose(self) -> None:
         """Finds the rows of each table."""
-        read, why = list(uses(self.planned.plan)), dict[str, str]()
+        read = list(uses(self.planned.plan))
+        why = {name: reason for name, side in self.planned.streams.items() if (reason := _why_not_kept(side))}
+        by_time = {
+            id(use)
+            for node in self.planned.plan.joins
+            if node.description.by_time
+            for below in node.inputs
+            for use in grounds(below)
+        }
         for use in read:
-            found = self._rows_of(use)
+            found = _BY_TIME if id(use) in by_time else self._rows_of(use)
             if isinstance(found, str):
                 why.update((table, found) for table in tables_of(use) - why.keys())
             else:
@@ -170,14 +187,13 @@ class ChangePlanner:
             if name not in why:
                 self.tables[name] = TableChange(name, "state", "")
                 continue
-            new, static = name.lower() not in known, stream.load is not None
-            if not (new or static or name.lower() in self._read_again):
+            new = name.lower() not in known
+            if not (new or stream.load is not None or name.lower() in self._read_again):
                 raise DescriptionError(
                     f"table {name!r}: {why[name]}. So its source has to be read from its beginning: where it still has "
                     f"everything, read_again=[{name!r}]. Else begin anew, or ask for what the state has"
                 )
-            reason = "a new table" if new else "a static table" if static else why[name]
-            self.tables[name] = TableChange(name, "source", reason)
+            self.tables[name] = TableChange(name, "source", "a new table" if new else why[name])
 
     def _rows_of(self, use: PlanNode) -> TakenRows | str:
         """The rows in the state that something is made of, or the reason why there are none."""
@@ -224,8 +240,7 @@ class ChangePlanner:
     # --- in words ----------------------------------------------------------------------------
 
     def described(self) -> QueryChange:
-        """The change in words; refuses one whose old result is not known."""
-        self.old.check_result()
+        """The change in words."""
         operators, old = [], list(self.old.plan.joins)
         for node in self.planned.plan.joins:
             same = next((one for one in old if same_rows(one, node)), None)
@@ -249,7 +264,7 @@ class ChangePlanner:
         roots = zip(self.old.plan.parts, self.planned.plan.parts, strict=False)
         tops = [(a.root, b.root) for a, b in roots]
         result = next((text for a, b in tops for text in _top_differences(a, b)), "")
-        return QueryChange(tuple(operators), tuple(tables), result, self.old.version)
+        return QueryChange(tuple(operators), tuple(tables), result, self.old.version, self.old.why_no_result() or "")
 
     @property
     def readings(self) -> list[OldInput]:
@@ -279,6 +294,15 @@ class ChangePlanner:
             made = made if now is None else calculated(now, made)
             found[id(use)] = sliced(use, made) if isinstance(use, LocalAggregate) else made
         return found
+
+
+def _why_not_kept(side: Stream) -> str | None:
+    """The reason why a table is read from its beginning whatever the old state has; None if there is none."""
+    if side.load is not None:
+        return "a static table"
+    if plans_of(side.df):
+        return "an operator outside of the query makes its rows, and has a state of its own"
+    return None
 
 
 def _top_differences(old: PlanNode, new: PlanNode) -> Iterator[str]:

@@ -24,17 +24,18 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.errors import StateError
-from gpu_ops.spark.api.query import CHANGED, CHANGING, stored_sources, table_of
-from gpu_ops.spark.change.old_query import OldInput
+from gpu_ops.errors import NotBuiltError, StateError
+from gpu_ops.query.catalyst import java_class
+from gpu_ops.spark.api.query import CHANGED, CHANGING, PlannedQuery, stored_sources, table_of
+from gpu_ops.spark.change.old_query import OldInput, OldQuery
 from gpu_ops.spark.change.planner import ChangePlanner
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
-from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import as_hadoop_has_it
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.driver.stream_sources import sources_of
@@ -45,6 +46,7 @@ from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
 _FOLDER: Final = "change"
+_DIFFERENCE: Final = "difference"
 
 Origin = Literal["state", "source"]
 
@@ -71,30 +73,25 @@ class ChangeRun:
         self._check()
         self._begin()
         build = self._built()
-        difference = self._difference(build, empty_sink=empty_sink)
+        difference = self._difference(empty_sink=empty_sink)
         if write is not None:
-            self._written(write, difference, build)
+            _write(write, difference, build.query_id, build.version - 1)
         self._finish(build)
 
     def _check(self) -> None:
         """Refuses what is not as it has to be, before anything is changed."""
         old, version = self._changing.old, self._old.version
-        for one in old.operators.values():
-            user = Directory.of(self._session).state_in_use(one.stored.state)
-            if user is not None:
-                raise StateError(f"state folder {one.stored.state} is in use by the running query {user}; stop that")
+        old.check_stopped(self._session)
         if old.version != version:
             raise StateError(
                 f"state folder {old.state} holds {old.version} micro-batches, and the checkpoint {version}: they are "
                 "not of one query, or the query has one to finish: start it once more, and stop it"
             )
-        for one in old.operators.values():
-            query = Manifest.of(Files.at(one.stored.state)).query_id
-            if query != self._old.query_id:
-                raise StateError(
-                    f"state folder {one.stored.state} belongs to query {query}, and the checkpoint to "
-                    f"{self._old.query_id}: give those of one query"
-                )
+        if old.query_id != self._old.query_id:
+            raise StateError(
+                f"state folder {old.state} belongs to query {old.query_id}, and the checkpoint to "
+                f"{self._old.query_id}: give those of one query"
+            )
         by_name = {name.lower(): name for name in self._planned.streams}
         for number, source in enumerate(old.stored.sources):
             name = by_name.get((source.table or "").lower())
@@ -133,11 +130,15 @@ class ChangeRun:
     def _part(self, name: str, rows: Callable[[], DataFrame]) -> str:
         """Writes rows as Parquet below the folder unless they are there already; returns where."""
         location = f"{self._below}/{name}"
-        jvm: Any = self._session._jvm
-        path = jvm.org.apache.hadoop.fs.Path(f"{location}/_SUCCESS")
-        if not path.getFileSystem(self._session._jsparkSession.sessionState().newHadoopConf()).exists(path):
+        if not self._has(name):
             rows().write.mode("overwrite").parquet(location)
         return location
+
+    def _has(self, name: str) -> bool:
+        """True if rows were written to their end."""
+        path = java_class(self._session, "org.apache.hadoop.fs.Path")(f"{self._below}/{name}/_SUCCESS")
+        configuration = self._session._jsparkSession.sessionState().newHadoopConf()
+        return bool(path.getFileSystem(configuration).exists(path))
 
     def _built(self) -> Checkpoint:
         """Fills the new state, and keeps the changelog that comes out; returns the checkpoint of that."""
@@ -154,9 +155,10 @@ class ChangeRun:
         def keep(batch: DataFrame, number: int) -> None:
             batch.write.mode("overwrite").parquet(f"{below}/result/batch={number}")
 
-        writer = changes.writeStream.foreachBatch(keep).option("checkpointLocation", f"{below}/checkpoint")
-        names = ", ".join(plan.name for plan in plans_of(changes))
-        writer.queryName(f"{names}: change").trigger(availableNow=True).start().awaitTermination()
+        if not self._has(_DIFFERENCE):  # later it would read on, past what the sink was given
+            writer = changes.writeStream.foreachBatch(keep).option("checkpointLocation", f"{below}/checkpoint")
+            names = ", ".join(plan.name for plan in plans_of(changes))
+            writer.queryName(f"{names}: change").trigger(availableNow=True).start().awaitTermination()
         self._sources = sources_of(changes)
         return Checkpoint.read(self._session, f"{below}/checkpoint", self._sources)
 
@@ -165,38 +167,15 @@ class ChangeRun:
         """The changelog of the new query, as it will run."""
         return self._planned.changelog(self._options)
 
-    def _difference(self, build: Checkpoint, *, empty_sink: bool) -> DataFrame:
+    def _difference(self, *, empty_sink: bool) -> DataFrame:
         """What the sink gets: rows that are no more, and rows that are new."""
         schema = self._changes.schema
 
         def rows() -> DataFrame:
             new = self._session.read.schema(schema).parquet(f"{self._below}/result/*")
-            if empty_sink:
-                return _counted(new)
-            old = self._changing.old.result(self._session)
-            there = {name.lower(): name for name in old.columns}
-            kept: list[Column] = []
-            for field in schema:
-                own = there.get(field.name.lower())
-                value = f.lit(None) if own is None else named_column(own)
-                kept.append(value.cast(field.dataType).alias(field.name))
-            kept[0] = f.lit("-D").alias(ROW_KIND_COLUMN)
-            return _counted(old.select(*kept).unionAll(new.select(*map(named_column, schema.names))))
+            return _net(schema, new, None if empty_sink else self._changing.old.result(self._session))
 
-        location = self._part("difference", rows)
-        known = [named_column(x.name).alias(x.name, metadata=x.metadata) for x in schema]
-        return self._session.read.schema(schema).parquet(location).select(*known)
-
-    def _written(self, write: View, difference: DataFrame, build: Checkpoint) -> None:
-        """Gives the sink the difference, as the last micro-batch of the query that filled the state."""
-        context = self._session.sparkContext
-        name = "sql.streaming.queryId"
-        before = context.getLocalProperty(name)
-        context.setLocalProperty(name, build.query_id)
-        try:
-            write(difference, build.version - 1)
-        finally:
-            context.setLocalProperty(name, before)
+        return _as_changelog(self._session.read.schema(schema).parquet(self._part(_DIFFERENCE, rows)), schema)
 
     def _finish(self, build: Checkpoint) -> None:
         """Writes the new checkpoint, and opens the new folder in place of the old one."""
@@ -215,17 +194,76 @@ class ChangeRun:
         )
         stored = dataclasses.replace(self._planned.stored, sources=stored_sources(self._changes, self._planned.streams))
         stored.write(self._files)
-        content = json.dumps({"other": str(self._state)}).encode()
-        Files.at(self._changing.old.state).write(CHANGED, lambda file: file.write(content))
+        _put(Files.at(self._changing.old.state), CHANGED, self._state)
         self._files.delete([CHANGING])
 
 
-def _counted(changes: DataFrame) -> DataFrame:
-    """The net rows of a changelog, those that go first."""
-    rows = net(changes, exact=True)
-    names = [x for x in rows.columns if x != COUNT]
+def undo(planned: PlannedQuery, state: StateAddress, options: Mapping[str, Any], write: View | None) -> None:
+    """Gives a sink the result that an old query had, and opens its state folder again; see `gpu_ops.undo_change`."""
+    session, files = planned.session, Files.at(state)
+    content = files.read(CHANGED)
+    if content is None:
+        raise StateError(
+            f"the query of state folder {state} was not changed into another one: there is nothing to undo"
+        )
+    other = StateAddress.of(json.loads(content.to_pybytes())["other"])
+    if Files.at(other).read(CHANGING) is not None:
+        raise StateError(f"the change into state folder {other} was not done to its end: run it again first")
+    new, old = OldQuery(other, session), OldQuery(state, session)
+    for one in (new, old):
+        one.check_stopped(session)
+        why = one.why_no_result()
+        if write is not None and why is not None:
+            raise NotBuiltError(f"the change cannot be undone in the sink: {why}")
+    if write is not None:
+        schema = planned.changelog(options).schema
+        difference = _net(schema, old.result(session), new.result(session)).localCheckpoint()
+        _write(write, _as_changelog(difference, schema), new.query_id, new.version)
+    _put(Files.at(other), CHANGED, state)
+    files.delete([CHANGED])
+
+
+def _put(files: Files, name: str, other: StateAddress) -> None:
+    content = json.dumps({"other": str(other)}).encode()
+    files.write(name, lambda file: file.write(content))
+
+
+def _write(write: View, difference: DataFrame, query_id: str, number: int) -> None:
+    """Gives a sink rows as a micro-batch of a query."""
+    context, name = difference.sparkSession.sparkContext, "sql.streaming.queryId"
+    before = context.getLocalProperty(name)
+    context.setLocalProperty(name, query_id)
+    try:
+        write(difference, number)
+    finally:
+        context.setLocalProperty(name, before)
+
+
+def _net(schema: st.StructType, new: DataFrame, old: DataFrame | None) -> DataFrame:
+    """The difference between two results as a changelog, what goes first.
+
+    Args:
+        schema: of the changelog.
+        new: a changelog, or a result with row kind ``+I``.
+        old: a result; columns that it lacks are null. None for no rows.
+    """
+    rows = new.select(*(named_column(x.name).cast(x.dataType).alias(x.name) for x in schema))
+    if old is not None:
+        there = {name.lower(): name for name in old.columns}
+        kept = [f.lit("-D").alias(ROW_KIND_COLUMN)]
+        for field in schema.fields[1:]:
+            name = there.get(field.name.lower())
+            value = f.lit(None) if name is None else named_column(name)
+            kept.append(value.cast(field.dataType).alias(field.name))
+        rows = rows.unionAll(old.select(*kept))
+    counted = net(rows, exact=True)
+    names = [x for x in counted.columns if x != COUNT]
     kind = f.when(f.col(COUNT) < 0, "-D").otherwise("+I").alias(ROW_KIND_COLUMN)
     copies = f.explode(f.sequence(f.lit(1), f.abs(f.col(COUNT)))).alias(COUNT)
-    return (
-        rows.select(kind, *map(named_column, names), copies).drop(COUNT).sortWithinPartitions(f.desc(ROW_KIND_COLUMN))
-    )
+    changes = counted.select(kind, *map(named_column, names), copies).drop(COUNT)
+    return changes.sortWithinPartitions(f.desc(ROW_KIND_COLUMN))
+
+
+def _as_changelog(rows: DataFrame, schema: st.StructType) -> DataFrame:
+    """Rows with what is known of a changelog's columns."""
+    return rows.select(*(named_column(x.name).alias(x.name, metadata=x.metadata) for x in schema))
