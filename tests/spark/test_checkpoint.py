@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import slow_but
 from pyspark.sql import functions as f
@@ -24,8 +29,8 @@ SCHEMA = "v INT"
 class Feed:
     """A folder of files of numbers, and the numbers in them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, form: str = "json") -> None:
+        self.folder, self._form = folder, form
         self.files = 0
         self.written: list[int] = []
         folder.mkdir()
@@ -36,8 +41,11 @@ class Feed:
         for count in files:
             numbers = [len(self.written) + x for x in range(count)]
             beside = self.folder / f".{self.files}"
-            beside.write_text("".join(f'{{"v": {x}}}\n' for x in numbers))
-            beside.rename(self.folder / f"{self.files:05}.json")
+            if self._form == "json":
+                beside.write_text("".join(f'{{"v": {x}}}\n' for x in numbers))
+            else:
+                pq.write_table(pa.table({"v": pa.array(numbers, pa.int32())}), beside)
+            beside.rename(self.folder / f"{self.files:05}.{self._form}")
             self.files += 1
             self.written += numbers
             new += numbers
@@ -227,3 +235,139 @@ def test_a_change_written_once_is_not_written_as_another_one(changed, spark, tmp
         )
     with pytest.raises(StateError, match="the query has 3 sources, and its checkpoint is to be made of 1"):
         write_checkpoint(spark, str(tmp_path), built.query_id, 2, [(before, 0)], build=built, sources=sources)
+
+
+class Stream:
+    """A source of numbers from 0 on, and those of them that a query has had."""
+
+    def __init__(self, spark: Any, folder: Path, choice: random.Random, kinds: Sequence[str]) -> None:
+        kind = choice.choice(kinds)
+        self.name, self._choice, self.files = folder.name, choice, not kind.startswith("rate")
+        self.had: set[int] = set()
+        self.feed = Feed(folder, "parquet" if kind == "parquet" else "json")
+        each = choice.randint(1, 3)
+        if kind == "json":
+            df = spark_files(spark, folder, each)
+        elif kind == "parquet":
+            df = spark.readStream.schema(SCHEMA).option("fileNameOnly", "true").parquet(str(folder))
+        elif kind == "ours":
+            df = our_files(spark, folder, each)
+        else:
+            rate = {"rate": "rowsPerSecond", "rate-micro-batch": "rowsPerBatch"}[kind]
+            df = spark.readStream.format(kind).option(rate, each).option("numPartitions", 1).load()
+        self.df = df.selectExpr(f"CAST({df.columns[-1]} AS INT) AS v")
+
+    def add(self, *counts: int) -> None:
+        """Adds so many files, or one of some numbers of them."""
+        if self.files:
+            self.feed.add(*(self._choice.randint(1, 3) for _ in range(self._choice.choice(counts or (0, 1, 2, 5)))))
+
+    def take(self, new: list[int], where: str) -> None:
+        """Checks what a query has had of it further."""
+        if self.files:
+            assert sorted(new) == sorted(set(self.feed.written) - self.had), (where, self.name)
+        else:
+            assert sorted(new) == list(range(len(self.had), len(self.had) + len(new))), (where, self.name)
+        self.had |= set(new)
+
+
+class Query:
+    """A query that copies streams, some of them from several places of its plan."""
+
+    def __init__(self, checkpoint: Path, streams: Sequence[Stream], choice: random.Random) -> None:
+        self.checkpoint, self.streams = checkpoint, list(streams)
+        leaves = [stream for stream in streams for _ in range(choice.choice([1, 1, 1, 2]))]
+        choice.shuffle(leaves)
+        self._of = {f"{place} {stream.name}": stream for place, stream in enumerate(leaves)}
+        self.df = union(*(named(stream.df.where("v >= 0"), name) for name, stream in self._of.items()))
+        self.sources, self.order = sources_of(self.df), list(dict.fromkeys(leaves))
+        assert [len(source.places) for source in self.sources] == [leaves.count(stream) for stream in self.order]
+        self.batches: dict[int, dict[Stream, set[int]]] = {}
+
+    def run(self, where: str) -> None:
+        """Runs until its sources are exhausted, and checks what each of them gave."""
+        sink = Sink()
+        drain(self.df, sink, self.checkpoint)
+        given = {name: sorted(v for n, v in sink.changes if n == name) for name in self._of}
+        for stream in self.streams:
+            copies = [given[name] for name, other in self._of.items() if other is stream]
+            assert all(copy == copies[0] for copy in copies), (where, stream.name)
+            stream.take(copies[0], where)
+        for number, changes in sink.batches.items():
+            self.batches[number] = {s: {v for n, v in changes if self._of[n] is s} for s in self.streams}
+
+    def forget_last(self) -> None:
+        """Leaves its last micro-batch as if it had been killed before that was begun: only sources have noted it."""
+        if len(self.batches) > 1:
+            last = max(self.batches)
+            for file in self.checkpoint.glob(f"[oc]*/*{last}*"):
+                if file.name in (str(last), f".{last}.crc"):
+                    file.unlink()
+            for stream, values in self.batches.pop(last).items():
+                stream.had -= values
+
+    def stands(self, spark: Any) -> Checkpoint:
+        return Checkpoint.read(spark, str(self.checkpoint), self.sources)
+
+
+@contextlib.contextmanager
+def log_settings(spark: Any, choice: random.Random) -> Iterator[None]:
+    """A session whose logs are compacted and cleaned at other times, in one of the layouts."""
+    settings = {
+        "spark.sql.streaming.fileSource.log.compactInterval": choice.choice(["2", "3", "10"]),
+        "spark.sql.streaming.fileSource.log.cleanupDelay": choice.choice(["0", "10m"]),
+        "spark.sql.streaming.minBatchesToRetain": choice.choice(["2", "100"]),
+        "spark.sql.streaming.offsetLog.formatVersion": choice.choice(["1", "2"]),
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
+FILES = ("json", "parquet", "ours")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(16))
+def test_random_changes_of_random_queries_take_each_row_once(spark, tmp_path, seed):
+    choice, folders = random.Random(seed), (tmp_path / f"source {number}" for number in range(99))
+
+    def streams(most: int) -> list[Stream]:
+        kinds = (*FILES, "rate", "rate-micro-batch")
+        return [Stream(spark, next(folders), choice, kinds if n else FILES) for n in range(choice.randint(1, most))]
+
+    with log_settings(spark, choice):
+        old = Query(tmp_path / "query 0", streams(4), choice)
+        for change in (1, 2, 3):
+            for run in range(choice.randint(1, 2)):
+                for stream in old.streams:
+                    stream.add(*((1, 13) if run == 0 else ()))
+                old.run(f"{seed}, before change {change}")
+            if choice.random() < 0.4:
+                old.forget_last()
+            added, only_built = streams(2), streams(1)
+            build = Query(tmp_path / f"build {change}", [*added, *only_built], choice)
+            for stream in build.streams:
+                stream.add(1, 2, 11)
+            build.run(f"{seed}, build {change}")
+            kept = choice.sample(old.streams, choice.randint(0, len(old.streams)))
+            new = Query(tmp_path / f"query {change}", [*kept, *added], choice)
+            before, built = old.stands(spark), build.stands(spark)
+            parts = [
+                (before, old.order.index(stream)) if stream in kept else (built, build.order.index(stream))
+                for stream in new.order
+            ]
+            to, batch = str(new.checkpoint), built.version - 1
+            write_checkpoint(spark, to, built.query_id, batch, parts, build=built, sources=new.sources)
+            for stream in choice.sample(new.streams, choice.randint(0, len(new.streams))):
+                stream.add()
+            new.run(f"{seed}, after change {change}")
+            assert min(new.batches, default=built.version) == built.version
+            old = new
+        for stream in old.streams:
+            stream.add()
+        old.run(f"{seed}, at the end")
