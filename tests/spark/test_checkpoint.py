@@ -132,6 +132,17 @@ def test_a_plan_has_a_source_twice_and_counts_it_once(changed, spark):
     assert StreamSource.from_dict(json.loads(json.dumps(left.to_dict()))) == left
 
 
+def test_a_source_that_a_plan_has_twice_is_not_taken_for_two(changed, spark, tmp_path):
+    """The second one's folder would be that of the next source."""
+    a, c = (spark_files(spark, changed.folder / name) for name in "ac")
+    df = union(named(a, "a"), named(a, "a"), named(c, "c"))
+    rows(df, tmp_path / "c")
+    with pytest.raises(StateError, match="has two equal offsets, which may be of one source"):
+        Checkpoint.read(spark, str(tmp_path / "c"))
+    assert Checkpoint.read(spark, str(tmp_path / "c"), sources_of(df)).folders == ("0", "1")
+    assert Checkpoint.read(spark, str(changed.folder / "old")) == changed.before
+
+
 class Killed(BaseException):
     """Ends a change at one point."""
 
@@ -177,6 +188,8 @@ def test_a_write_that_is_killed_anywhere_is_completed_by_the_next(changed, every
         ("offsets/1", 'v2\n{"sourceMetadataInfo": {"0": {}}}\n0:{}', "has sourceMetadataInfo"),
         ("offsets/1", "v1\n{}\n{}\n{}\n{}", "has the offsets of sources 0, 1, 2, and the query .* has 0, 1"),
         ("offsets/1", "v2\n{}\na:{}\n1:{}", "has the offsets of sources a, 1, and the query .* has 0, 1"),
+        ("sources/2/0", "v1", "has a source '2', and the query .* has none of that name"),
+        ("sources/a/0", "v1", "has a source 'a', and the query .* has none of that name"),
         ("state/0/0/1.delta", "", "has state of Spark's own operators"),
         (
             "commits/1",
@@ -371,3 +384,41 @@ def test_random_changes_of_random_queries_take_each_row_once(spark, tmp_path, se
         for stream in old.streams:
             stream.add()
         old.run(f"{seed}, at the end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["1", "2"])
+def test_sources_with_names_go_on_by_name(spark, tmp_path, layout):
+    """Spark 4.2 has a named source's files in a folder of that name, and offsets by name in the layout ``v2`` only."""
+    if not hasattr(spark.readStream, "name"):
+        pytest.skip("no names of sources before Spark 4.2")
+    choice, of_session = random.Random(1), "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+    feeds = {name: Feed(tmp_path / name) for name in "abc"}
+    spark.conf.set(of_session, "true")
+    spark.conf.set("spark.sql.streaming.offsetLog.formatVersion", layout)
+
+    def read(name: str, called: str) -> Any:
+        return spark.readStream.name(called).schema(SCHEMA).json(str(tmp_path / name)).select(f.lit(name), "v")
+
+    try:
+        for feed in feeds.values():
+            feed.add(1, choice.randint(1, 3))
+        old, build = union(read("a", "first"), read("b", "second")), union(read("c", "first"))
+        rows(old, tmp_path / "old")
+        rows(build, tmp_path / "build")
+        new = union(read("b", "b"), read("c", "first"), read("a", "second"))
+        before, built = (
+            Checkpoint.read(spark, str(tmp_path / name), sources_of(df))
+            for name, df in (("old", old), ("build", build))
+        )
+        assert before.folders == ("first", "second")
+        parts, sources = [(before, 1), (built, 0), (before, 0)], sources_of(new)
+        write_checkpoint(
+            spark, str(tmp_path / "new"), built.query_id, built.version - 1, parts, build=built, sources=sources
+        )
+        assert rows(new, tmp_path / "new") == []
+        added = {name: feed.add(2) for name, feed in feeds.items()}
+        assert rows(new, tmp_path / "new") == [(name, v) for name in "abc" for v in added[name]]
+    finally:
+        spark.conf.unset(of_session)
+        spark.conf.unset("spark.sql.streaming.offsetLog.formatVersion")

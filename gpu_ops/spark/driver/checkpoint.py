@@ -70,7 +70,7 @@ class Checkpoint:
         Args:
             session: a session.
             location: the query's ``checkpointLocation``.
-            sources: the sources of that query; None if they are not known: each offset is a source of its own then.
+            sources: the sources of that query; None if they are not known, and each offset is of a source of its own.
 
         Raises:
             StateError: there is no checkpoint, its last micro-batch is not committed, it has state of Spark's own
@@ -99,8 +99,17 @@ class Checkpoint:
                 f"{which} has state of Spark's own operators (groupBy, dropDuplicates, a join of Spark's and such), "
                 "which does not go along: begin anew, with another checkpoint and state"
             )
+        known = sources is not None
         layout, metadata, offsets, sources = _parsed(files.text(f"{_OFFSETS}/{begun}"), sources, which)
         folders = tuple(source.folder for source in sources)
+        present = set(files.names(_SOURCES))
+        if layout == "v1" and (others := present - set(folders)):
+            raise StateError(
+                f"{which} has a source {min(others)!r}, and the query that it is said to be of has none of that name: "
+                "give the checkpoint of that query"
+            )
+        if not known and len(present) < len(offsets) > len(set(offsets)):
+            raise StateError(f"{which} has two equal offsets, which may be of one source: its sources have to be known")
         return cls(files.location, query_id, begun + 1, offsets, folders, metadata, layout, commit)
 
 
@@ -196,26 +205,30 @@ def _parsed(
     by_key = {key: None if offset == _NOTHING else offset for key, offset in pairs}
     if sources is None:
         sources = unknown_sources(sorted(by_key, key=lambda key: (int(key) if key.isdigit() else -1, key)))
-    keys = {key for source in sources for key in _keys(source)}
-    if by_key.keys() - keys or (layout == "v1" and len(keys) != len(by_key)):
+    keys = [_keys(source, layout) for source in sources]
+    known = {key for one in keys for key in one}
+    if (
+        by_key.keys() - known
+        or not all(by_key.keys() & one for one in keys)
+        or (layout == "v1" and known - by_key.keys())
+    ):
         raise StateError(
             f"{which} has the offsets of sources {', '.join(by_key)}, and the query that it is said to be of has "
-            f"{', '.join(sorted(keys))}: give the checkpoint of that query"
+            f"{', '.join(sorted(known))}: give the checkpoint of that query"
         )
-    offsets = tuple(next((by_key[key] for key in _keys(source) if key in by_key), None) for source in sources)
-    return layout, metadata, offsets, sources
+    return layout, metadata, tuple(next(by_key[key] for key in one if key in by_key) for one in keys), sources
 
 
-def _keys(source: StreamSource) -> list[str]:
-    """The keys of a source's offset in layout ``v2``: its name, or the numbers of its places, of which one may do."""
-    return [str(place) for place in source.places] if source.name is None else [source.name]
+def _keys(source: StreamSource, layout: str) -> list[str]:
+    """The keys of a source's offset: in layout ``v2`` its name, if it has one; else its places, of which one may do."""
+    return [source.name] if layout == "v2" and source.name is not None else list(map(str, source.places))
 
 
 def _text(sources: Sequence[StreamSource], offsets: Sequence[str | None], build: Checkpoint) -> str:
     """The text of a file of offsets, in the layout and with the metadata of another one."""
     by_source = zip(sources, (_NOTHING if offset is None else offset for offset in offsets), strict=True)
     if build.layout == "v2":
-        lines = [f"{key}:{offset}" for source, offset in by_source for key in _keys(source)]
+        lines = [f"{key}:{offset}" for source, offset in by_source for key in _keys(source, build.layout)]
     else:
         by_place = {place: offset for source, offset in by_source for place in source.places}
         lines = [by_place[place] for place in range(len(by_place))]
