@@ -217,7 +217,7 @@ def grounds(node: PlanNode) -> Iterator[PlanNode]:
 
 
 def uses(planned: Plan) -> Iterator[PlanNode]:
-    """What a query's operators read of its inputs."""
+    """The rows of inputs that a query's operators read, or that come to its result without one."""
     for part in planned.parts:
         tops: list[PlanNode] = [part.root, *(below for node in part.joins for below in node.inputs)]
         for node in tops:

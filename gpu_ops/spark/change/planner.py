@@ -22,17 +22,16 @@ from gpu_ops.spark.plan.changes import sliced
 from gpu_ops.spark.plan.stored_query import differences, same_rows
 from gpu_ops.state.address import StateAddress
 
-_FOLDER: Final = "change"
 _SECONDS_A_ROW: Final = 4e-6
 """What a row of the state costs on its way through Spark and the new query, about."""
 
 _BY_TIME: Final = "the new query joins it by time, and the state does not say when its rows came"
 
-Origin = Literal["state", "source"]
+RowOrigin = Literal["state", "source"]
 
 
 class TableChange(NamedTuple):
-    """Where the rows of one table of the new query come from.
+    """A table of the new query, and the place that its rows come from.
 
     Attributes:
         name: the table's.
@@ -43,13 +42,13 @@ class TableChange(NamedTuple):
     """
 
     name: str
-    origin: Origin
+    origin: RowOrigin
     why: str
     rows: int | None = None
 
 
 class OperatorChange(NamedTuple):
-    """What becomes of one operator.
+    """An operator of either query, and its fate in a change.
 
     Attributes:
         name: the operator, and what it reads.
@@ -64,7 +63,7 @@ class OperatorChange(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QueryChange:
-    """What a change of a query does; `str` shows it.
+    """The effects of a change of a query on its operators, tables and result; `str` shows them.
 
     Attributes:
         operators: of both queries.
@@ -112,7 +111,7 @@ class QueryChange:
 
 
 class TakenRows(NamedTuple):
-    """How what a new operator reads is made of rows in the old state.
+    """Rows in the old state, and the way in which a new operator's input is made of them.
 
     Attributes:
         reading: the rows.
@@ -213,7 +212,7 @@ class ChangePlanner:
         return next(iter(reasons), "no operator of the old query keeps its rows alone")
 
     def _derived(self, reading: OldInput, use: PlanNode) -> TakenRows | str:
-        """How rows of a source, filtered and projected in one way, give them as another one has them."""
+        """Derives a source as one plan filters and projects it from rows of another plan; else gives the reason."""
         if reading.why_not is not None:
             return reading.why_not
         (was, old_scan), (now, scan) = _calc_of(reading.node), _calc_of(use)

@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -47,8 +47,6 @@ from gpu_ops.state.manifest import Manifest
 
 _FOLDER: Final = "change"
 _DIFFERENCE: Final = "difference"
-
-Origin = Literal["state", "source"]
 
 
 class ChangeRun:
@@ -168,7 +166,7 @@ class ChangeRun:
         return self._planned.changelog(self._options)
 
     def _difference(self, *, empty_sink: bool) -> DataFrame:
-        """What the sink gets: rows that are no more, and rows that are new."""
+        """Gives the rows that are no more, and those that are new, which the sink gets."""
         schema = self._changes.schema
 
         def rows() -> DataFrame:
