@@ -29,6 +29,7 @@ from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Scan, Table
 from gpu_ops.spark.api.apply import MemoryOnlyStateWarning, apply_operator, settled
 from gpu_ops.spark.api.by_time import timed, timed_input
+from gpu_ops.spark.api.column_order import as_stored
 from gpu_ops.spark.api.finish import calculated, check_runs, remember
 from gpu_ops.spark.api.static import as_streams, beside_streams, has_result
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
@@ -127,9 +128,18 @@ def _planned(
     sides, _ = settled(tuple(given.values()), {"state": state})
     streams = dict(zip(given, sides, strict=True))
     session = next(iter(streams.values())).df.sparkSession
-    described = {label: _table(label, side) for label, side in streams.items()}
-    schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}
-    planned = plan(query, described, session, schemas=schemas, emit=emit, multi_way=multi_way)
+
+    def planned_over(streams: Mapping[str, Stream]) -> tuple[Plan, dict[str, Table], dict[str, st.StructType]]:
+        described = {label: _table(label, side) for label, side in streams.items()}
+        schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}
+        made = plan(query, described, session, schemas=schemas, emit=emit, multi_way=multi_way)
+        return made, described, schemas
+
+    planned, described, schemas = planned_over(streams)
+    moved = {} if state is None else as_stored(planned, streams, state)
+    if moved:
+        given, streams = {**given, **moved}, {**streams, **moved}
+        planned, described, schemas = planned_over(streams)
     used = {scan.table.name for part in planned.parts for scan in _scans(part.root)}
     _check_inputs(used, streams)
     if backlog:
