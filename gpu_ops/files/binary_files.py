@@ -12,7 +12,7 @@ or 1900, on which Java and Arrow do not agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from gpu_ops.files.columns import (
     cast_to,
     conversions,
     kind_of,
+    names_within,
     part_of,
     typed,
 )
@@ -71,6 +72,7 @@ def read_binary(  # noqa: PLR0917 - what, where, and how
     schema: pa.Schema,
     columns: Sequence[str],
     reading: ReadOptions = ReadOptions(),  # noqa: B008 - a tuple of constants
+    look: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file, in its order.
 
@@ -81,6 +83,7 @@ def read_binary(  # noqa: PLR0917 - what, where, and how
         schema: the declared columns. All of them are looked at, so that what is read does not depend on what is needed.
         columns: which of them are given, and in which order.
         reading: see there.
+        look: is given the names of the file's columns, as `gpu_ops.files.new_columns` takes them.
 
     Returns:
         Batches of ``columns``, in the declared types.
@@ -96,6 +99,7 @@ def read_binary(  # noqa: PLR0917 - what, where, and how
     there: pa.Schema = fragment.physical_schema
     parts, leaf = _described(name, fragment, there, reading)
     found = conversions(parts, schema, Rules(leaf, reading.case_sensitive, reading.missing_is_null))
+    look({part.name: names_within(part) for part in parts})
     needed = set(columns)
     # others are read only where one of their values may be wrong
     chosen = {x: taken for x, taken in found.items() if taken is not None and (x in needed or not taken[1].total)}

@@ -9,7 +9,7 @@ fits another is the format's to say (`Leaf`), for parts that have none: all else
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -146,6 +146,13 @@ def part_of(field: pa.Field, about: Callable[[pa.Field], str] = lambda _: "") ->
     else:
         return ColumnPart(field.name, kind, (), about(field), extension)
     return ColumnPart(field.name, kind, tuple(part_of(inner, about) for inner in within), "", extension)
+
+
+def names_within(part: ColumnPart) -> dict[str, Any] | None:
+    """The names of a struct's fields, or of those in a list of structs, and what is within each; None for others."""
+    while pa.types.is_list(part.type) or pa.types.is_large_list(part.type):
+        (part,) = part.parts
+    return {inner.name: names_within(inner) for inner in part.parts} if pa.types.is_struct(part.type) else None
 
 
 def conversions(

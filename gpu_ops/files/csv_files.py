@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -294,6 +294,7 @@ class CsvFile:
         options: see `gpu_ops.files.formats.FileFormat`.
         block_bytes: read at once; no row is longer.
         finish: gives rows, of which times and dates are text, the types that they have in the end.
+        look: is given the names of a header, as `gpu_ops.files.new_columns` takes them.
     """
 
     def __init__(
@@ -305,9 +306,10 @@ class CsvFile:
         block_bytes: int,
         *,
         finish: Callable[[pa.RecordBatch], pa.RecordBatch],
+        look: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         self._again, self._schema, self._options, self._block_bytes = again, schema, options, block_bytes
-        self._columns, self._finish = columns, finish
+        self._columns, self._finish, self._look = columns, finish, look
         self._header = options.get("header") == "true"
         self._quote = options.get("quote", '"')
         self._null = options.get("nullValue")
@@ -424,6 +426,7 @@ class CsvFile:
         """The names of a header, those of the schema as it spells them."""
         names = Names(header, case_sensitive=self._options.get("caseSensitive") == "true")
         places = names.places(self._schema.names, required=self._options.get("missingColumns") != "null")
+        self._look(dict.fromkeys(header))
         spelled = {place: name for name, place in places.items()}
         return [spelled.get(place, name) for place, name in enumerate(header)]
 

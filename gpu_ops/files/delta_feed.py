@@ -23,7 +23,7 @@ from gpu_ops.errors import BadInputError
 from gpu_ops.files.columns import WrongError
 from gpu_ops.files.deletion_vectors import deleted_rows
 from gpu_ops.files.delta_log import LOG, Action, Log
-from gpu_ops.files.delta_schema import PARTITION, FileNames, declared_columns, partition_value, physical_name
+from gpu_ops.files.delta_schema import PARTITION, FileNames, declared_columns, names_of, partition_value, physical_name
 from gpu_ops.files.file_systems import file_system_of
 
 ReadParquet = Callable[[str, pa.Schema], Iterator[pa.RecordBatch]]
@@ -75,6 +75,8 @@ class CommitChanges:
             raise ValueError(f"in version {self._version} {_NO_FEED}")
         self.schema = self._columns(declared)
         """The declared columns, in the types that they have in the table."""
+        self.names = names_of(self._state.fields)
+        """The names of the table's columns at this version, and what is within each."""
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows: first those that the commit takes, then those that it brings, in the order of log and files.

@@ -90,6 +90,18 @@ def _stored_field(
     return pa.field(declared.name, pa.null())
 
 
+def names_of(fields: Sequence[DeltaField]) -> dict[str, Any]:
+    """The names of a table's columns, and of the fields within each: None where there are none."""
+    found = {}
+    for field in fields:
+        kind = field["type"]
+        while not isinstance(kind, str) and kind["type"] == "array":
+            kind = kind["elementType"]
+        is_struct = not isinstance(kind, str) and kind["type"] == "struct"
+        found[field["name"]] = names_of(kind["fields"]) if is_struct else None
+    return found
+
+
 def _named(name: str, fields: Sequence[DeltaField]) -> DeltaField | None:
     return next((field for field in fields if field["name"].lower() == name.lower()), None)
 

@@ -13,8 +13,8 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -38,6 +38,7 @@ from gpu_ops.files.delta_feed import CommitChanges
 from gpu_ops.files.delta_schema import delta_leaf
 from gpu_ops.files.file_systems import file_system_of
 from gpu_ops.files.json_files import json_batches
+from gpu_ops.files.new_columns import log_new_columns
 from gpu_ops.values import arrow_zone, cast_plain, is_bytes
 
 FormatName = Literal["csv", "json", "parquet", "orc", "arrow", "delta"]
@@ -75,6 +76,9 @@ _SAMPLE: Final = (
     r"value (\S+) (?:not in range|was truncated)|would lose data: (\S+)|"
     r"Decimal value (\S+) does"
 )
+
+
+_Look = Callable[[Mapping[str, Any]], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +132,7 @@ class FileFormat:
                 raise DescriptionError(f"column {field.name!r} is {field.type}; a file of format {self.name} has none")
 
     def read(self, uri: str, columns: Sequence[str], input_name: str) -> Iterator[pa.RecordBatch]:
-        """The rows of a file, in its order.
+        """The rows of a file, in its order; columns that it has got lately and nothing names are logged once.
 
         Args:
             uri: the file; Hadoop's spelling of a path will do.
@@ -138,18 +142,28 @@ class FileFormat:
         Raises:
             BadInputError: a file that is not there, or not as described; names column and value where it can.
         """
+        plain = str if self.name == "json" or self._option("caseSensitive", "false") == "true" else str.lower
+
+        def look(names: Mapping[str, Any]) -> None:
+            log_new_columns(input_name, uri, self.schema, names, plain)
+
+        yield from self._read(uri, columns, input_name, look)
+
+    def _read(self, uri: str, columns: Sequence[str], input_name: str, look: _Look) -> Iterator[pa.RecordBatch]:
         try:
             file_system, path = file_system_of(uri, input_name)
             if self.name == "delta":
-                yield from self._delta(uri, columns, input_name)
+                yield from self._delta(uri, columns, input_name, look)
             elif self.name in ("csv", "json"):
-                yield from self._text(file_system, path, columns)
+                yield from self._text(file_system, path, columns, look)
             else:
-                yield from read_binary(self.name, file_system, path, self.schema, columns, self._reading())
+                yield from read_binary(self.name, file_system, path, self.schema, columns, self._reading(), look)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._refused(error, uri, input_name) from error
 
-    def _text(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _text(
+        self, file_system: pafs.FileSystem, path: str, columns: Sequence[str], look: _Look
+    ) -> Iterator[pa.RecordBatch]:
         """Rows of CSV or JSON, which come in the types of the schema, but times as text."""
         rules = Rules(_text_leaf(arrow_zone(self._option("timeZone", "UTC"))))
         change = functools.cache(lambda field: conversion(part_of(field), self.schema.field(field.name).type, rules))
@@ -160,19 +174,21 @@ class FileFormat:
         if self.name == "csv":
             packed = re.search(r"\.(gz|bz2|zst|lz4|br)$", path) is not None
             again = functools.partial(file_system.open_input_stream if packed else file_system.open_input_file, path)
-            yield from CsvFile(again, self.schema, columns, dict(self.options), _BLOCK_BYTES, finish=finish).batches()
+            file = CsvFile(again, self.schema, columns, dict(self.options), _BLOCK_BYTES, finish=finish, look=look)
+            yield from file.batches()
         else:
             with file_system.open_input_stream(path) as stream:
-                yield from json_batches(stream, self.schema, _BLOCK_BYTES, finish)
+                yield from json_batches(stream, self.schema, _BLOCK_BYTES, finish, look)
 
-    def _delta(self, commit: str, columns: Sequence[str], input_name: str) -> Iterator[pa.RecordBatch]:
+    def _delta(self, commit: str, columns: Sequence[str], input_name: str, look: _Look) -> Iterator[pa.RecordBatch]:
         of_files = (("missingColumns", "null"), *(x for x in self.options if x[0] in OPTIONS["parquet"]))
 
         def read_parquet(uri: str, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-            return FileFormat("parquet", wanted, of_files).read(uri, wanted.names, input_name)
+            return FileFormat("parquet", wanted, of_files)._read(uri, wanted.names, input_name, lambda _: None)
 
         zone = arrow_zone(self._option("timeZone", "UTC"))
         changes = CommitChanges(commit, self.schema, zone, read_parquet, input_name)
+        look(changes.names)
         found = conversions([part_of(field) for field in changes.schema], self.schema, Rules(delta_leaf))
         wanted = set(columns or self.schema.names)  # where none is, the number of rows is
         chosen = {x: taken[1] for x, taken in found.items() if taken and (x in wanted or not taken[1].total)}

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.files.columns import WrongError
 
 
 def catalog_of(properties: str | Mapping[str, str], what: str) -> Any:
@@ -78,6 +79,15 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def cast_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows in the types of a schema, column by column."""
-    columns = [column.cast(field.type) for column, field in zip(rows.columns, schema, strict=True)]
+    """Rows in the types of a schema, column by column.
+
+    Raises:
+        WrongError: a value that has no place in its column's type; names the column.
+    """
+    columns = []
+    for column, field in zip(rows.columns, schema, strict=True):
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            raise WrongError(f"{column.type} where {field.type} is read: {error}", field.name) from error
     return pa.Table.from_arrays(columns, schema=schema)

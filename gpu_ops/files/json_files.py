@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,11 @@ _NOT_FINITE: Final = rb'"(NaN|[+-]?INF|[+-]?Infinity)"'
 
 
 def json_batches(
-    stream: pa.NativeFile, schema: pa.Schema, block_bytes: int, finish: Callable[[pa.RecordBatch], pa.RecordBatch]
+    stream: pa.NativeFile,
+    schema: pa.Schema,
+    block_bytes: int,
+    finish: Callable[[pa.RecordBatch], pa.RecordBatch],
+    look: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> Iterator[pa.RecordBatch]:
     """The objects of a file.
 
@@ -29,6 +35,7 @@ def json_batches(
         schema: the columns.
         block_bytes: read at once.
         finish: gives objects, of which times and dates are text, the types that they have in the end.
+        look: is given the last object of each block, for its names (`gpu_ops.files.new_columns`).
 
     Raises:
         ArrowException, ValueError: a line that is no object, or a value of another type.
@@ -38,7 +45,13 @@ def json_batches(
     def read(block: bytes) -> list[pa.RecordBatch]:
         return [finish(batch) for batch in _parsed(block, wanted)]
 
-    for batches in side_by_side(read, _lines(stream, block_bytes)):
+    def looked_at(blocks: Iterator[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            with contextlib.suppress(ValueError, RecursionError):  # what is wrong with it is said when it is read
+                look(json.loads(block.rstrip(_BLANK).rpartition(b"\n")[2]))
+            yield block
+
+    for batches in side_by_side(read, looked_at(_lines(stream, block_bytes))):
         yield from batches
 
 

@@ -167,6 +167,7 @@ OF_SINK: Final[Mapping[str, Option]] = {"row_kind": OURS}
 
 _PATH: Final = {"path": Option("path", required=True)}
 _LIMITS: Final = {"max_files_per_trigger": COUNT, "max_bytes_per_trigger": TEXT}
+_READER: Final = _one_of("spark", "arrow")
 _FILES: Final = {
     **_PATH,
     **_LIMITS,
@@ -174,7 +175,7 @@ _FILES: Final = {
     "recursive": Option("flag", "recursiveFileLookup"),
     "latest_first": FLAG,
     "max_file_age": TEXT,
-    "reader": _one_of("spark", "arrow"),
+    "reader": _READER,
 }
 _TIMES: Final = {"date_format": TEXT, "timestamp_format": TEXT}
 _MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
@@ -201,7 +202,7 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
     "parquet": _FILES,
     "json": {**_FILES, **_LINES},
     "csv": {**_FILES, **_LINES, **_CSV},
-    "delta": {**_PATH, **_FEED, **_LIMITS},
+    "delta": {**_PATH, **_FEED, **_LIMITS, "reader": _READER},
     "kafka": {
         **_BROKER,
         "topic": Option(spark="subscribe", required=True),

@@ -19,7 +19,7 @@ from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.files.delta_log import Log
-from gpu_ops.files.formats import FormatName
+from gpu_ops.files.formats import OPTIONS, FormatName
 from gpu_ops.jobs import datagen
 from gpu_ops.jobs.flink_query import translated
 from gpu_ops.jobs.job import METADATA, Job, JobSource, Sink
@@ -46,6 +46,8 @@ from gpu_ops.spark.sources.jdbc import read_table
 from gpu_ops.spark.sources.kafka import MessageSource
 
 _FILES: Final = ("parquet", "json", "csv")
+_INFERENCE: Final = ("mergeSchema", "inferSchema", "samplingRatio")
+"""Options that say how Spark finds the columns of files."""
 _CHANGE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
 _KIND: Final = "__row_kind"
 """Of Debezium's messages: one may be two changes, so ``op`` itself is none."""
@@ -270,6 +272,10 @@ def _read_files(spark: SparkSession, source: JobSource, file: Text) -> DataFrame
         )
     if source.reader == "arrow":
         options = {name: value for name, value in source.options.items() if name != "path"}
+        if source.columns is None:  # those of some files, which others may lack, as Spark's reader has it
+            options = {name: value for name, value in options.items() if name not in _INFERENCE}
+            if "missingColumns" in OPTIONS[source.connector]:
+                options.setdefault("missingColumns", "null")
         return read_files(spark, source.options["path"], cast("FormatName", source.connector), schema, **options)
     return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
 
@@ -290,7 +296,8 @@ def _delta(spark: SparkSession, source: JobSource, file: Text) -> tuple[JobSourc
             # the changes of several commits come in any order
             sequence_by=source.sequence_by or (_VERSION if keyed else None),
         )
-    df = _load(spark, source) if has_delta(spark) else _feed_of_files(spark, source, file)
+    by_spark = source.reader != "arrow" and has_delta(spark)
+    df = _load(spark, source) if by_spark else _feed_of_files(spark, source, file)
     own = [source.row_kind] if source.row_kind is not None else []
     if source.columns is None:
         kept = [name for name in df.columns if name not in (_CHANGE, _VERSION, _TIME)]
@@ -303,13 +310,15 @@ def _delta(spark: SparkSession, source: JobSource, file: Text) -> tuple[JobSourc
 
 
 def _feed_of_files(spark: SparkSession, source: JobSource, file: Text) -> DataFrame:
-    """A Delta table's change feed as `read_files` has it, for a Spark without Delta's jar.
+    """A Delta table's change feed as `read_files` has it: for a Spark without Delta's jar, and where it is asked for.
 
     Raises:
         JobError: there is no such table.
     """
     options = {name: value for name, value in source.options.items() if name not in ("path", "readChangeFeed")}
     if source.options["readChangeFeed"] != "true" or set(options) - {"startingVersion", "maxFilesPerTrigger"}:
+        if source.reader == "arrow":
+            raise file.error("'reader' = 'arrow' reads a table's change feed, from a version on", source.at)
         return _load(spark, source)  # which says what is missing
     path = source.options["path"]
     try:

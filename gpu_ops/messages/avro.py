@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -202,6 +202,16 @@ def _scale(schema: Mapping[str, Any]) -> int | None:
     scale, precision = scale_of(schema.get("scale", 0)), schema.get("precision")
     digits = precision if isinstance(precision, int) else scale
     return scale if scale is not None and 0 <= scale <= (digits or 0) else None
+
+
+def names(schema: Schema, parts: Sequence[Any], depth: int = 8) -> dict[str, Any]:
+    """The names of the fields in parts of a schema, and those within each; a type may hold itself, so not for ever."""
+    found = dict[str, Any]()
+    for one in (one for part in parts for one in schema.look(part)):
+        if one.kind == "array" and depth:
+            found |= names(schema, [one.item], depth - 1)
+        found |= {name: names(schema, [part], depth - 1) if depth else None for name, part in one.fields.items()}
+    return found
 
 
 class NoSchemaError(ValueError):

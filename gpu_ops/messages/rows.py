@@ -5,7 +5,9 @@ A message without a value, a tombstone, deletes the row of its key where a key i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
@@ -216,6 +218,29 @@ class MessageFormat:
                 self._read(group, self._deletes, parsed, bad)
         return self._in_order(parsed, sorted(bad))
 
+    def names(self, value: bytes) -> Any:
+        """The names of the columns that a message's row has, as `gpu_ops.files.new_columns` takes them.
+
+        Args:
+            value: the message; it may be one that cannot be read, which has none.
+        """
+        with contextlib.suppress(ValueError, RecursionError):
+            return self._avro_names(value) if self.is_avro else self._json_names(json.loads(value))
+        return None
+
+    def _json_names(self, message: Any) -> Any:
+        wrapped = isinstance(message, dict) and message.keys() == _WRAPPED
+        if wrapped and (self.is_debezium or _WRAPPED.isdisjoint(self.schema.names)):
+            message = message["payload"]
+        if self.is_debezium and isinstance(message, dict):
+            return message.get("after") or message.get("before")
+        return message
+
+    def _avro_names(self, value: bytes) -> Any:
+        ((_, _, schema),) = avro.groups(pa.array([value]), np.zeros(1, np.int64), self.registry, self.avro_schema)
+        rows = [] if isinstance(schema, str) else self._avro_rows(schema)
+        return avro.names(schema, rows) if rows and not isinstance(schema, str) else None
+
     def _groups(
         self, at: Ints, values: pa.BinaryArray, bad: list[Bad], names: Sequence[str], what: str = ""
     ) -> Iterator[Group]:
@@ -240,10 +265,13 @@ class MessageFormat:
 
     def _of_avro(self, schema: avro.Schema, wanted: pa.StructType) -> Encodings | str:
         """Finds how values of an Avro schema are written, or why none are read."""
-        rows = [schema.message]
-        if self.is_debezium:
-            rows = [one.fields[name] for one in schema.look(schema.message) for name in _SIDES if name in one.fields]
-        return self._encodings(rows, schema.look, wanted)
+        return self._encodings(self._avro_rows(schema), schema.look, wanted)
+
+    def _avro_rows(self, schema: avro.Schema) -> list[Any]:
+        """The parts of a schema that are those of rows."""
+        if not self.is_debezium:
+            return [schema.message]
+        return [one.fields[name] for one in schema.look(schema.message) for name in _SIDES if name in one.fields]
 
     def _of_connect(self, schema: Any, wanted: pa.StructType) -> Encodings | str | None:
         """Finds the same of a schema of Kafka Connect's; None where a message with such a member is no wrapper."""

@@ -472,12 +472,16 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 
 def _schema_differences(name: str, was: pa.Schema, now: pa.Schema) -> Iterator[str]:
+    before = ", ".join(column.removeprefix(f"{name}__") for column in was.names)  # as `gpu_ops.sql` calls some
     for field in was:
         if field.name not in now.names:
             yield f"input '{name}' had a column {field.name!r} ({field.type}), now it has none"
     for field in now:
         if field.name not in was.names:
-            yield f"input '{name}' has a column {field.name!r} ({field.type}) that it had not"
+            yield (
+                f"input '{name}' has a column {field.name!r} ({field.type}) that it had not. Leave new columns out, in "
+                f"the DataFrame or in the query: select {before}"
+            )
     for field in was:
         other = now.field(field.name) if field.name in now.names else field
         if field.type != other.type:
@@ -485,6 +489,6 @@ def _schema_differences(name: str, was: pa.Schema, now: pa.Schema) -> Iterator[s
         elif field.nullable != other.nullable:
             yield f"input '{name}': column {field.name!r} was nullable={field.nullable}, now {other.nullable}"
     if was.names != now.names:
-        yield f"input '{name}': the order of columns was {', '.join(was.names)}, now {', '.join(now.names)}"
+        yield f"input '{name}': its columns are in another order, {', '.join(now.names)}: select {before}"
     else:
         yield f"input '{name}': the schema was {was}, now {now}"

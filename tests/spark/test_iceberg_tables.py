@@ -49,6 +49,7 @@ pyiceberg = pytest.importorskip("pyiceberg")
 pytest.importorskip("pyiceberg.catalog.sql")
 partitioning = pytest.importorskip("pyiceberg.partitioning")
 transforms = pytest.importorskip("pyiceberg.transforms")
+types = pytest.importorskip("pyiceberg.types")
 pytestmark = pytest.mark.spark
 
 
@@ -383,6 +384,20 @@ def test_rows_appended_are_a_stream(spark: Any, tmp_path: Path) -> None:
     read()
     with pytest.raises(DescriptionError, match=r"there is no Iceberg table shop\.none"):
         read_iceberg(spark, "shop.none", catalog=catalog.properties)
+    orders = read_iceberg(spark, "shop.live", catalog=catalog.properties).select("m", "id")
+    with catalog.table.update_schema() as change:
+        change.add_column("vat", types.DoubleType())
+    schema = catalog.table.schema().as_arrow()
+    catalog.table.append(pa.Table.from_pylist([{"id": 7, "m": decimal.Decimal(7), "vat": 0.5}], schema=schema))
+    for number, again in enumerate((orders, read_iceberg(spark, "shop.live", catalog=catalog.properties))):
+        found = Sink()  # the table got a column when the first one was there already
+        drain(again.select("m", "id"), found, tmp_path / f"wider{number}")
+        assert sorted(found.changes)[-1] == (decimal.Decimal(7), 7)
+        assert len(found.changes) == len(appended) + 1
+    with catalog.table.update_schema(allow_incompatible_changes=True) as change:
+        change.delete_column("m")
+    with pytest.raises(Exception, match=r"column 'm': it was dropped or renamed while the query runs"):
+        drain(orders, Sink(), tmp_path / "dropped")
     catalog.table.delete("id = 1")
     with pytest.raises(Exception, match=r"stream of appended rows, and snapshot [0-9]+ changes or deletes some"):
         read()

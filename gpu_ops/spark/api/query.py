@@ -18,6 +18,7 @@ from gpu_ops.query.nodes import Plan
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Table
 from gpu_ops.spark.api.apply import settled
+from gpu_ops.spark.api.column_order import as_stored
 from gpu_ops.spark.api.query_frames import QueryRunner, has_begun, scans_of, union
 from gpu_ops.spark.api.static import as_streams
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
@@ -66,12 +67,23 @@ class PlannedQuery:
             raise DescriptionError("sql() needs the tables of its query, by the names that it calls them")
         sides, _ = settled(tuple(given.values()), {"state": state})
         streams = dict(zip(given, sides, strict=True))
+        planned = cls._over(given, streams, query, emit, multi_way)
+        moved = {} if state is None else as_stored(planned.plan, streams, state)
+        if moved:
+            planned = cls._over({**given, **moved}, {**streams, **moved}, query, emit, multi_way)
+        _check_inputs(set(planned.stored.tables), streams)
+        return planned
+
+    @classmethod
+    def _over(
+        cls, given: Mapping[str, Stream], streams: Mapping[str, Stream], query: str, emit: Emit, multi_way: MultiWay
+    ) -> Self:
+        """Plans a query over tables whose columns are in the order that counts."""
         session = next(iter(streams.values())).df.sparkSession
         described = {label: _table(label, side) for label, side in streams.items()}
         schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}
         planned = plan(query, described, session, schemas=schemas, emit=emit, multi_way=multi_way)
         used = {scan.table.name for part in planned.parts for scan in scans_of(part.root)}
-        _check_inputs(used, streams)
         stored = StoredQuery(
             planned.sql, {label: described[label] for label in used}, {label: schemas[label] for label in used},
             multi_way, emit, len(planned.joins),

@@ -108,6 +108,8 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
     without_kinds = side.row_kind is None and is_changelog(side.df)
     df = side.df.drop(ROW_KIND_COLUMN) if without_kinds else side.df
     location = _location(side.df.sparkSession, name, state)
+    folder = _Folder(side.df.sparkSession, location)
+    df = folder.without_new_columns(name, df)
     schema = df.schema if side.refresh_ms is None else st.StructType([_KIND, *df.schema.fields])
     if side.df.isStreaming:  # what its columns are said to be is said of the stream
         schema = st.StructType([st.StructField(x.name, x.dataType) for x in schema.fields])
@@ -117,7 +119,6 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
         before = _refreshing.pop(location, None)
         if before is not None:
             before.end()
-        folder = _Folder(side.df.sparkSession, location)
         folder.settle()
         if not folder.complete("changes/0"):
             _log.info("input '%s': its rows are written to %s, once", name, location)
@@ -131,7 +132,7 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
                 folder.begin(rows, refreshed=side.refresh_ms is not None)
         folder.check(name, schema)
         if side.refresh_ms is not None:
-            _refreshing[location] = _Refresh(side, name, folder, state)
+            _refreshing[location] = _Refresh(dataclasses.replace(side, df=df), name, folder, state)
 
     plain = side.refresh_ms is None and side.row_kind is None
     return dataclasses.replace(
@@ -219,14 +220,40 @@ class _Folder:
     def _read(self, part: str, schema: st.StructType) -> DataFrame:
         return self.session.read.schema(schema).parquet(f"{self.location}/{part}")
 
+    @functools.cached_property
+    def written(self) -> st.StructType:
+        """The schema of the rows that were written."""
+        return self.session.read.parquet(f"{self.location}/changes/0").schema
+
+    def without_new_columns(self, name: str, table: DataFrame) -> DataFrame:
+        """The table with the columns that were written, in their order; it may have got others since.
+
+        Args:
+            name: the input's name.
+            table: the table as it is now, without row kinds.
+        """
+        if not self.complete("changes/0"):
+            return table
+        written = [x for x in self.written.names if x != ROW_KIND_COLUMN or x in table.columns]
+        if written == table.columns or not set(written) <= set(table.columns):
+            return table  # `check` refuses what lacks some
+        new = [x for x in table.columns if x not in written]
+        if new:
+            _log.warning(
+                "input '%s' is static, and was loaded when it did not have the columns %s: they are left out. A new "
+                "state folder takes them up",
+                name,
+                ", ".join(new),
+            )
+        return table.select(*map(named_column, written))
+
     def check(self, name: str, schema: st.StructType) -> None:
         """Refuses columns other than those that were written.
 
         Raises:
             StateError: the columns are others; names them.
         """
-        stored = self.session.read.parquet(f"{self.location}/changes/0").schema
-        written, present = ([f"{x.name} {x.dataType.simpleString()}" for x in s.fields] for s in (stored, schema))
+        written, present = ([f"{x.name} {x.dataType.simpleString()}" for x in s.fields] for s in (self.written, schema))
         if written != present:
             raise StateError(
                 f"input '{name}' is static and was loaded with the columns {', '.join(written)}; now it has "
@@ -301,6 +328,7 @@ class _Refresh:
         self._session, self._period = side.df.sparkSession, side.refresh_ms / 1e3
         self._again: Callable[[], DataFrame] = side.table or functools.partial(_as_it_is_now, side.df)
         self._written = time.time()
+        self._new = set[str]()
         self._runs_then = set[str]()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"gpu_ops refresh of {name}", daemon=True)
@@ -357,15 +385,24 @@ class _Refresh:
 
     def _read(self) -> None:
         table = self._again()
-        now, before = table.schema.simpleString(), self._side.df.schema.simpleString()
-        if now == before:
-            with _described(self._session, f"input '{self._name}' of gpu_ops: a static table is read again"):
-                changed = self._folder.read_again(table, self._side.unique_key)
-            if changed:
-                self._written = time.time()
-                self._runs_then = {str(query.runId) for query in self._queries()}
-        else:
-            _log.error("input '%s' is not read again: its columns are %s, and were %s", self._name, now, before)
+        now, before = ({x.name: x.dataType.simpleString() for x in df.schema.fields} for df in (table, self._side.df))
+        wrong = next((name for name, kind in before.items() if now.get(name) != kind), None)
+        if wrong is not None:
+            is_now = f"is {now[wrong]} now" if wrong in now else "is not there any more"
+            _log.error(
+                "input '%s' is not read again: its column %r was %s and %s", self._name, wrong, before[wrong], is_now
+            )
+            return
+        new = now.keys() - before.keys() - self._new
+        if new:
+            self._new |= new
+            _log.warning("input '%s' has new columns, which are left out: %s", self._name, ", ".join(sorted(new)))
+        table = table.select(*map(named_column, before))
+        with _described(self._session, f"input '{self._name}' of gpu_ops: a static table is read again"):
+            changed = self._folder.read_again(table, self._side.unique_key)
+        if changed:
+            self._written = time.time()
+            self._runs_then = {str(query.runId) for query in self._queries()}
 
 
 def _as_it_is_now(df: DataFrame) -> DataFrame:

@@ -121,11 +121,29 @@ class StoredQuery:
             StateError: the folder has another query.
         """
         content = self._content()
-        if not files.create(QUERY, json.dumps(content, sort_keys=True).encode()) and _content(files) != content:
+        if not files.create(QUERY, json.dumps(content, sort_keys=True).encode()) and not _goes_on(
+            _content(files), content
+        ):
             raise StateError(
                 f"state folder {files.location} belongs to another query, or to this one over other tables; "
                 "gpu_ops.finish() would not know which result to give. Give state= a new folder"
             )
+
+
+def _goes_on(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """True if two contents of the file are of one query, over tables that may have more columns now.
+
+    What a query reads of a new column the operators have in their own state, and refuse.
+    """
+    old, new = (content.get("tables", {}) for content in (was, now))
+    for name, table in old.items():
+        other = new.get(name, {"spark": '{"fields": []}'})
+        columns = {x["name"]: x for x in json.loads(other["spark"])["fields"]}
+        if any(columns.get(x["name"]) != x for x in json.loads(table["spark"])["fields"]):
+            return False
+        if any(table[part] != other[part] for part in table if part not in ("schema", "spark")):
+            return False
+    return old.keys() == new.keys() and {**was, "tables": None} == {**now, "tables": None}
 
 
 def of_last(files: Files) -> Files:

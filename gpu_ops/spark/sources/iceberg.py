@@ -16,7 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from gpu_ops.errors import BadInputError, DescriptionError, NotBuiltError
+from gpu_ops.files.columns import WrongError, names_within, part_of
 from gpu_ops.files.iceberg import cast_columns, catalog_of, check_nulls, plain_schema
+from gpu_ops.files.new_columns import log_new_columns
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import refuse_connect
@@ -157,10 +159,22 @@ class SnapshotReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # ty
         start, end, path = partition.value
         table = self._table()
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self._schema)))
+        names = {field.name: names_within(part_of(field)) for field in table.schema().as_arrow()}
+        log_new_columns(self._name, "the Iceberg table", schema, names)
+        gone = next((name for name in schema.names if name not in names), None)
+        if gone is not None:
+            problem = (
+                f"it was dropped or renamed while the query runs; there are {', '.join(names)}. Start the query again, "
+                "without it"
+            )
+            raise BadInputError(self._name, gone, problem)
         columns = table.schema().select(*schema.names)
         task = _files(table, start, end)[path]
         rows = ArrowScan(table.metadata, table.io, columns, AlwaysTrue()).to_table([task])
-        yield from cast_columns(rows.select(schema.names), schema).to_batches()
+        try:
+            yield from cast_columns(rows.select(schema.names), schema).to_batches()
+        except WrongError as error:
+            raise BadInputError(self._name, error.column, f"{path}: {error}", error.sample) from error
 
     def _table(self) -> Any:
         return _opened(self._name, self._catalog)

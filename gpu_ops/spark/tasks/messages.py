@@ -14,6 +14,7 @@ from gpu_ops.arrays import Ints
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.errors import BadInputError
+from gpu_ops.files.new_columns import log_new_columns
 from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values
 from gpu_ops.messages.rows import Bad, MessageFormat, MessageRows
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
@@ -74,7 +75,15 @@ class ReadMessages(ArrowTask):
             if read.bad and self._bad_rows == "fail":
                 first = read.bad[0]
                 raise BadInputError(self.location, None, _where(batch, first), _sample(batch, first))
+            self._look(batch[VALUE])
             yield from self._output_rows(batch, read)
+
+    def _look(self, values: pa.Array) -> None:
+        """Logs columns that messages have got; the last one of a batch stands for all of them."""
+        last = next((value for value in reversed(values) if value.is_valid), None)
+        if last is not None:
+            names = self.format.names(last.cast(pa.binary()).as_py())
+            log_new_columns(self.location, "a message", self.format.schema, names)
 
     def __str__(self) -> str:
         return f"messages of {self.location} ({self.format.name})"
