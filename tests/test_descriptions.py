@@ -13,7 +13,7 @@ from kernels.own_functions import Bits
 
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.by_time import Asof, AsofJoin, IntervalJoin, TemporalJoin
-from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.description import Description, as_written
 from gpu_ops.descriptions.groups import Latest, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.interval import Interval
@@ -160,3 +160,15 @@ def test_a_table_of_a_query_is_written_as_ever() -> None:
     found = decoded(Table, written)
     assert {name: encoded(getattr(found, name)) for name in OF_TABLE} == written
     assert found.schema == table.schema
+
+
+def test_columns_are_shown_as_a_query_writes_them() -> None:
+    """`gpu_ops.sql` calls a column ``o__item`` where two tables have it; nobody wrote that."""
+    for text, shown in (
+        ("where=[o_p.o__item = p.p__item AND p.x > o_p.q]", "where=[o.item = p.item AND p.x > o_p.q]"),
+        ("select=[o__id AS id, item AS o__item]", "select=[o.id AS id, o.item]"),
+        ("select=[`user` AS p__user, `a b` AS `p__a b`]", "select=[p.`user`, p.`a b`]"),
+        ("x__item, so__item, __item, o_p, 'o__'", "x__item, so__item, __item, o_p, 'o__'"),
+    ):
+        assert as_written(text, ["o_p", "p"]) == shown
+    assert as_written("o__item", []) == "o__item"

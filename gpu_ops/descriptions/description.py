@@ -10,7 +10,8 @@ import abc
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import pyarrow as pa
@@ -456,6 +457,24 @@ def _inputs_of(kind: type) -> list[str]:
 def line(label: str, text: str) -> str:
     """A line of `gpu_ops.explain`."""
     return f"  {label:<11} {text}"
+
+
+def as_written(text: str, inputs: Iterable[str]) -> str:
+    """A text with columns as a query writes them, ``o.item``, where `gpu_ops.sql` calls them ``o__item``.
+
+    Args:
+        text: it may name an operator's input, too: ``o_p.o__item`` of a join of ``o`` and ``p`` is ``o.item``.
+        inputs: names of inputs; that of what several tables have become has their aliases, with ``_`` between them.
+    """
+    parts = [name.split("_") for name in inputs]
+    aliases = {"_".join(part[a:b]) for part in parts for a in range(len(part)) for b in range(a + 1, len(part) + 1)}
+    named = "|".join(map(re.escape, sorted(aliases - {""}, key=len, reverse=True)))
+    if not named:
+        return text
+    text = re.sub(rf"(?:\b\w+\.)?`({named})__([^`]+)`", r"\1.`\2`", text)
+    text = re.sub(rf"(?:\b\w+\.)?\b({named})__(\w+)", r"\1.\2", text)
+    text = re.sub(rf"`([^`]+)` AS ({named})\.`?\1`?(?![\w`])", r"\2.`\1`", text)
+    return re.sub(rf"(?<![\w.])(\w+) AS (({named})\.\1)(?![\w`])", r"\2", text)
 
 
 def equality(

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.by_time import AsofJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import as_written
 from gpu_ops.descriptions.groups import without_upserts
 from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.join import Join, LookupJoin
@@ -369,7 +370,9 @@ _SPECS: Final[dict[Layout, str]] = {
 
 def show(plan: Plan) -> str:
     """The plan's tree; lines that begin with ``--`` give the reason for the operator above them."""
-    return "\n\n".join("\n".join(_tree(part.root, set())) for part in plan.parts)
+    text = "\n\n".join("\n".join(_tree(part.root, set())) for part in plan.parts)
+    scans = (node for node in walk(*(part.root for part in plan.parts)) if isinstance(node, Scan))
+    return as_written(text, (scan.alias for scan in scans))
 
 
 def _tree(node: PlanNode, shown: set[int]) -> list[str]:

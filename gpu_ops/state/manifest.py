@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.dataflow import Dataflow
+from gpu_ops.descriptions.description import as_written
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import ConditionError, StateError
 from gpu_ops.state.files import Files
@@ -472,23 +473,27 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 
 def _schema_differences(name: str, was: pa.Schema, now: pa.Schema) -> Iterator[str]:
-    before = ", ".join(column.removeprefix(f"{name}__") for column in was.names)  # as `gpu_ops.sql` calls some
+    before, after = (as_written(", ".join(schema.names), [name]) for schema in (was, now))
     for field in was:
         if field.name not in now.names:
-            yield f"input '{name}' had a column {field.name!r} ({field.type}), now it has none"
+            yield f"input '{name}' had a column {_shown(name, field)} ({field.type}), now it has none"
     for field in now:
         if field.name not in was.names:
             yield (
-                f"input '{name}' has a column {field.name!r} ({field.type}) that it had not. Leave new columns out, in "
-                f"the DataFrame or in the query: select {before}"
+                f"input '{name}' has a column {_shown(name, field)} ({field.type}) that it had not. Leave new columns "
+                f"out, in the DataFrame or in the query: select {before}"
             )
     for field in was:
         other = now.field(field.name) if field.name in now.names else field
         if field.type != other.type:
-            yield f"input '{name}': column {field.name!r} was {field.type}, now {other.type}"
+            yield f"input '{name}': column {_shown(name, field)} was {field.type}, now {other.type}"
         elif field.nullable != other.nullable:
-            yield f"input '{name}': column {field.name!r} was nullable={field.nullable}, now {other.nullable}"
+            yield f"input '{name}': column {_shown(name, field)} was nullable={field.nullable}, now {other.nullable}"
     if was.names != now.names:
-        yield f"input '{name}': its columns are in another order, {', '.join(now.names)}: select {before}"
+        yield f"input '{name}': its columns are in another order, {after}: select {before}"
     else:
         yield f"input '{name}': the schema was {was}, now {now}"
+
+
+def _shown(name: str, field: pa.Field) -> str:
+    return repr(as_written(field.name, [name]))

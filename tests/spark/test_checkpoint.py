@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import random
 import shutil
@@ -20,7 +21,8 @@ import gpu_ops
 from gpu_ops.errors import StateError
 from gpu_ops.spark.driver import checkpoint as module
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
-from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
+from gpu_ops.spark.driver.stream_sources import StreamSource, _settled, sources_of
+from gpu_ops.spark.sources.topics import topics_beside
 from spark.support import Sink, drain
 
 SCHEMA = "v INT"
@@ -248,6 +250,51 @@ def test_a_change_written_once_is_not_written_as_another_one(changed, spark, tmp
         )
     with pytest.raises(StateError, match="the query has 3 sources, and its checkpoint is to be made of 1"):
         write_checkpoint(spark, str(tmp_path), built.query_id, 2, [(before, 0)], build=built, sources=sources)
+
+
+def test_ids_of_topics_go_along_with_the_offsets_of_their_topics(changed, spark, tmp_path):
+    """A source that goes on where the old query stood is refused if its topic was made anew; others' topics may be."""
+    old, build = tmp_path / "old", tmp_path / "build"
+    offsets = '{"a":{"0":5},"b":{"0":1}}', '{"b":{"0":2}}', '{"logOffset":3}', None
+    before, built = (dataclasses.replace(changed.before, location=str(x), offsets=offsets) for x in (old, build))
+    parts = [(built, 0), (before, 1), (before, 2), (before, 3)]
+    assert topics_beside(spark, parts) == {}
+    for folder, ids in (
+        (old, '{"a":["1"],"b":["2","3"],"c":["4"],"logOffset":["5"]}'),
+        (build, '{"a":["6"],"b":["3"]}'),
+    ):
+        folder.mkdir()
+        (folder / "gpu_ops_topics.json").write_text(ids)
+    (text,) = topics_beside(spark, [*parts[:2], *parts[3:]]).values()
+    assert json.loads(text) == {"a": ["6"], "b": ["3"]}
+    (build / "gpu_ops_topics.json").write_text('{"b":["7"]')
+    assert json.loads(*topics_beside(spark, [(built, 0), (before, 1)]).values()) == {"b": ["2", "3"]}
+    (build / "gpu_ops_topics.json").write_text('{"b":["7"]}')
+    assert json.loads(*topics_beside(spark, [(built, 1), (before, 1)]).values()) == {"b": []}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"subscribe": "b, a"}, {"subscribe": "a,b"}, True),
+        ({"subscribe": "a", "kafka.sasl.jaas.config": "x"}, {"Subscribe": "a", "startingOffsets": "earliest"}, True),
+        ({"subscribe": "a"}, {"subscribe": "b"}, False),
+        ({"kafka.bootstrap.servers": "h:1,g:2"}, {"kafka.bootstrap.servers": "g:2,h:1"}, True),
+        ({"maxFilesPerTrigger": "1", "sep": ";"}, {"sep": ";", "cleanSource": "delete"}, True),
+        ({"sep": ";"}, {"sep": ","}, False),
+        ({"api_key": "hunter2"}, {"api_key": "hunter2"}, True),
+        ({"api_key": "hunter2"}, {"api_key": "hunter3"}, False),
+        ({"url": "http://u:hunter2@h/"}, {"url": "http://u:hunter2@h/"}, True),
+        ({"url": "jdbc:x?password=hunter2"}, {"url": "jdbc:x?password=hunter3"}, False),
+        ({"given": '{"table":"t","most":1,"catalog":{"a":"b"}}'}, {"given": '{"catalog":{"a":"b"},"table":"t"}'}, True),
+        ({"given": '{"table":"t","catalog":{"a":"b"}}'}, {"given": '{"table":"t","catalog":{"a":"c"}}'}, False),
+        ({"given": '{"catalog":{"token":"hunter2"}}'}, {"given": '{"catalog":{"token":"hunter2"}}'}, True),
+    ],
+)
+def test_a_description_tells_what_is_read_and_no_secret(one, other, same):
+    first, second = (dict(_settled({name.lower(): value for name, value in x.items()})) for x in (one, other))
+    assert (first == second) is same
+    assert "hunter" not in f"{first}{second}"
 
 
 class Stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import logging
@@ -22,6 +23,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
 from gpu_ops.spark.api import static
+from gpu_ops.spark.server.inspection import describe
 from spark.support import Sink, drain, fold, start
 
 pytestmark = pytest.mark.spark
@@ -82,6 +84,10 @@ def test_a_query_goes_on_from_its_state_over_a_wider_schema(spark: Any, tmp_path
             for rest, (item, price) in enumerate([("a", 1), ("b", 2)])
         ]
         assert sink.table == wanted
+    console = Console(width=200, record=True, file=io.StringIO())
+    for number in (1, 2, 3):
+        describe(str(tmp_path / "state" / str(number)), console, rows=False)
+    assert "__" not in console.export_text() + gpu_ops.explain(changes)
 
 
 @pytest.mark.slow
@@ -116,7 +122,7 @@ def test_a_join_whose_columns_are_all_in_its_state_says_what_to_select(spark: An
         if schema == NARROW:
             drain(changes, Sink(), tmp_path / "sql_checkpoint")
             continue
-        with pytest.raises(StateError, match=r"column 'vat'.*select id, item, qty"):
+        with pytest.raises(StateError, match=r"column 'vat'.*select id, orders\.item, qty"):
             drain(changes, Sink(), tmp_path / "sql_checkpoint")
 
 

@@ -289,9 +289,7 @@ def test_an_asof_join_among_others():
 
 def test_explain_of_an_asof_join():
     lines = show(planned(ASOF.format("LEFT JOIN", "ON c.uid = v.uid AND c.ts > v.ts"))).splitlines()
-    assert lines[1] == (
-        "+- AsofJoin(joinType=[LeftOuterJoin], matchCondition=[c.c__ts > v.v__ts], where=[c.c__uid = v.v__uid])"
-    )
+    assert lines[1] == ("+- AsofJoin(joinType=[LeftOuterJoin], matchCondition=[c.ts > v.ts], where=[c.uid = v.uid])")
     assert lines[2] == "   :  -- asof: LEFT JOIN, each row with the last before its c.ts by v.ts"
 
 
@@ -366,7 +364,7 @@ def test_a_temporal_join_and_an_interval_join_of_what_it_gives():
     assert [side.event_time for side in interval.description.inputs] == ["c__ts", "m__ts"]
     assert str(temporal.description.where) == "r.y > c.x"
     assert [side.where for side in temporal.inputs] == [[], []]
-    assert "TemporalJoin(joinType=[LeftOuterJoin], asOf=[c.c__ts], versionsBy=[r.r__ts]" in show(plan)
+    assert "TemporalJoin(joinType=[LeftOuterJoin], asOf=[c.ts], versionsBy=[r.ts]" in show(plan)
 
 
 # --- multi-way --------------------------------------------------------------------------------------------
@@ -465,23 +463,23 @@ def test_explain():
 
 EXPLAINED = """
 Calc(select=[name, price])
-+- Join(joinType=[LeftOuterJoin], where=[u_o_y.o__id = p.p__id], leftInputSpec=[NoUniqueKey], rightInputSpec=[JoinKeyContainsUniqueKey])
++- Join(joinType=[LeftOuterJoin], where=[o.id = p.id], leftInputSpec=[NoUniqueKey], rightInputSpec=[JoinKeyContainsUniqueKey])
    :  -- regular: LEFT JOIN; the joins of u, o, y, p share no key
-   :- Exchange(distribution=[hash[o__id]])
-   :  +- Calc(select=[name, o__id])
-   :     +- MultiJoin(commonJoinKey=[u__uid], joinTypes=[LEFT, INNER], inputUniqueKeys=[noUniqueKey, noUniqueKey, noUniqueKey], joinConditions=[u.u__uid = o.o__uid, u.u__uid = y.y__uid])
+   :- Exchange(distribution=[hash[o.id]])
+   :  +- Calc(select=[name, o.id])
+   :     +- MultiJoin(commonJoinKey=[u.uid], joinTypes=[LEFT, INNER], inputUniqueKeys=[noUniqueKey, noUniqueKey, noUniqueKey], joinConditions=[u.uid = o.uid, u.uid = y.uid])
    :        :  -- multi-way: 2 of 3 joins share u.uid = o.uid = y.uid
-   :        :- Exchange(distribution=[hash[u__uid]])
-   :        :  +- Calc(select=[uid AS u__uid, name])
+   :        :- Exchange(distribution=[hash[u.uid]])
+   :        :  +- Calc(select=[u.uid, name])
    :        :     +- Source(table=[users], alias=[u], changes=[insert-only])
-   :        :- Exchange(distribution=[hash[o__uid]])
-   :        :  +- Calc(select=[id AS o__id, uid AS o__uid], where=[amount > 1])
+   :        :- Exchange(distribution=[hash[o.uid]])
+   :        :  +- Calc(select=[o.id, o.uid], where=[amount > 1])
    :        :     +- Source(table=[orders], alias=[o], changes=[retractions])
-   :        +- Exchange(distribution=[hash[y__uid]])
-   :           +- Calc(select=[uid AS y__uid])
+   :        +- Exchange(distribution=[hash[y.uid]])
+   :           +- Calc(select=[y.uid])
    :              +- Source(table=[payments], alias=[y], changes=[insert-only])
-   +- Exchange(distribution=[hash[p__id]])
-      +- Calc(select=[id AS p__id, price])
+   +- Exchange(distribution=[hash[p.id]])
+      +- Calc(select=[p.id, price])
          +- Source(table=[prices], alias=[p], changes=[upserts], uniqueKey=[id])
 """  # noqa: E501
 
@@ -501,8 +499,6 @@ def test_explain_of_an_interval_join():
         "SELECT c.x FROM clicks c LEFT JOIN views v ON c.uid = v.uid AND v.ts > c.ts AND v.ts <= c.ts + INTERVAL 1 HOUR"
     )
     lines = show(planned(sql)).splitlines()
-    where = "where=[c.c__uid = v.v__uid]"
-    assert lines[1] == (
-        f"+- IntervalJoin(joinType=[LeftOuterJoin], windowBounds=[0 < v.v__ts - c.c__ts <= 1 hour], {where})"
-    )
+    where = "where=[c.uid = v.uid]"
+    assert lines[1] == (f"+- IntervalJoin(joinType=[LeftOuterJoin], windowBounds=[0 < v.ts - c.ts <= 1 hour], {where})")
     assert lines[2] == "   :  -- interval: v.ts is bounded on both sides of c.ts"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.descriptions.description import Description, line
+from gpu_ops.descriptions.description import Description, as_written, line
 from gpu_ops.descriptions.groups import Grouped
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import show_ms
@@ -113,10 +113,12 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame, last: Join
     state = str(plan.state or "in memory only: a restart on an old checkpoint is refused")
     if description.emit != "at_end" and len(description.inputs) > 2:
         state = f"{state}; no intermediate state: a change is joined with the rows of the inputs, step by step"
-    head, *lines = description.lines()
+    inputs = [source.name for source in description.inputs]
+    head, *lines = as_written("\n".join(description.lines()), inputs).split("\n")
     lines.insert(0, f"{head}  (metrics '{plan.name}')")
     if plan.row_times:
-        lines.append(line("row time", f"{', '.join(plan.row_times)}: not in what comes out, which may be of any age"))
+        times = as_written(", ".join(plan.row_times), inputs)
+        lines.append(line("row time", f"{times}: not in what comes out, which may be of any age"))
     if plan.heartbeat_ms is not None:
         lines.append(line("heartbeat", f"a micro-batch every {show_ms(plan.heartbeat_ms)}, rows or not"))
     where = "Spark task" if plan.dataflow is None and last is None else "engine"
@@ -170,7 +172,7 @@ def _distribution(plan: JoinPlan) -> str:
     by = plan.description.shuffled_by
     if not by or len(by) == len(plan.description.equal_columns):
         return ""
-    names = ", ".join(value.columns[0] for value in by)
+    names = as_written(", ".join(value.columns[0] for value in by), [x.name for x in plan.description.inputs])
     return f", by {names} only: an upsert's old and new row must meet"
 
 
@@ -207,9 +209,9 @@ def _input(source: Input, kept: str, *, derived: bool) -> list[str]:
     changes = changes_of(source)
     if source.unique_key is not None:
         found = "unique key derived:" if derived else "unique key"
-        changes += f", {found} {', '.join(source.unique_key)} ({source.updates})"
+        changes += f", {found} {as_written(', '.join(source.unique_key), [source.name])} ({source.updates})"
     if source.sequence_by is not None:
-        changes += f", ordered by {source.sequence_by}"
+        changes += f", ordered by {as_written(source.sequence_by, [source.name])}"
     if source.bad_rows == "drop":
         changes += ", bad rows dropped"
     return [f"  input       {source.name}: {changes}; {len(source.schema.names)} columns", f"              {kept}"]

@@ -26,7 +26,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
 from gpu_ops.spark.plan.column_metadata import delays
-from gpu_ops.spark.plan.stored_query import StoredQuery, StoredSource, differences
+from gpu_ops.spark.plan.stored_query import StoredQuery, StoredSource, said_differences
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 
@@ -134,7 +134,7 @@ def check_query(state: StateAddress, planned: PlannedQuery) -> None:
         return
     was = stored.plan(planned.session)
     pairs = zip(was.parts, planned.plan.parts, strict=False)
-    different = next((text for old, new in pairs for text in differences(old.root, new.root)), None)
+    different = next((text for old, new in pairs for text in said_differences(old.root, new.root)), None)
     if different is None and len(was.parts) != len(planned.plan.parts):
         different = f"it has {len(planned.plan.parts)} SELECTs in its UNION ALL, and had {len(was.parts)}"
     if different is not None and all(map(has_begun, folders_of(was, state))):

@@ -19,7 +19,7 @@ from gpu_ops.spark.change.old_query import OldInput, OldQuery, grounds, said, ta
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.plan.changes import sliced
-from gpu_ops.spark.plan.stored_query import differences, same_rows
+from gpu_ops.spark.plan.stored_query import differences, said_differences, same_rows
 from gpu_ops.state.address import StateAddress
 
 _SECONDS_A_ROW: Final = 4e-6
@@ -250,7 +250,7 @@ class ChangePlanner:
             if same is not None:
                 operators.append(OperatorChange(said(node), "as it was", ""))
             elif was is not None:
-                operators.append(OperatorChange(said(node), "changed", next(differences(was, node))))
+                operators.append(OperatorChange(said(node), "changed", next(said_differences(was, node))))
             else:
                 operators.append(OperatorChange(said(node), "new", ""))
         operators += [OperatorChange(said(node), "dropped", "") for node in old]
@@ -307,7 +307,7 @@ def _why_not_kept(side: Stream) -> str | None:
 def _top_differences(old: PlanNode, new: PlanNode) -> Iterator[str]:
     """Differences above all operators, in words."""
     if isinstance(old, Calc) and isinstance(new, Calc):
-        yield from (text for text in differences(dataclasses.replace(old, input=new.input), new))
+        yield from (text for text in said_differences(dataclasses.replace(old, input=new.input), new))
 
 
 def _calc_of(node: PlanNode) -> tuple[Calc | None, Scan | None]:

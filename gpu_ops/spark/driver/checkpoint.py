@@ -112,6 +112,11 @@ class Checkpoint:
             raise StateError(f"{which} has two equal offsets, which may be of one source: its sources have to be known")
         return cls(files.location, query_id, begun + 1, offsets, folders, metadata, layout, commit)
 
+    def text_of(self, session: SparkSession, name: str) -> str | None:
+        """The text of a further file that the checkpoint has, or None."""
+        files = _Files(session, self.location)
+        return files.text(name) if files.exists(name) else None
+
 
 def write_checkpoint(
     session: SparkSession,

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Self, cast
 from pyspark.sql import SparkSession
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.description import Emit, as_written
 from gpu_ops.errors import StateError
 from gpu_ops.fields import decoded, encoded
-from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union, walk
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Scan, Table
 from gpu_ops.spark.driver.stream_sources import StreamSource
@@ -196,6 +196,12 @@ def differences(old: PlanNode, new: PlanNode) -> Iterator[str]:
         return
     for was, now in zip(*below, strict=True):
         yield from differences(was, now)
+
+
+def said_differences(old: PlanNode, new: PlanNode) -> Iterator[str]:
+    """Yields the `differences` of two plans with columns as the queries write them."""
+    scans = [node.alias for node in walk(old, new) if isinstance(node, Scan)]
+    yield from (as_written(text, scans) for text in differences(old, new))
 
 
 def same_rows(old: PlanNode, new: PlanNode) -> bool:

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.description import Description, as_written
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.display import Tables
 from gpu_ops.memory import size_text
@@ -132,8 +132,9 @@ def _read(
 
 
 def _inputs(description: Description, manifest: Manifest) -> Table:
+    title = as_written(description.title, [source.name for source in description.inputs])
     table = Table(
-        title=f"{description.title}, emit {description.emit}\nquery {manifest.query_id}",
+        title=f"{title}, emit {description.emit}\nquery {manifest.query_id}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
@@ -142,10 +143,10 @@ def _inputs(description: Description, manifest: Manifest) -> Table:
     for source in description.inputs:
         table.add_row(
             source.name,
-            ", ".join(source.unique_key or ()) or "none",
+            as_written(", ".join(source.unique_key or ()), [source.name]) or "none",
             source.row_kind or "insert-only",
             "none" if source.ttl_ms is None else f"{source.ttl_ms / 1000:,.0f} s",
-            ", ".join(f"{field.name} {field.type}" for field in source.schema),
+            ", ".join(f"{as_written(field.name, [source.name])} {field.type}" for field in source.schema),
         )
     return table
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from py4j.java_gateway import JavaClass
+from pyspark.sql import SparkSession
 
 from gpu_ops.errors import StateError
+from gpu_ops.spark.driver.checkpoint import Checkpoint
 from gpu_ops.spark.driver.queries import children_of
 
 MARK: Final = "gpu_ops.topics"
@@ -139,21 +141,45 @@ class _Stored:
             return {}
         stream = self._files.open(self._path)
         try:
-            text = _java(self._running, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8")
-            return {str(topic): set(map(str, ids)) for topic, ids in json.loads(text).items()}
-        except ValueError:
-            return {}
+            return _parsed(_java(self._running, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
         finally:
             stream.close()
 
     def write(self, ids: Ids) -> None:
         """Writes the ids in place of the earlier ones."""
-        text = json.dumps({topic: sorted(numbers) for topic, numbers in sorted(ids.items())})
         stream = self._files.create(self._path, True)
         try:
-            stream.write(bytearray(text.encode()))
+            stream.write(bytearray(_text(ids).encode()))
         finally:
             stream.close()
+
+
+def topics_beside(session: SparkSession, parts: Sequence[tuple[Checkpoint, int]]) -> dict[str, str]:
+    """Returns the file of topic ids for a checkpoint that is made of parts of others, by name; empty if there is none.
+
+    Args:
+        session: a session.
+        parts: checkpoints, and numbers of sources in them, as `gpu_ops.spark.driver.checkpoint.write_checkpoint` has.
+    """
+    ids: dict[str, set[str]] = {}
+    for checkpoint, number in parts:
+        offset = json.loads(checkpoint.offsets[number] or "{}")
+        known = _parsed(checkpoint.text_of(session, _FILE) or "{}")
+        # of a topic that was made anew between two of them no id is left, and the query that starts with it is refused
+        ids |= {topic: ids.get(topic, known[topic]) & known[topic] for topic in known.keys() & set(offset)}
+    return {_FILE: _text(ids)} if ids else {}
+
+
+def _parsed(text: str) -> dict[str, set[str]]:
+    """Reads the ids from a file's text; none from one that was broken off."""
+    try:
+        return {str(topic): set(map(str, ids)) for topic, ids in json.loads(text).items()}
+    except ValueError:
+        return {}
+
+
+def _text(ids: Ids) -> str:
+    return json.dumps({topic: sorted(numbers) for topic, numbers in sorted(ids.items())})
 
 
 def _java(running: Any, name: str) -> Any:
