@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import os
 import random
 import signal
@@ -13,14 +15,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import duckdb
 import pyarrow as pa
 import pytest
 from conftest import slow_but
+from rich.console import Console
 
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
+from gpu_ops.jobs import changed, runner
+from gpu_ops.jobs.job import load
 from spark.support import Source
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
@@ -271,6 +277,7 @@ def test_what_a_change_does_is_told_before(spark: Any, tmp_path: Path) -> None:
     assert sorted(map(str, tmp_path.rglob("*"))) == before, "nothing was changed"
 
 
+@pytest.mark.slow
 def test_columns_that_are_missing_may_be_null(spark: Any, tmp_path: Path) -> None:
     inputs, table = Inputs(spark, tmp_path, random.Random(8)), Table()
     for _ in range(3):
@@ -323,6 +330,7 @@ def test_a_folder_says_what_it_is_of(spark: Any, tmp_path: Path) -> None:
         gpu_ops.undo_change(old, tables=inputs.tables(old), state=str(folder / "state"), write=table)
 
 
+@pytest.mark.slow
 def test_the_old_result_may_be_unknown(spark: Any, tmp_path: Path) -> None:
     inputs, table = Inputs(spark, tmp_path, random.Random(10)), Table()
     inputs.add()
@@ -338,6 +346,49 @@ def test_the_old_result_may_be_unknown(spark: Any, tmp_path: Path) -> None:
     said = change(inputs, query, folder, tmp_path / "new", fresh, read_again=["prices", "orders"], empty_sink=True)
     assert "a ttl=" in said.unknown
     assert fresh.rows == inputs.result(query)
+
+
+@pytest.mark.slow
+def test_a_job_is_changed_and_changed_back(spark: Any, tmp_path: Path) -> None:
+    inputs, console = Inputs(spark, tmp_path, random.Random(11)), Console(file=io.StringIO())
+    for _ in range(2):
+        inputs.add()
+    tables = f"""
+    CREATE TABLE prices (item STRING, price INT) WITH ('connector' = 'json', 'path' = '{tmp_path}/prices');
+    CREATE TABLE refunds (id INT, refund INT) WITH ('connector' = 'json', 'path' = '{tmp_path}/refunds');
+    CREATE TABLE view (item STRING, n BIGINT, PRIMARY KEY (item) NOT ENFORCED)
+    WITH ('connector' = 'delta', 'path' = '{tmp_path}/view');
+    """
+    query = "SELECT item, count(*) AS n FROM prices p JOIN refunds r ON p.price = r.refund GROUP BY item"
+    jobs = {}
+    for name, where in (("old", ""), ("new", " HAVING count(*) > 1")):
+        file = tmp_path / f"{name}.sql"
+        file.write_text(f"{tables}SET 'state' = '{tmp_path}/{name}/s'; SET 'checkpoint' = '{tmp_path}/{name}/c';"
+                        f"INSERT INTO view {query}{where};")  # fmt: skip
+        jobs[name] = load(file)
+
+    def checked(having: str) -> None:
+        rows = deltalake.DeltaTable(str(tmp_path / "view")).to_pyarrow_table().to_pylist()
+        assert Counter(map(_row, rows)) == inputs.result(query + having)
+
+    folders = f"{tmp_path}/old/s", f"{tmp_path}/old/c"
+    runner.run(jobs["old"], console, once=True)
+    checked("")
+    assert "its rows are in the state" in str(
+        changed.plan(jobs["new"], console, folders[0], read_again=(), missing="refuse")
+    )
+    changed.change(jobs["new"], console, *folders, read_again=(), missing="refuse", empty_sink=False)
+    checked(" HAVING count(*) > 1")
+    for _ in range(3):
+        inputs.add()
+    runner.run(jobs["new"], console, once=True)
+    checked(" HAVING count(*) > 1")
+    changed.undo(jobs["old"], console)
+    runner.run(jobs["old"], console, once=True)
+    checked("")
+    several = load(tmp_path / "old.sql")
+    with pytest.raises(NotBuiltError, match="one INSERT INTO without views"):
+        changed.undo(dataclasses.replace(several, inserts=several.inserts * 2), console)
 
 
 KILLED = """

@@ -111,7 +111,8 @@ GROUPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_groups_as_spark_has_them(spark: Any, seed: int) -> None:
     if spark.version.startswith("3."):
         pytest.skip("no collations before Spark 4")
