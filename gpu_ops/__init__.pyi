@@ -55,10 +55,14 @@ from gpu_ops.spark.api.joins import lookup_join as lookup_join
 from gpu_ops.spark.api.joins import multi_join as multi_join
 from gpu_ops.spark.api.joins import semi_join as semi_join
 from gpu_ops.spark.api.outputs import outputs as outputs
+from gpu_ops.spark.api.query_frames import union as union
 from gpu_ops.spark.api.sql import sql as sql
-from gpu_ops.spark.api.sql import union as union
 from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
+from gpu_ops.spark.change.api import change as change
+from gpu_ops.spark.change.api import plan_change as plan_change
+from gpu_ops.spark.change.api import undo_change as undo_change
+from gpu_ops.spark.change.planner import QueryChange as QueryChange
 from gpu_ops.spark.failures import why as why
 from gpu_ops.spark.metrics.live import BacklogProgress as BacklogProgress
 from gpu_ops.spark.metrics.live import progress as progress

@@ -33,6 +33,7 @@ TpchQuery = Literal["q3", "q4", "q5", "q10", "q12", "q13", "q18"]
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _DEMO_NEEDS: Final = ("duckdb", "pyspark")
+_WITH_SPARK: Final = (["demo"], ["run"], ["plan-change"], ["change"])
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
     """
     arguments = sys.argv[1:]
     try:
-        if not supervision.supervised() and arguments[:1] in (["demo"], ["run"]) and "--help" not in arguments:
+        if not supervision.supervised() and arguments[:1] in _WITH_SPARK and "--help" not in arguments:
             raise SystemExit(supervision.run(arguments))
         app()
     except GpuJoinError as error:
@@ -143,6 +144,80 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     done = runner.run(job, console, once=once, show=show, views=views or ())
     if show and done.interrupted:
         raise typer.Exit(supervision.INTERRUPTED)
+
+
+JobFile = Annotated[Path, typer.Argument(help="The new job, a .sql file.", metavar="JOB")]
+ReadAgain = Annotated[
+    list[str] | None,
+    typer.Option(help="A table whose source still has everything, and may be read again; as often as needed."),
+]
+MissingOption = Annotated[
+    Literal["refuse", "null"],
+    typer.Option(help="What becomes of a column that the state does not hold: null where nothing else is said."),
+]
+Master = Annotated[str | None, typer.Option(help="Spark's master, such as local[2].", show_default="local[*]")]
+Packages = Annotated[str | None, typer.Option(help="Maven packages for Spark, comma-separated.")]
+Conf = Annotated[list[str] | None, typer.Option(help="A Spark setting, name=value; as often as needed.")]
+
+
+@app.command("plan-change")
+def plan_change(
+    old_state: Annotated[str, typer.Argument(help="State folder of the old job.", metavar="STATE")],
+    file: JobFile,
+    *,
+    read_again: ReadAgain = None,
+    missing: MissingOption = "refuse",
+    master: Master = None,
+    packages: Packages = None,
+    conf: Conf = None,
+) -> None:
+    """Tell what it takes to change a job's query into another one, which keeps its state. Nothing is changed."""
+    from gpu_ops.jobs import changed  # noqa: PLC0415
+    from gpu_ops.jobs.job import amended, load  # noqa: PLC0415
+
+    settings = {} if master is None else {"master": master}
+    job, console = amended(load(file), settings, packages, conf or []), Console(highlight=False)
+    described = changed.plan(job, console, old_state, read_again=read_again or (), missing=missing)
+    console.print(str(described), markup=False, soft_wrap=True)
+
+
+@app.command()
+def change(
+    file: JobFile,
+    *,
+    old_state: Annotated[str | None, typer.Option(help="State folder of the old job.")] = None,
+    old_checkpoint: Annotated[str | None, typer.Option(help="Checkpoint of the old job.")] = None,
+    state: Annotated[str | None, typer.Option(help="State folder of the new job, else what it sets.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint of the new job, else what it sets.")] = None,
+    read_again: ReadAgain = None,
+    missing: MissingOption = "refuse",
+    empty_sink: Annotated[bool, typer.Option("--empty-sink", help="The sink is new, and gets all rows.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Go back: JOB is the old one, which was changed.")] = False,
+    master: Master = None,
+    packages: Packages = None,
+    conf: Conf = None,
+) -> None:
+    """Change a job's query into another one, which keeps its state. The old job must be stopped.
+
+    The new job's state and checkpoint are new folders; the sink gets the difference of the results. Then run it.
+    """
+    from gpu_ops.jobs import changed  # noqa: PLC0415
+    from gpu_ops.jobs.job import amended, load  # noqa: PLC0415
+
+    given = {"state": state, "checkpoint": checkpoint, "master": master}
+    settings = {name: value for name, value in given.items() if value is not None}
+    job, console = amended(load(file), settings, packages, conf or []), Console(highlight=False)
+    if undo:
+        changed.undo(job, console)
+        console.print("the sink has the old result: run the old job again", markup=False)
+        return
+    if old_state is None or old_checkpoint is None:
+        _fail("change needs --old-state and --old-checkpoint, the folders of the old job")
+    done = changed.change(
+        job, console, old_state, old_checkpoint, read_again=read_again or (), missing=missing, empty_sink=empty_sink
+    )
+    console.print(str(done), markup=False, soft_wrap=True)
+    console.print(f"done: state in {job.state}; run the new job, which goes on from here", markup=False, soft_wrap=True)
 
 
 @app.command()

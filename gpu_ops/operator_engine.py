@@ -132,6 +132,15 @@ class OperatorEngine:
             for part in self._operator.finish():
                 yield self._emitted(part)
 
+    def present_result(self) -> Changelog:
+        """The result as it is now, as insertions, of an operator that keeps groups; the engine is of no use after it.
+
+        Raises:
+            NotBuiltError: of any other operator.
+        """
+        self._check_there()
+        return self._emitted(changelog(self.description, self.kernels, self._operator.present_result()))
+
     @contextlib.contextmanager
     def _ending(self) -> Iterator[list[Changelog]]:
         """The changelog of what waits for the watermark, if anything may; final, once what comes of it is there."""

@@ -24,7 +24,7 @@ from gpu_ops.descriptions.multi_join import JoinStep, MultiJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import decoded, encoded
 from gpu_ops.query.relations import Table
-from gpu_ops.spark.api.finish import OF_TABLE
+from gpu_ops.spark.plan.stored_query import OF_TABLE
 
 GOLDEN: Final = Path(__file__).with_name("descriptions.json")
 """Written by the version of 26 Nov 2026, before there was one codec for all of them; never written anew."""

@@ -32,7 +32,6 @@ from gpu_ops.jobs.sql_file import JobQuery
 from gpu_ops.jobs.tables import kept, open_source, output_names, shaped, start
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
-from gpu_ops.spark.api.finish import QUERY, of_last, query_in
 from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.driver.queries import plans_of
@@ -40,6 +39,7 @@ from gpu_ops.spark.failures import DELTA_CATALOG, DELTA_SETTINGS, message_in
 from gpu_ops.spark.metrics.progress import followed
 from gpu_ops.spark.plan.changes import of_changes
 from gpu_ops.spark.plan.column_metadata import join_written
+from gpu_ops.spark.plan.stored_query import QUERY, of_last, query_in
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sinks.delta import has_delta
 from gpu_ops.state.address import StateAddress
@@ -101,7 +101,7 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False, v
         JobError: something in the job cannot be; names the position.
         JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
     """
-    with _hidden(job):
+    with hidden(job):
         return _ran(job, console, once=once, show=show, views=views)
 
 
@@ -122,7 +122,7 @@ def _ran(job: Job, console: Console, *, once: bool, show: bool, views: Sequence[
     began, found = time.perf_counter(), Outcome()
     titles = [one.name for one in job.inserts] if len(job.inserts) > 1 else [str(job.file.path)]
     shown = screen(console, *titles) if show else contextlib.nullcontext()
-    with _session(job, console) as spark, _interrupts() as stop, shown as there:
+    with session_of(job, console) as spark, _interrupts() as stop, shown as there:
         watch = _Watch(found, stop, job.ends, there)
         if ends:
             ends = _run_to_the_end(spark, job, console, watch)
@@ -229,7 +229,7 @@ def _follow(query: StreamingQuery, watch: _Watch, report: Callable[[Mapping[str,
 
 def explain(job: Job, console: Console) -> str:
     """Describes the plan of a job in words, and runs nothing."""
-    with _hidden(job), _session(job, console) as spark:
+    with hidden(job), session_of(job, console) as spark:
         return job.file.secrets.hidden(gpu_ops.explain(changelog(spark, job, console)))
 
 
@@ -271,26 +271,10 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
     Raises:
         JobError: a source or a query cannot be.
     """
-    tables: dict[str, Stream | DataFrame] = {}
-    below = None if job.state is None else StateAddress.of(job.state).below(LATEST)
     emit = "per_event" if job.emit == "per_event" else "per_batch"
     common = {"emit": emit, "backend": job.backend, "partitions": job.partitions}
     read = _sources_read(job)
-    for note in job.notes:
-        text = f"note: {':'.join(map(str, job.file.position(note.at)))}: {note.text}"
-        console.print(job.file.secrets.hidden(text), style="yellow", markup=False, soft_wrap=True)
-    for number, source in enumerate(job.sources):
-        stream = open_source(spark, source, job.file, every_ms=job.every_ms, once=once)
-        state = None if below is None else below.below(f"source_{number}")
-        with _said(job, source.at, console, show=show):
-            if source.comes_in_any_order:
-                warnings.warn(
-                    f"table {source.name!r}: Spark reads the larger of several files of a micro-batch first, so its "
-                    "changes come in another order than they were written in: set 'reader' = 'arrow', or "
-                    "'sequence_by', or 'max_files_per_trigger' = '1'",
-                    stacklevel=1,
-                )
-            tables[source.name] = kept(stream, source, state=state, name=f"{job.name}_{source.name}", **common)
+    tables: dict[str, Stream | DataFrame] = {**tables_of(spark, job, console, once=once, show=show)}
     alone = not job.views and len(job.inserts) == 1
     made: dict[JobQuery, DataFrame] = {}
     for one in (*job.views, *job.inserts):
@@ -301,9 +285,9 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
         state = None if job.is_bounded or job.state is None else StateAddress.of(job.state)
         if not alone:
             state = None if state is None else state.below(_QUERIES).below(one.name.lower())
-        _check_zone(spark, job, one.query)
+        check_zone(spark, job, one.query)
         own_name = job.name if alone else f"{job.name}_{one.name}"
-        with _said(job, one.query.at, console, show=show):
+        with said(job, one.query.at, console, show=show):
             try:
                 options: dict[str, Any] = {name: getattr(job, name) for name in ("multi_way", "backlog")}
                 options |= common | {"emit": job.emit, "name": own_name, "state": state}
@@ -323,7 +307,33 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
     )
 
 
-def _check_zone(spark: SparkSession, job: Job, query: JobQuery) -> None:
+def tables_of(
+    spark: SparkSession, job: Job, console: Console, *, once: bool = False, show: bool = False
+) -> dict[str, Stream]:
+    """The sources of a job, as its queries read them; arguments as of `changelog`."""
+    tables: dict[str, Stream] = {}
+    below = None if job.state is None else StateAddress.of(job.state).below(LATEST)
+    emit = "per_event" if job.emit == "per_event" else "per_batch"
+    common = {"emit": emit, "backend": job.backend, "partitions": job.partitions}
+    for note in job.notes:
+        text = f"note: {':'.join(map(str, job.file.position(note.at)))}: {note.text}"
+        console.print(job.file.secrets.hidden(text), style="yellow", markup=False, soft_wrap=True)
+    for number, source in enumerate(job.sources):
+        stream = open_source(spark, source, job.file, every_ms=job.every_ms, once=once)
+        state = None if below is None else below.below(f"source_{number}")
+        with said(job, source.at, console, show=show):
+            if source.comes_in_any_order:
+                warnings.warn(
+                    f"table {source.name!r}: Spark reads the larger of several files of a micro-batch first, so its "
+                    "changes come in another order than they were written in: set 'reader' = 'arrow', or "
+                    "'sequence_by', or 'max_files_per_trigger' = '1'",
+                    stacklevel=1,
+                )
+            tables[source.name] = kept(stream, source, state=state, name=f"{job.name}_{source.name}", **common)
+    return tables
+
+
+def check_zone(spark: SparkSession, job: Job, query: JobQuery) -> None:
     """Refuses windows that begin at other instants by the clock of the session's zone than by that of UTC.
 
     Raises:
@@ -379,7 +389,7 @@ def _sources_read(job: Job) -> Mapping[JobQuery, Set[str]]:
 
 
 @contextlib.contextmanager
-def _said(job: Job, at: int, console: Console, *, show: bool) -> Iterator[None]:
+def said(job: Job, at: int, console: Console, *, show: bool) -> Iterator[None]:
     """Errors of a part of a job are at its position, and warnings go to the console."""
     with warnings.catch_warnings(record=True) as raised, job.file.errors_at(at):
         warnings.simplefilter("always")
@@ -392,7 +402,7 @@ def _said(job: Job, at: int, console: Console, *, show: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _session(job: Job, console: Console) -> Iterator[SparkSession]:
+def session_of(job: Job, console: Console) -> Iterator[SparkSession]:
     """A session for the job; one that there is already is used, and left running."""
     prepare_environment()
     if SparkSession.getActiveSession() is not None:
@@ -424,7 +434,7 @@ def _redaction(job: Job) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _hidden(job: Job) -> Iterator[None]:
+def hidden(job: Job) -> Iterator[None]:
     """Errors without the values that the job takes from elsewhere."""
     try:
         yield

@@ -402,7 +402,7 @@ def start(
         for name, one in zip(output_names(job), job.inserts, strict=True):
             assert one.sink is not None
             with errors_of_spark(changes.sparkSession, job.file, one.sink.connector, one.sink.at):
-                views[name] = _beside_others(one.sink, job.file) if screens is None else screens[one.name]
+                views[name] = beside_others(one.sink, job.file) if screens is None else screens[one.name]
         writer = counted.writeStream.foreachBatch(each(**views))
         return started(writer.outputMode("append"), job.checkpoint, job.name, trigger)
     screen = None if screens is None else screens[job.inserts[0].name]
@@ -425,7 +425,7 @@ def output_names(job: Job) -> list[str]:
     return [one.name if one.name.isidentifier() else f"output_{number}" for number, one in enumerate(job.inserts, 1)]
 
 
-def _beside_others(sink: Sink, file: Text) -> View:
+def beside_others(sink: Sink, file: Text) -> View:
     """Makes the function that brings the changelog of one of several queries into its sink.
 
     Raises:

@@ -96,6 +96,10 @@ class Operator(abc.ABC):
         """
         raise NotBuiltError(f"{type(self).__name__} takes in no backlog")
 
+    def present_result(self) -> Output:
+        """The result as it is now, as insertions; operators that keep groups, and not the rows of these, have it."""
+        raise NotBuiltError(f"{type(self).__name__} makes its result of the rows that it keeps")
+
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
         for table in self.tables:

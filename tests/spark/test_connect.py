@@ -45,6 +45,11 @@ CALLS: dict[str, Callable[[], object]] = {
     "read_files": lambda: gpu_ops.read_files(DF.sparkSession, "in", "json", "k INT"),
     "read_iceberg": lambda: gpu_ops.read_iceberg(DF.sparkSession, "a.t"),
     "read_state": lambda: gpu_ops.read_state(DF.sparkSession, "state"),
+    "plan_change": lambda: gpu_ops.plan_change("SELECT * FROM a", old_state="old", a=DF),
+    "change": lambda: gpu_ops.change(
+        "SELECT * FROM a", state="s", checkpoint="c", old_state="old", old_checkpoint="d", write=None, a=DF
+    ),
+    "undo_change": lambda: gpu_ops.undo_change("SELECT * FROM a", state="old", write=None, a=DF),
     "read_kafka": lambda: gpu_ops.read_kafka(DF.sparkSession, "h:9092", "t", "json", "k INT"),
     "debezium": lambda: gpu_ops.debezium(DF, "k INT"),
     "outputs": lambda: gpu_ops.outputs(a=DF),

@@ -21,8 +21,7 @@ from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
 from gpu_ops.jobs.sql_text import JobError
 from gpu_ops.query.catalyst import items
-from gpu_ops.spark.api import sql as sql_module
-from gpu_ops.spark.api import static
+from gpu_ops.spark.api import query_frames, static
 from gpu_ops.state.address import StateAddress
 from spark.support import Sink, Source, drain, in_memory, slow_join, start
 
@@ -179,7 +178,7 @@ def test_operators_over_tables_alone_are_done_before_the_stream(
     for number in range(3):
         with monkeypatch.context() as patch:
             if begun_live and number == 0:
-                patch.setattr(sql_module._Runner, "takes", lambda *_: False)
+                patch.setattr(query_frames.QueryRunner, "takes", lambda *_: False)
             changes = gpu_ops.sql(
                 MIXED, orders=changing(source), sales=sales, things=things, emit="per_event", state=str(state)
             )

@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 import gpu_ops
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.plan import plan
-from gpu_ops.spark.api.sql import _schema, _table
+from gpu_ops.spark.api.query import _schema, _table
 from gpu_ops.spark.api.streams import as_stream
 from sql.tables import check_names
 

@@ -1,7 +1,8 @@
 """Every refusal of ``sql()``: a place in the text, and no name that is not the user's; each `raise` of the planner met.
 
 Which refusals there are, the source says: each `raise` and each call of `fail` in ``gpu_ops/query`` and in
-``gpu_ops/spark/api/sql.py``. A query of the tables here, or of `sql.test_errors`, has to come by each of them.
+``sql.py`` and ``query_frames.py`` of ``gpu_ops/spark/api``. A query of the tables here, or of `sql.test_errors`, has to
+come by each of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from sql.tables import TABLES, check_names, planned
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 PACKAGE = Path(gpu_ops.__file__).parent
-FILES = [*sorted((PACKAGE / "query").glob("*.py")), PACKAGE / "spark" / "api" / "sql.py"]
+API = PACKAGE / "spark" / "api"
+FILES = [*sorted((PACKAGE / "query").glob("*.py")), API / "sql.py", API / "query_frames.py"]
 
 WHERE_TEXT = "a condition in Python, where=, is no query"
 TAKEN_BACK = "another operator, or Spark, evaluates the condition then"

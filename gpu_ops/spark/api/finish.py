@@ -6,8 +6,8 @@ import dataclasses
 import datetime as dt
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -17,15 +17,12 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.fields import decoded, encoded
 from gpu_ops.query.by_time import read
 from gpu_ops.query.catalyst import calc, check_plan, like, message_of
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import QueryColumn
-from gpu_ops.query.nodes import Calc, Plan, PlanNode
+from gpu_ops.query.nodes import Calc, PlanNode
 from gpu_ops.query.places import position
-from gpu_ops.query.plan import MultiWay, plan
-from gpu_ops.query.relations import Table
 from gpu_ops.spark.api.streams import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.directory import Directory
@@ -33,6 +30,7 @@ from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.plan.column_metadata import changelog_columns
+from gpu_ops.spark.plan.stored_query import StoredQuery, of_last
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.tasks.engine import LeftOver
 from gpu_ops.spark.tasks.functions import CoGroupTask
@@ -198,17 +196,6 @@ def _has_output(description: Description, files: Files, manifest: Manifest, vers
     return description.why_no_backlog() is None and any(log.in_backlog(version) for log in logs)
 
 
-QUERY: Final = "query.json"
-"""The file of a query with an operator that waits for the end of its input, in the state folder: beside the manifest of
-that operator, or above the folders of several."""
-
-
-OF_TABLE: Final = (
-    "name", "schema", "row_kind", "unique_key", "updates", "event_times", "sequence_by", "ttl_ms", "grows",
-)  # fmt: skip
-"""The fields of a table that the file has."""
-
-
 def calculated(node: Calc, rows: DataFrame) -> DataFrame:
     """Filters and projects rows as a node of a query says."""
     below = node.input.row_kind
@@ -251,56 +238,6 @@ def check_runs(node: Calc, rows: DataFrame, sql: str) -> None:
         raise text.error(SqlError(f"Spark understands this, and cannot run it{why}", text.sql, *at)) from error
 
 
-def remember(
-    files: Files, tables: Mapping[str, Table], schemas: Mapping[str, st.StructType], planned: Plan, multi_way: MultiWay
-) -> None:
-    """Writes a query into its state folder.
-
-    Raises:
-        StateError: the folder has another query.
-    """
-    given = {
-        name: {**{name: encoded(getattr(table, name)) for name in OF_TABLE}, "spark": schemas[name].json()}
-        for name, table in tables.items()
-    }
-    content: dict[str, Any] = {"query": planned.sql, "multi_way": multi_way, "tables": given}
-    if len(planned.joins) > 1:
-        content["operators"] = len(planned.joins)
-    text = json.dumps(content, sort_keys=True)
-    if not files.create(QUERY, text.encode()) and not _goes_on(_content(files), json.loads(text)):
-        raise StateError(
-            f"state folder {files.location} belongs to another query, or to this one over other tables; "
-            "gpu_ops.finish() would not know which result to give. Give state= a new folder"
-        )
-
-
-def _goes_on(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """True if two contents of the file are of one query, over tables that may have more columns now.
-
-    What a query reads of a new column the operators have in their own state, and refuse.
-    """
-    old, new = (content.get("tables", {}) for content in (was, now))
-    for name, table in old.items():
-        other = new.get(name, {"spark": '{"fields": []}'})
-        columns = {x["name"]: x for x in json.loads(other["spark"])["fields"]}
-        if any(columns.get(x["name"]) != x for x in json.loads(table["spark"])["fields"]):
-            return False
-        if any(table[part] != other[part] for part in table if part not in ("schema", "spark")):
-            return False
-    return old.keys() == new.keys() and {**was, "tables": None} == {**now, "tables": None}
-
-
-def of_last(files: Files) -> Files:
-    """The state folder of the operator that waits for the end: that of a query's last one, else the folder itself."""
-    operators = _content(files).get("operators", 1)
-    return files if operators == 1 else Files.at(files.address.below(str(operators)))
-
-
-def query_in(files: Files) -> str | None:
-    """The query that a state folder belongs to; None where it belongs to none, or it is not known."""
-    return _content(files).get("query")
-
-
 def shown(files: Files, description: Description, rows: DataFrame) -> DataFrame:
     """Applies the SELECT of a state folder's query to the operator's rows; returns them unchanged without a query.
 
@@ -312,17 +249,10 @@ def shown(files: Files, description: Description, rows: DataFrame) -> DataFrame:
     Raises:
         StateError: the query means another operator in this session.
     """
-    content = _content(files)
-    if not content:
+    stored = StoredQuery.read(files)
+    if stored is None or stored.emit != "at_end":
         return rows
-    tables: dict[str, Table] = {}
-    schemas: dict[str, st.StructType] = {}
-    for name, given in content["tables"].items():
-        schemas[name] = st.StructType.fromJson(json.loads(given.pop("spark")))
-        tables[name] = decoded(Table, given)
-    planned = plan(
-        content["query"], tables, rows.sparkSession, schemas=schemas, emit="at_end", multi_way=content["multi_way"]
-    )
+    planned = stored.plan(rows.sparkSession)
     means = planned.joins[-1].description.output
     if [(c.name, c.type) for c in means] != [(c.name, c.type) for c in description.output]:
         raise StateError(
@@ -334,9 +264,3 @@ def shown(files: Files, description: Description, rows: DataFrame) -> DataFrame:
         return calculated(node, frame(node.input)) if isinstance(node, Calc) else rows
 
     return frame(planned.root)
-
-
-def _content(files: Files) -> dict[str, Any]:
-    """The content of the query's file; empty where there is none."""
-    content = files.read(QUERY)
-    return {} if content is None else dict(json.loads(content.to_pybytes()))

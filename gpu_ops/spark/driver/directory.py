@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -173,6 +174,10 @@ class Directory:
         """
         if state is not None:
             self.registry.started[plan_id] = Started(state, has_state)
+
+    def when_started(self, plan_id: str, begin: Callable[[], None]) -> None:
+        """Has a function called when the query of an operator with a state folder is started, and the folder fits."""
+        self.registry.started[plan_id].begin = begin
 
     @classmethod
     def check_started(cls, query: Any) -> None:

@@ -136,12 +136,14 @@ class Started:
     Attributes:
         state: the folder.
         has_state: False where the state is in the folder of another operator, whose engine has both.
+        begin: called when its query is started, and the folder fits.
         query_id: of the query.
         run_id: of its run.
     """
 
     state: StateAddress
     has_state: bool = True
+    begin: Callable[[], None] | None = None
     query_id: str | None = None
     run_id: str | None = None
 
@@ -254,6 +256,8 @@ class Registry:
             self._take_folder(started, query_id, run_id)
             if started.has_state:
                 check_stored(Files.at(started.state), plan.manifest(query_id, number), lambda: next_batch(query))
+            if started.begin is not None:
+                started.begin()
 
     def _take_folder(self, started: Started, query_id: str, run_id: str) -> None:
         """Records which run has a state folder.

@@ -240,15 +240,17 @@ class ContinuousAggregate(Operator):
     # --- the changelog -----------------------------------------------------------------------
 
     def _changelog(
-        self, step: AggregateStep, count: tuple[Array, Array], running: Sequence[Running]
+        self, step: AggregateStep, count: tuple[Array, Array], running: Sequence[Running], *, come: bool = False
     ) -> tuple[npt.NDArray[np.int8], pa.Table, npt.NDArray[np.int64]]:
-        """Row kinds, rows without these, and the change that caused each."""
+        """Row kinds, rows without these, and the change that caused each; ``come``: as if no group had been there."""
         kernels, xp, line = self.kernels, self.kernels.xp, step.line
         was, now = count[0] > 0, count[1] > 0
         if self.description.always:
             now = xp.ones(now.size, bool)
             was = now.copy()
             was[line.starts[line.slots >= self._groups.first_new]] = False
+        if come:
+            was = xp.zeros(now.size, bool)
         changed = was ^ now
         if self._ttl is not None and not line.net:
             changed = was | now  # what is below has a TTL, too
@@ -292,6 +294,19 @@ class ContinuousAggregate(Operator):
         if order is not None:
             found, table = found[order], table.take(pa.array(order))
         return found, table, sequence
+
+    def present_result(self) -> Output:
+        """The row of each group, as insertions."""
+        groups = self._groups
+        slots = as_slots(self.kernels, 0, len(groups))
+        slots = slots[groups.status.values[slots] == LIVE]
+        if not slots.size:
+            empty = np.empty(0, np.int64)
+            return Output(self.description.values_schema.empty_table(), empty.astype(np.int8), empty, {})
+        step = AggregateStep.without_events(groups, slots, self.description.source.schema)
+        count, running = self._applied(step)
+        kinds, table, sequence = self._changelog(step, count, running, come=True)
+        return Output(table, kinds, sequence, {})
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""

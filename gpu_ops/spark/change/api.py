@@ -1,0 +1,214 @@
+"""Changes a query into another one that keeps its state: what users call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pyspark.sql import DataFrame
+
+from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.errors import NotBuiltError
+from gpu_ops.query.plan import MultiWay
+from gpu_ops.spark.api.query import PlannedQuery
+from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.change.planner import ChangePlanner, QueryChange
+from gpu_ops.spark.change.run import ChangeRun, undo
+from gpu_ops.spark.driver.checkpoint import Checkpoint
+from gpu_ops.spark.failures import refuse_connect
+from gpu_ops.spark.sinks.changes import View
+from gpu_ops.state.address import Location, StateAddress
+
+
+def plan_change(
+    query: str,
+    /,
+    *,
+    old_state: Location,
+    tables: Mapping[str, DataFrame | Stream] | None = None,
+    read_again: Sequence[str] = (),
+    missing: Literal["refuse", "null"] = "refuse",
+    emit: Emit = "per_batch",
+    multi_way: MultiWay = "auto",
+    **inputs: DataFrame | Stream,
+) -> QueryChange:
+    """Tells what it would take to change a running query into another one; nothing is changed.
+
+    Args:
+        query: the new query, as of `sql`.
+        old_state: the state folder of the old one.
+        tables: inputs whose names cannot be arguments.
+        read_again: tables whose source may be read from its beginning, as it still has everything.
+        missing: as of `change`.
+        emit: as of `sql`.
+        multi_way: likewise.
+        inputs: the new query's inputs by name; a table of the old query's name is the same table.
+
+    Returns:
+        What becomes of each operator, and where the rows of each table come from; ``print`` it.
+
+    Raises:
+        DescriptionError: the change needs rows that the state does not hold; which, and what to do.
+        NotBuiltError: the old query has no result that follows from its state.
+        StateError: there is no state, or the query that it belongs to is not known.
+        SqlError: streaming joins cannot do the new query.
+
+    Example:
+        >>> arrive(folder + "/orders", {"id": 1, "item": "x", "amount": 3})
+        >>> arrive(folder + "/prices", {"item": "x", "price": 5})
+        >>> orders = spark.readStream.schema("id INT, item STRING, amount INT").json(folder + "/orders")
+        >>> prices = spark.readStream.schema("item STRING, price INT").json(folder + "/prices")
+        >>> old = "SELECT o.id, o.item, o.amount, p.price FROM orders o JOIN prices p ON o.item = p.item"
+        >>> changes = gpu_ops.sql(old, orders=orders, prices=prices, state=folder + "/state")
+        >>> writer = changes.writeStream.format("noop").option("checkpointLocation", folder + "/checkpoint")
+        >>> writer.trigger(availableNow=True).start().awaitTermination()
+        >>> joined = "FROM orders o JOIN prices p ON o.item = p.item"
+        >>> new = f"SELECT o.item, sum(o.amount * p.price) AS paid {joined} GROUP BY o.item"
+        >>> print(gpu_ops.plan_change(new, old_state=folder + "/state", orders=orders, prices=prices))
+        operators
+          regular join of o and p: as it was
+          aggregate over it: new
+        tables
+          orders: its rows are in the state (1 rows); its source goes on where it stood
+          prices: its rows are in the state (1 rows); its source goes on where it stood
+        time: about 1 s for 2 rows of the state
+    """
+    planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, StateAddress.of(old_state))
+    refuse_connect(planned.session)
+    return ChangePlanner(planned, StateAddress.of(old_state), read_again, missing).described()
+
+
+def change(
+    query: str,
+    /,
+    *,
+    state: Location,
+    checkpoint: str,
+    old_state: Location,
+    old_checkpoint: str,
+    write: View | None,
+    empty_sink: bool = False,
+    tables: Mapping[str, DataFrame | Stream] | None = None,
+    read_again: Sequence[str] = (),
+    missing: Literal["refuse", "null"] = "refuse",
+    emit: Emit = "per_batch",
+    backend: Backend = "auto",
+    partitions: int | None = None,
+    name: str | None = None,
+    multi_way: MultiWay = "auto",
+    **inputs: DataFrame | Stream,
+) -> QueryChange:
+    """Builds the state and the checkpoint of a new query from those of an old one, and brings its sink up to date.
+
+    Stop the old query first. Then call this, and start the new query as any other: with the same text, ``state=`` and
+    inputs, on the new checkpoint, into the same sink. It goes on where the old one stopped. Interrupted, call it again.
+
+    Args:
+        query: the new query, as of `sql`.
+        state: a new folder for its state.
+        checkpoint: a new folder for its checkpoint.
+        old_state: the state folder of the old query; it is only read.
+        old_checkpoint: the checkpoint of the old query; likewise.
+        write: brings a micro-batch into the sink, as for ``foreachBatch``: one of `gpu_ops.sinks`, or a function of
+            your own. It is given the difference between the old result and the new one. None: nothing is written.
+        empty_sink: the sink is a new one, and is given the whole result.
+        tables: inputs whose names cannot be arguments.
+        read_again: tables whose source may be read from its beginning, as it still has everything, where the state
+            does not hold the rows that the new query needs.
+        missing: ``"refuse"``: a column that the state does not hold makes a table one that has to be read again.
+            ``"null"``: it is null in the rows that are there.
+        emit: as of `sql`, like those that follow.
+        backend: likewise.
+        partitions: likewise.
+        name: likewise.
+        multi_way: likewise.
+        inputs: the new query's inputs by name; a table of the old query's name is the same table.
+
+    Returns:
+        What has become of each operator, and where the rows of each table came from.
+
+    Raises:
+        DescriptionError: the change needs rows that the state does not hold; nothing has been changed.
+        NotBuiltError: the old query has no result that follows from its state; likewise.
+        StateError: the old query runs, or has a micro-batch to finish, or a folder belongs to something else.
+        SqlError: streaming joins cannot do the new query.
+
+    Example:
+        >>> arrive(folder + "/orders", {"id": 1, "amount": 3}, {"id": 2, "amount": 30})
+        >>> arrive(folder + "/payments", {"order": 1}, {"order": 2})
+        >>> orders = spark.readStream.schema("id INT, amount INT").json(folder + "/orders")
+        >>> payments = spark.readStream.schema("order INT").json(folder + "/payments")
+        >>> tables = {"orders": orders, "payments": payments}
+        >>> query = "SELECT o.id, o.amount FROM orders o JOIN payments p ON o.id = p.order"
+        >>> changes = gpu_ops.sql(query, tables=tables, state=folder + "/state")
+        >>> writer = changes.writeStream.format("noop").option("checkpointLocation", folder + "/checkpoint")
+        >>> writer.trigger(availableNow=True).start().awaitTermination()
+        >>> changed = gpu_ops.change(
+        ...     query + " WHERE o.amount > 5", tables=tables, state=folder + "/state_2",
+        ...     checkpoint=folder + "/checkpoint_2", old_state=folder + "/state",
+        ...     old_checkpoint=folder + "/checkpoint", write=lambda rows, _: rows.show(),
+        ... )
+        +--------+---+------+
+        |row_kind| id|amount|
+        +--------+---+------+
+        |      -D|  1|     3|
+        +--------+---+------+
+    """
+    address = StateAddress.of(state)
+    planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, address)
+    session = planned.session
+    refuse_connect(session)
+    changing = ChangePlanner(planned, StateAddress.of(old_state), read_again, missing)
+    described = changing.described()
+    empty_sink = empty_sink or write is None
+    if described.unknown and not empty_sink:
+        raise NotBuiltError(
+            f"{described.unknown}, so what the sink gets is not known: with empty_sink=True a new one gets all rows"
+        )
+    options = {
+        "state": address, "backend": backend, "partitions": partitions, "name": name, "backlog": False,
+    }  # fmt: skip
+    sources = [one.source for one in changing.old.stored.sources]
+    work = ChangeRun(changing, options, checkpoint, Checkpoint.read(session, old_checkpoint, sources))
+    work.run(write, empty_sink=empty_sink)
+    return described
+
+
+def undo_change(
+    query: str,
+    /,
+    *,
+    state: Location,
+    write: View | None,
+    tables: Mapping[str, DataFrame | Stream] | None = None,
+    emit: Emit = "per_batch",
+    multi_way: MultiWay = "auto",
+    **inputs: DataFrame | Stream,
+) -> None:
+    """Goes back to a query that `change` has changed into another one: its sink gets the result that it had then.
+
+    Stop the new query first. Then start the old one as before, on its own checkpoint: it reads on from where it was
+    stopped. The state and checkpoint of the new one stay as they are, and are of no use any more.
+
+    Args:
+        query: the old query, as of `sql`.
+        state: its state folder.
+        write: brings a micro-batch into the sink, as of `change`.
+        tables: inputs whose names cannot be arguments.
+        emit: as of `sql`.
+        multi_way: likewise.
+        inputs: the old query's inputs by name.
+
+    Raises:
+        StateError: the query was not changed, or a query runs on either state folder.
+        NotBuiltError: a result does not follow from its state.
+
+    Example:
+        >>> gpu_ops.undo_change(query, orders=orders, state="/data/state", write=view)  # doctest: +SKIP
+    """
+    address = StateAddress.of(state)
+    planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, address)
+    refuse_connect(planned.session)
+    options = {"state": address, "backend": "auto", "partitions": None, "name": None, "backlog": False}
+    undo(planned, address, options, write)
