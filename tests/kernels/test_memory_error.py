@@ -167,7 +167,7 @@ def case(name: str) -> tuple[Description, Batches]:
 
 
 @only_on(*ON_GPU)
-@pytest.mark.parametrize("name", slow_but(["two", "interval", "multi"], "multi"))
+@pytest.mark.parametrize("name", slow_but(["two", "interval", "multi"]))
 def test_memory_runs_out_once(engines: Backend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     join, batches = case(name)
     wanted = run(CPU, join, batches)

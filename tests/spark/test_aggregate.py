@@ -121,7 +121,7 @@ def test_sums_of_intervals_as_sparks_batch(spark: Any, tmp_path: Path) -> None:
     spark.catalog.dropTempView("t")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_chain_of_join_aggregate_join_and_aggregate(spark: Any, tmp_path: Path) -> None:
     """Each is an input of the next, null groups among them."""
     feed, sink = Feed(spark, tmp_path), Sink()
@@ -166,7 +166,7 @@ def test_upserts_are_distributed_by_the_group(spark: Any, tmp_path: Path) -> Non
     assert Counter(sink.table) == Counter({("a", 3): 1, ("b", 5): 1})
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_averages_of_decimals_and_filters_are_sparks_own(spark: Any, tmp_path: Path) -> None:
     """Kept up to date, in SQL as well, and at once, over what is left; also with a condition that is null."""
     schema = "op string, g string, d decimal(10, 2), w decimal(38, 20), x int"

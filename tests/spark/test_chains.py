@@ -223,7 +223,7 @@ def test_a_chain_goes_on_in_stages_and_in_one_task(
     assert ways == [0, 2, 0]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("feeds", ["engine"], indirect=True)
 def test_a_folder_of_operators_alone_goes_on_so(
     feeds: list[Feed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

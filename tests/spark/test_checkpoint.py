@@ -25,6 +25,8 @@ from gpu_ops.spark.driver.stream_sources import StreamSource, _settled, sources_
 from gpu_ops.spark.sources.topics import topics_beside
 from spark.support import Sink, drain
 
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
+
 SCHEMA = "v INT"
 
 

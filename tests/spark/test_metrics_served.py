@@ -36,6 +36,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 def test_metrics_are_served_while_a_query_runs(spark, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     with socket.socket() as found:

@@ -105,6 +105,7 @@ QUERIES = {
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_which_windows_are_in_two_phases(spark: Any) -> None:
     plain = Table("x", ROWS)
     for query, count in QUERIES.items():

@@ -97,7 +97,7 @@ BELOW = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("what", slow_but(BELOW, "joined"))
+@pytest.mark.parametrize("what", slow_but(BELOW))
 def test_union_below_other_operators_is_as_in_spark_and_goes_on(feeds: Feeds, tmp_path: Path, what: str) -> None:
     sink = Sink()
     for _ in range(3):

@@ -38,9 +38,10 @@ from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
 from gpu_ops.spark.driver.executors import as_hadoop_has_it
 from gpu_ops.spark.driver.queries import plans_of
-from gpu_ops.spark.driver.stream_sources import sources_of
+from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
 from gpu_ops.spark.plan.stored_query import StoredQuery
 from gpu_ops.spark.sinks.changes import COUNT, View, net
+from gpu_ops.spark.sources.topics import topics_beside
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
@@ -90,27 +91,40 @@ class ChangeRun:
                 f"state folder {old.state} belongs to query {old.query_id}, and the checkpoint to "
                 f"{self._old.query_id}: give those of one query"
             )
-        by_name = {name.lower(): name for name in self._planned.streams}
-        for number, source in enumerate(old.stored.sources):
-            name = by_name.get((source.table or "").lower())
-            if name is None or self._changing.tables[name].origin != "state":
-                continue
-            now = [one.description for one in sources_of(self._planned.streams[name].df)]
-            if source.source.description not in now:
-                raise StateError(
-                    f"table {name!r} is read from another source than before, which was {source.source.label}: give it "
-                    "another name, and it is read from its beginning"
-                )
-            if self._old.offsets[number] != self._old.offsets[self._source_of(name)]:
-                raise StateError(
-                    f"the query read table {name!r} twice, and one of them further than the other: start it once more "
-                    "with trigger(availableNow=True), and then change it"
-                )
+        for name, table in self._changing.tables.items():
+            if table.origin == "state":
+                for source in sources_of(self._planned.streams[name].df):
+                    self._number_in_old(name, source)
 
-    def _source_of(self, table: str) -> int:
-        """The number of a table's source in the old checkpoint."""
-        sources = self._changing.old.stored.sources
-        return next(n for n, x in enumerate(sources) if (x.table or "").lower() == table.lower())
+    def _number_in_old(self, table: str, source: StreamSource) -> int:
+        """The number of a table's source in the old checkpoint.
+
+        Raises:
+            StateError: the table was read from another source, or by several that may stand at different places.
+        """
+        its = [x.source for x in self._changing.old.stored.sources if (x.table or "").lower() == table.lower()]
+        same = [one for one in its if one.description == source.description]
+        if not its:
+            raise StateError(
+                f"it is not known which source of the old checkpoint is table {table!r}: the old query has one that is "
+                "no readStream, or was last started with an earlier version"
+            )
+        if not same:
+            raise StateError(
+                f"table {table!r} is read from {source.label}, and was read from "
+                f"{' and '.join(one.label for one in its)}: give it another name, and it is read from its beginning"
+            )
+        if len(same) > 1:
+            raise StateError(
+                f"the old query has {len(same)} sources of table {table!r}, which may stand at different places: begin "
+                "anew, or read the table again"
+            )
+        return same[0].number
+
+    def _number_in_build(self, source: StreamSource) -> int:
+        """The number of a source in the checkpoint of the run that filled the state."""
+        loads = [one.number for one in self._sources if one.same_load(source)]
+        return loads[0] if loads else next(x.number for x in self._sources if x.description == source.description)
 
     def _begin(self) -> None:
         """Marks the new folder as one that is being filled, if it is new or was marked so."""
@@ -178,18 +192,18 @@ class ChangeRun:
     def _finish(self, build: Checkpoint) -> None:
         """Writes the new checkpoint, and opens the new folder in place of the old one."""
         of_table = {name: sources_of(side.df) for name, side in self._planned.streams.items() if side.df.isStreaming}
-        built = {one.description: number for number, one in enumerate(self._sources)}
         parts: list[tuple[Checkpoint, int]] = []
         sources = sources_of(self._changes)
         for source in sources:
             table = table_of(source, of_table)
             if table is not None and self._changing.tables[table].origin == "state":
-                parts.append((self._old, self._source_of(table)))
+                parts.append((self._old, self._number_in_old(table, source)))
             else:
-                parts.append((build, built[source.description]))
+                parts.append((build, self._number_in_build(source)))
         write_checkpoint(
-            self._session, self._checkpoint, build.query_id, build.version - 1, parts, build=build, sources=sources
-        )
+            self._session, self._checkpoint, build.query_id, build.version - 1, parts, build=build, sources=sources,
+            beside=topics_beside(self._session, parts),
+        )  # fmt: skip
         stored = dataclasses.replace(self._planned.stored, sources=stored_sources(self._changes, self._planned.streams))
         stored.write(self._files)
         _put(Files.at(self._changing.old.state), CHANGED, self._state)
