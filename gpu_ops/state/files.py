@@ -291,7 +291,10 @@ class Files:
     @_asks("list", "listing")
     def _listed(self, path: str) -> list[pafs.FileInfo]:
         selector = pafs.FileSelector(f"{self.root}/{path}".rstrip("/"), allow_not_found=True)
-        return list(self.filesystem.get_file_info(selector))
+        try:
+            return list(self.filesystem.get_file_info(selector))
+        except FileNotFoundError:  # Arrow found none, and then that there is one: it was just being made
+            return list(self.filesystem.get_file_info(selector))
 
     @_asks("look up", "looking up")
     def stamp(self, path: str) -> Stamp | None:

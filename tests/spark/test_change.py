@@ -137,6 +137,7 @@ def change(inputs: Inputs, query: str, old: Path, new: Path, table: Table | None
 JOINED = "FROM orders o JOIN prices p ON o.item = p.item"
 LEFT = "FROM orders o LEFT JOIN prices p ON o.item = p.item"
 WIDE = f"SELECT o.id, o.item, o.amount, p.price {LEFT}"
+GROUPED = "SELECT item, count(*) AS n, sum(price) AS price FROM prices GROUP BY item"
 PAIRS = {
     "an aggregate above a join": (
         f"SELECT o.id, o.item, o.amount, p.price {JOINED}",
@@ -157,6 +158,18 @@ PAIRS = {
     "a filter of groups, and a column renamed": (
         "SELECT item, count(*) AS n FROM orders GROUP BY item",
         "SELECT item, count(*) AS orders_of_it FROM orders GROUP BY item HAVING count(*) > 1",
+    ),
+    "a filter of groups of what only comes": (
+        GROUPED,
+        f"SELECT item, price FROM ({GROUPED}) WHERE n > 1",
+    ),
+    "a join above groups of what only comes": (
+        GROUPED,
+        f"SELECT r.id, g.n FROM refunds r JOIN ({GROUPED}) g ON r.refund = g.n",
+    ),
+    "groups of groups of what only comes, and a table less": (
+        f"SELECT o.id, g.n, g.price FROM orders o JOIN ({GROUPED}) g ON o.item = g.item",
+        f"SELECT n, count(*) AS items, sum(price) AS price FROM ({GROUPED}) GROUP BY n",
     ),
     "a window function over a join": (
         WIDE,
@@ -188,6 +201,16 @@ def test_a_query_that_changes_keeps_its_state(spark: Any, tmp_path: Path, what: 
 
 def random_query(rng: random.Random) -> str:
     """A query over the three tables."""
+    if rng.random() < 0.3:
+        groups = f"SELECT item, count(*) AS n, {rng.choice(['sum', 'max'])}(price) AS price FROM prices GROUP BY item"
+        return rng.choice([
+            groups,
+            f"{groups} HAVING count(*) > 1",
+            f"SELECT price, n FROM ({groups}) WHERE n < 5",
+            f"SELECT o.id, g.n FROM orders o {rng.choice(['JOIN', 'LEFT JOIN'])} ({groups}) g ON o.item = g.item",
+            f"SELECT n, count(*) AS items FROM ({groups}) GROUP BY n",
+            f"SELECT id, n FROM refunds r JOIN ({groups}) g ON r.refund = g.n",
+        ])  # fmt: skip
     where = " AND ".join(
         rng.sample(["o.amount > 2", "o.amount < 8", "o.item IS NOT NULL", "o.id > 1"], rng.randint(0, 2))
     )

@@ -272,3 +272,21 @@ def test_a_task_that_was_stopped_itself_blames_no_server() -> None:
     assert asked.take(None) is None
     assert asked.take({"pid": 1, "call": {"doing": "joining", "file": None, "seconds": 1000.0}}) is None
     assert asked.take(None) is None
+
+
+def test_a_folder_that_is_made_while_it_is_listed_is_listed(tmp_path, monkeypatch):
+    """Arrow looks for a folder that it could not list, and says that it cannot where it has come in between."""
+    folder, calls = files.Files.at(tmp_path), []
+
+    class Late:
+        def get_file_info(self, selector):
+            calls.append(selector)
+            if len(calls) == 1:
+                (tmp_path / "p").mkdir()
+                raise FileNotFoundError(2, "Cannot list directory")
+            return files_there.get_file_info(selector)
+
+    files_there = folder.filesystem
+    monkeypatch.setattr(folder, "filesystem", Late())
+    assert folder.sizes("p") == {}
+    assert len(calls) == 2

@@ -159,7 +159,7 @@ def change(
     planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, address)
     session = planned.session
     refuse_connect(session)
-    changing = ChangePlanner(planned, StateAddress.of(old_state), read_again, missing)
+    changing = ChangePlanner(planned, StateAddress.of(old_state), read_again, missing, partitions)
     described = changing.described()
     empty_sink = empty_sink or write is None
     if described.unknown and not empty_sink:

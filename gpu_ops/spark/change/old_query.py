@@ -21,14 +21,15 @@ from gpu_ops.spark.api.query_frames import runner_of
 from gpu_ops.spark.datatypes import named_column, spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
+from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.stored_query import StoredQuery
 from gpu_ops.spark.server.present import StoredOperator, why_no_result, why_no_rows
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.sources.state import read_state
-from gpu_ops.spark.tasks.state import PresentResult
+from gpu_ops.spark.tasks.state import CopyState, PresentResult
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.manifest import MANIFEST, Manifest
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,6 +39,46 @@ class OldOperator:
     node: JoinNode
     description: Description
     stored: StoredOperator
+    is_last: bool = True
+    """Whether it comes last of those in its folder."""
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions of its state."""
+        return Manifest.of(Files.at(self.stored.state)).partitions
+
+    def rows(self, session: SparkSession) -> DataFrame:
+        """The rows that its changelog comes to, with row kind ``+I``."""
+        make_importable(session)
+        description = self.description.with_inputs(self.description.inputs, "per_batch")
+        types = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in description.output_schema])
+        numbers = session.range(0, self.partitions, 1, self.partitions)
+        rows = numbers.mapInArrow(PresentResult(self.stored), types)
+        return rows.select(*changelog_columns(self.description, "old", ""))
+
+    def copy(self, session: SparkSession, to: StateAddress, query_id: str, version: int, *, whole: bool) -> None:
+        """Copies its state into another folder, whose manifest is written last.
+
+        Args:
+            session: the session.
+            to: the folder.
+            query_id: Spark's id of the query that the copy is for.
+            version: the number of micro-batches that it stands for there.
+            whole: with all operators of its folder, if there are several in it.
+        """
+        if Manifest.read(Files.at(to)) is not None:
+            return
+        make_importable(session)
+        found = Manifest.of(Files.at(self.stored.state))
+        alone = bool(self.stored.name) and not whole
+        manifest = Manifest(
+            self.description.to_json() if alone else found.description, found.partitions, query_id,
+            distribution=found.distribution, union_order=None if alone else found.union_order,
+        )  # fmt: skip
+        operator = dataclasses.replace(self.stored, name=self.stored.name if alone else "")
+        numbers = session.range(0, found.partitions, 1, found.partitions)
+        numbers.mapInArrow(CopyState(operator, to, manifest, version), numbers.schema).collect()
+        Files.at(to).create(MANIFEST, manifest.to_json().encode())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,32 +191,37 @@ class OldQuery:
         first = next(iter(self.operators.values()))
         return Manifest.of(Files.at(first.stored.state)).query_id
 
-    def result(self, session: SparkSession) -> DataFrame:
-        """The rows that the old query's changelog comes to, with row kind ``+I``."""
-        make_importable(session)
-        stand_ins, frames = {}, []
-        for part in self.plan.parts:
-            for node in grounds(part.root):
-                one = self.operators[id(node)]
-                manifest = Manifest.of(Files.at(one.stored.state))
-                schema = one.description.with_inputs(one.description.inputs, "per_batch").output_schema
-                types = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in schema])
-                numbers = session.range(0, manifest.partitions, 1, manifest.partitions)
-                stand_ins[id(node)] = numbers.mapInArrow(PresentResult(one.stored), types)
+    def result(self, session: SparkSession, plan: Plan | None = None) -> DataFrame:
+        """The rows that the query's changelog comes to, with row kind ``+I``.
+
+        Args:
+            session: the session.
+            plan: another query of the same operators, whose rows are wanted in the place of this one's.
+        """
+        frames = []
+        for was, part in zip(self.plan.parts, (plan or self.plan).parts, strict=True):
+            tops = zip(grounds(was.root), grounds(part.root), strict=True)
+            stand_ins = {id(node): self.operators[id(old)].rows(session) for old, node in tops}
             frames.append(runner_of(part, stand_ins).result())
         first, *others = frames
         names = first.columns
         return functools.reduce(lambda a, b: a.unionAll(b.toDF(*names)), others, first)
 
 
+def folders_of(plan: Plan, state: StateAddress) -> Iterator[tuple[JoinNode, StateAddress]]:
+    """The operators of a query, and the folder that each has where it is alone in it."""
+    for number, part in enumerate(plan.parts, 1):
+        base = state_of_part(state, number) if plan.others else state
+        for place, node in enumerate(part.joins, 1):
+            yield node, base.below(str(place)) if len(part.joins) > 1 else base
+
+
 def _operators_of(part: Plan, base: StateAddress) -> Iterator[OldOperator]:
     """The operators of a SELECT that have a state: in a folder each, or several in the one of the last of them."""
-    joins, folders = part.joins, dict[int, StateAddress]()
-    for number, node in enumerate(joins, 1):
-        folder = base.below(str(number)) if len(joins) > 1 else base
-        if Manifest.read(Files.at(folder)) is not None:
-            folders[id(node)] = folder
-    for node in joins:
+    folders = {
+        id(node): folder for node, folder in folders_of(part, base) if Manifest.read(Files.at(folder)) is not None
+    }
+    for node in part.joins:
         if id(node) not in folders:
             continue
         folder = folders[id(node)]
@@ -190,7 +236,9 @@ def _operators_of(part: Plan, base: StateAddress) -> Iterator[OldOperator]:
         waiting = [*below, node]
         for vertex in description.operators:  # others are there, too: of sources whose rows are completed
             if waiting and _shape(waiting[0].description) == _shape(vertex.description):
-                yield OldOperator(waiting.pop(0), vertex.description, StoredOperator(folder, version, vertex.name))
+                place = waiting.pop(0)
+                stored = StoredOperator(folder, version, vertex.name)
+                yield OldOperator(place, vertex.description, stored, is_last=place is node)
         if waiting:
             raise StateError(
                 f"state folder {folder}: its query means other operators in this session than when it began; use the "

@@ -10,16 +10,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.query.nodes import Calc, LocalAggregate, PlanNode
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, walk
 from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.finish import calculated
 from gpu_ops.spark.api.query import PlannedQuery
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.change.old_query import OldInput, OldQuery, grounds, said, tables_of, uses
+from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldQuery, grounds, said, tables_of, uses
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.plan.changes import sliced
 from gpu_ops.spark.plan.stored_query import differences, said_differences, same_rows
+from gpu_ops.spark.server.present import why_no_result
 from gpu_ops.state.address import StateAddress
 
 _SECONDS_A_ROW: Final = 4e-6
@@ -133,10 +134,16 @@ class ChangePlanner:
         state: the old query's state folder.
         read_again: tables that may be read from their source's beginning.
         missing: what becomes of columns that the state does not hold.
+        partitions: of the new query's operators; None for any number.
     """
 
     def __init__(
-        self, planned: PlannedQuery, state: StateAddress, read_again: Sequence[str], missing: Literal["refuse", "null"]
+        self,
+        planned: PlannedQuery,
+        state: StateAddress,
+        read_again: Sequence[str],
+        missing: Literal["refuse", "null"],
+        partitions: int | None = None,
     ) -> None:
         if missing not in ("refuse", "null"):
             raise DescriptionError(f"missing={missing!r}; it is 'refuse' or 'null'")
@@ -152,11 +159,51 @@ class ChangePlanner:
             )
         self.taken: dict[int, TakenRows] = {}
         self.tables: dict[str, TableChange] = {}
-        self._choose()
+        self.kept: dict[int, OldOperator] = {}
+        """By node, the operators whose state is copied as it is."""
+        self.all_kept = False
+        """Whether all are, so that only what is above them is another one."""
+        self._choose(partitions)
 
-    def _choose(self) -> None:
-        """Finds the rows of each table."""
-        read = list(uses(self.planned.plan))
+    def _choose(self, partitions: int | None) -> None:
+        """Finds the rows of each table, and operators that stay."""
+        why = self._take()
+        kept = self._all_as_they_were() or self._kept_without_rows(why)
+        others = {one.partitions for one in kept.values()} - {partitions}
+        if kept and partitions is not None and others:
+            if why:
+                raise DescriptionError(
+                    f"partitions={partitions}: an operator is taken over as it is, in {others.pop()} partitions; leave "
+                    "partitions= out, or gpu_ops.rescale() the old state first"
+                )
+            kept = {}
+        if kept:
+            tables = {name for node in self.planned.plan.joins if id(node) in kept for name in tables_of(node)}
+            self.kept = kept
+            again = self._take()
+            if tables & again.keys():  # they are read from their beginning for others, so for these as well
+                self.kept = {}
+                self._take()
+            else:
+                why = again
+        self.all_kept = bool(self.kept) and len(self.kept) == len(self.planned.plan.joins)
+        known = {name.lower() for name in self.old.stored.tables}
+        for name, stream in self.planned.streams.items():
+            if name not in why:
+                self.tables[name] = TableChange(name, "state", "")
+                continue
+            new = name.lower() not in known
+            if not (new or stream.load is not None or name.lower() in self._read_again):
+                raise DescriptionError(
+                    f"table {name!r}: {why[name]}. So its source has to be read from its beginning: where it still has "
+                    f"everything, read_again=[{name!r}]. Else begin anew, or ask for what the state has"
+                )
+            self.tables[name] = TableChange(name, "source", "a new table" if new else why[name])
+
+    def _take(self) -> dict[str, str]:
+        """Finds the rows that operators read which do not stay; returns why the state has not all of some tables."""
+        stays = {id(use) for node in self.planned.plan.joins if id(node) in self.kept for use in walk(node)}
+        read = [use for use in uses(self.planned.plan) if id(use) not in stays]
         why = {name: reason for name, side in self.planned.streams.items() if (reason := _why_not_kept(side))}
         by_time = {
             id(use)
@@ -165,6 +212,7 @@ class ChangePlanner:
             for below in node.inputs
             for use in grounds(below)
         }
+        self.taken = {}
         for use in read:
             found = _BY_TIME if id(use) in by_time else self._rows_of(use)
             if isinstance(found, str):
@@ -181,18 +229,38 @@ class ChangePlanner:
                     other = next(iter(tables & why.keys()))
                     why.update((table, f"as {other!r} is") for table in tables - why.keys())
                     again = True
-        known = {name.lower() for name in self.old.stored.tables}
-        for name, stream in self.planned.streams.items():
-            if name not in why:
-                self.tables[name] = TableChange(name, "state", "")
-                continue
-            new = name.lower() not in known
-            if not (new or stream.load is not None or name.lower() in self._read_again):
-                raise DescriptionError(
-                    f"table {name!r}: {why[name]}. So its source has to be read from its beginning: where it still has "
-                    f"everything, read_again=[{name!r}]. Else begin anew, or ask for what the state has"
-                )
-            self.tables[name] = TableChange(name, "source", "a new table" if new else why[name])
+        return why
+
+    def _same(self, node: JoinNode) -> OldOperator | None:
+        """The operator of the old query that computes the same rows."""
+        return next((one for one in self.old.operators.values() if same_rows(one.node, node)), None)
+
+    def _all_as_they_were(self) -> dict[int, OldOperator]:
+        """The operators of the old query for all those of the new one; none where one of them is another one."""
+        old, new = self.old.plan, self.planned.plan
+        if any(_why_not_kept(side) for side in self.planned.streams.values()) or self.old.why_no_result() is not None:
+            return {}
+        if len(old.joins) != len(new.joins) or [*map(_tops, old.parts)] != [*map(_tops, new.parts)]:
+            return {}
+        pairs = list(zip(old.joins, new.joins, strict=True))
+        if not all(same_rows(*pair) and id(pair[0]) in self.old.operators for pair in pairs):
+            return {}
+        return {id(node): self.old.operators[id(was)] for was, node in pairs}
+
+    def _kept_without_rows(self, why: Mapping[str, str]) -> dict[int, OldOperator]:
+        """Operators that stay as they are, with those below them, as the state lacks rows to build them of."""
+        kept: dict[int, OldOperator] = {}
+        unknown = {name for name, side in self.planned.streams.items() if _why_not_kept(side)}
+        unknown |= self.planned.streams.keys() - self.old.stored.tables.keys()
+        for node in self.planned.plan.joins:
+            direct = {name for below in node.inputs for use in grounds(below) if not isinstance(use, JoinNode)
+                      for name in tables_of(use)}  # fmt: skip
+            below = [one for one in walk(node) if isinstance(one, JoinNode)]
+            same = {id(one): old for one in below if (old := self._same(one)) is not None}
+            whole = len(same) == len(below) and why_no_result(same[id(node)].description) is None
+            if direct & why.keys() and not tables_of(node) & unknown and whole:
+                kept |= same
+        return kept
 
     def _rows_of(self, use: PlanNode) -> TakenRows | str:
         """The rows in the state that something is made of, or the reason why there are none."""
@@ -248,7 +316,8 @@ class ChangePlanner:
             if was is not None:
                 old.remove(was)
             if same is not None:
-                operators.append(OperatorChange(said(node), "as it was", ""))
+                how = "its state is taken over" if id(node) in self.kept else "built of the rows in the state"
+                operators.append(OperatorChange(said(node), "as it was", how))
             elif was is not None:
                 operators.append(OperatorChange(said(node), "changed", next(said_differences(was, node))))
             else:
@@ -266,13 +335,21 @@ class ChangePlanner:
         return QueryChange(tuple(operators), tuple(tables), result, self.old.version, self.old.why_no_result() or "")
 
     @property
-    def readings(self) -> list[OldInput]:
-        """The rows that are taken from the old state, each once."""
-        return list(dict.fromkeys(taken.reading for taken in self.taken.values()))
+    def _tops(self) -> dict[int, OldOperator]:
+        """By node, the operators that stay and are read by others."""
+        below = {
+            id(one) for node in self.planned.plan.joins if id(node) in self.kept for x in node.inputs for one in walk(x)
+        }
+        return {number: old for number, old in self.kept.items() if number not in below}
 
-    def stand_ins(self, rows: Callable[[OldInput], DataFrame]) -> dict[int, DataFrame]:
+    @property
+    def readings(self) -> list[OldInput | OldOperator]:
+        """The rows that are taken from the old state, each once."""
+        return list(dict.fromkeys([*(taken.reading for taken in self.taken.values()), *self._tops.values()]))
+
+    def stand_ins(self, rows: Callable[[OldInput | OldOperator], DataFrame]) -> dict[int, DataFrame]:
         """By node, what new operators read where it is made of rows in the old state; ``rows``: gives these."""
-        found = {}
+        found = {number: rows(old) for number, old in self._tops.items()}
         for use in uses(self.planned.plan):
             taken = self.taken.get(id(use))
             if taken is None:
@@ -293,6 +370,12 @@ class ChangePlanner:
             made = made if now is None else calculated(now, made)
             found[id(use)] = sliced(use, made) if isinstance(use, LocalAggregate) else made
         return found
+
+
+def _tops(part: Plan) -> list[int | None]:
+    """The places, among the operators of a SELECT, of those that its rows come from; None for rows without one."""
+    places = {id(node): place for place, node in enumerate(part.joins)}
+    return [places.get(id(node)) for node in grounds(part.root)]
 
 
 def _why_not_kept(side: Stream) -> str | None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import NotBuiltError, StateError
 from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.api.query import CHANGED, CHANGING, PlannedQuery, stored_sources, table_of
-from gpu_ops.spark.change.old_query import OldInput, OldQuery
+from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldQuery, folders_of
 from gpu_ops.spark.change.planner import ChangePlanner
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
@@ -48,6 +49,9 @@ from gpu_ops.state.manifest import Manifest
 
 _FOLDER: Final = "change"
 _DIFFERENCE: Final = "difference"
+_ROWS_IN_A_FILE: Final = 1_000_000
+_FILES_AT_ONCE: Final = 4
+"""Files of rows in one micro-batch that fills the state."""
 
 
 class ChangeRun:
@@ -70,12 +74,21 @@ class ChangeRun:
     def run(self, write: View | None, *, empty_sink: bool) -> None:
         """Does all that is left to do."""
         self._check()
-        self._begin()
-        build = self._built()
+        query_id = self._begin()
+        built = dataclasses.replace(self._old, query_id=query_id) if self._changing.all_kept else self._built()
+        self._copy(built)
         difference = self._difference(empty_sink=empty_sink)
         if write is not None:
-            _write(write, difference, build.query_id, build.version - 1)
-        self._finish(build)
+            _write(write, difference, built.query_id, built.version - 1)
+        self._finish(built)
+
+    def _copy(self, built: Checkpoint) -> None:
+        """Copies the state of operators that stay."""
+        whole = self._changing.all_kept
+        for node, folder in folders_of(self._planned.plan, self._state):
+            old = self._changing.kept.get(id(node))
+            if old is not None and (old.is_last or not whole):
+                old.copy(self._session, folder, built.query_id, built.version, whole=whole)
 
     def _check(self) -> None:
         """Refuses what is not as it has to be, before anything is changed."""
@@ -92,7 +105,7 @@ class ChangeRun:
                 f"{self._old.query_id}: give those of one query"
             )
         for name, table in self._changing.tables.items():
-            if table.origin == "state":
+            if table.origin == "state" and self._planned.streams[name].df.isStreaming:
                 for source in sources_of(self._planned.streams[name].df):
                     self._number_in_old(name, source)
 
@@ -126,10 +139,16 @@ class ChangeRun:
         loads = [one.number for one in self._sources if one.same_load(source)]
         return loads[0] if loads else next(x.number for x in self._sources if x.description == source.description)
 
-    def _begin(self) -> None:
-        """Marks the new folder as one that is being filled, if it is new or was marked so."""
+    def _begin(self) -> str:
+        """Marks the new folder as one that is being filled, if it is new or was marked so.
+
+        Returns:
+            An id for the new query, if no query is run to fill the folder.
+        """
         content = {"other": str(self._changing.old.state), "query": self._planned.stored.text}
         found = self._files.read(CHANGING)
+        query_id = str(uuid.uuid4()) if found is None else json.loads(found.to_pybytes()).pop("query_id")
+        content["query_id"] = query_id
         if found is not None and json.loads(found.to_pybytes()) != content:
             raise StateError(
                 f"state folder {self._state} is being filled by another change: give state= and checkpoint= new folders"
@@ -138,12 +157,13 @@ class ChangeRun:
             if StoredQuery.read(self._files) is not None or Manifest.read(self._files) is not None:
                 raise StateError(f"state folder {self._state} has a query's state: give state= a new folder")
             self._files.create(CHANGING, json.dumps(content).encode())
+        return query_id
 
     def _part(self, name: str, rows: Callable[[], DataFrame]) -> str:
         """Writes rows as Parquet below the folder unless they are there already; returns where."""
         location = f"{self._below}/{name}"
         if not self._has(name):
-            rows().write.mode("overwrite").parquet(location)
+            rows().write.mode("overwrite").option("maxRecordsPerFile", _ROWS_IN_A_FILE).parquet(location)
         return location
 
     def _has(self, name: str) -> bool:
@@ -156,10 +176,11 @@ class ChangeRun:
         """Fills the new state, and keeps the changelog that comes out; returns the checkpoint of that."""
         numbers = {reading: number for number, reading in enumerate(self._changing.readings)}
 
-        def rows(reading: OldInput) -> DataFrame:
+        def rows(reading: OldInput | OldOperator) -> DataFrame:
             frame = reading.rows(self._session)
             location = self._part(f"inputs/{numbers[reading]}", lambda: frame)
-            return self._session.readStream.schema(frame.schema).parquet(location)
+            read = self._session.readStream.schema(frame.schema).option("maxFilesPerTrigger", _FILES_AT_ONCE)
+            return _as_changelog(read.parquet(location), frame.schema)
 
         changes = self._planned.changelog(self._options, self._changing.stand_ins(rows))
         below = self._below
@@ -184,8 +205,12 @@ class ChangeRun:
         schema = self._changes.schema
 
         def rows() -> DataFrame:
-            new = self._session.read.schema(schema).parquet(f"{self._below}/result/*")
-            return _net(schema, new, None if empty_sink else self._changing.old.result(self._session))
+            old = self._changing.old
+            if self._changing.all_kept:
+                new = old.result(self._session, self._planned.plan)
+            else:
+                new = self._session.read.schema(schema).parquet(f"{self._below}/result/*")
+            return _net(schema, new, None if empty_sink else old.result(self._session))
 
         return _as_changelog(self._session.read.schema(schema).parquet(self._part(_DIFFERENCE, rows)), schema)
 

@@ -24,10 +24,12 @@ from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.descriptions.over import Over
 from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.spark.server.partition import stored_state
+from gpu_ops.spark.server.recovery import RecoveredState
 from gpu_ops.state.address import StateAddress
+from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
-from gpu_ops.state.pieces import STATUS_COLUMN, whole
+from gpu_ops.state.pieces import STATUS_COLUMN, Storable, whole
 from gpu_ops.state.table import LIVE, put_behind
 
 _AT_ONCE: Final = 1 << 18
@@ -95,9 +97,7 @@ class StoredOperator:
         described = self.vertex(manifest)
         assert why_no_result(described) is None
         with contextlib.ExitStack() as stack:
-            held = stack.enter_context(stored_state(files, manifest, partition).held_at(self.version))
-            prefix = f"{self.name}." if self.name else ""
-            tables = {n.removeprefix(prefix): table for n, table in held.tables.items() if n.startswith(prefix)}
+            tables = self._tables(stack.enter_context(stored_state(files, manifest, partition).held_at(self.version)))
             engine = OperatorEngine(described.with_inputs(described.inputs, "per_batch"), "cpu")
             stack.callback(engine.close)
             if any(why_no_rows(described, side) is not None for side in range(len(described.inputs))):
@@ -109,6 +109,25 @@ class StoredOperator:
             sides = zip(described.sides, described.inputs, strict=True)
             batches = [_insertions(tables[side], source.schema, source.row_kind) for side, source in sides]
             yield engine.process_batches(batches, [None] * len(batches))
+
+    def _tables(self, held: RecoveredState) -> dict[str, Storable]:
+        """The operator's own tables in the state of its folder."""
+        prefix = f"{self.name}." if self.name else ""
+        return {n.removeprefix(prefix): table for n, table in held.tables.items() if n.startswith(prefix)}
+
+    def copy(self, partition: int, to: StateAddress, manifest: Manifest, version: int) -> None:
+        """Writes the state of a partition into another folder, as a snapshot.
+
+        Args:
+            partition: the partition's number.
+            to: the other folder.
+            manifest: the manifest that this has.
+            version: the number of micro-batches that it is to stand for there.
+        """
+        files = Files.at(self.state)
+        with stored_state(files, Manifest.of(files), partition).held_at(self.version) as held:
+            log = PartitionLog(Files.at(to), manifest, partition)
+            log.write_snapshot(version, whole(self._tables(held)), held.clock_ms, held.times, backlog=held.backlog)
 
 
 def _insertions(table: Any, schema: pa.Schema, row_kind: str | None) -> pa.Table:
