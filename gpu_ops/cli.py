@@ -171,7 +171,10 @@ def plan_change(
     packages: Packages = None,
     conf: Conf = None,
 ) -> None:
-    """Tell what it takes to change a job's query into another one, which keeps its state. Nothing is changed."""
+    """Tell what a change of a job's query would take.
+
+    Nothing is changed: what becomes of each operator, and where the rows of each table come from.
+    """
     from gpu_ops.jobs import changed  # noqa: PLC0415
     from gpu_ops.jobs.job import amended, load  # noqa: PLC0415
 
@@ -197,9 +200,10 @@ def change(
     packages: Packages = None,
     conf: Conf = None,
 ) -> None:
-    """Change a job's query into another one, which keeps its state. The old job must be stopped.
+    """Change a job's query, which keeps its state.
 
-    The new job's state and checkpoint are new folders; the sink gets the difference of the results. Then run it.
+    The old job must be stopped. The new job's state and checkpoint are new folders; the sink gets the difference of the
+    results. Then run it.
     """
     from gpu_ops.jobs import changed  # noqa: PLC0415
     from gpu_ops.jobs.job import amended, load  # noqa: PLC0415

@@ -209,7 +209,7 @@ def test_help_lists_each_option_and_explains_it_and_has_an_example() -> None:
         rest = {x.name for x in parameters.values() if x.kind is x.VAR_KEYWORD}
         # inputs and outputs by name; options of Spark's readers, by Spark's names
         own = {
-            "gpu_ops.sql": {"inputs"},
+            **{f"gpu_ops.{one}": {"inputs"} for one in ("sql", "plan_change", "change", "undo_change")},
             "gpu_ops.engine": {"inputs"},
             "gpu_ops.outputs": {"changelogs"},
             "gpu_ops.sinks.each": {"views"},

@@ -64,7 +64,7 @@ def run(*arguments, monkeypatch, capsys):
     return status, out.out, out.err
 
 
-COMMANDS = ("demo", "run", "example", "inspect", "rescale", "health", "bench")
+COMMANDS = ("demo", "run", "plan-change", "change", "example", "inspect", "rescale", "health", "bench")
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_help_names_what_there_is():
 def test_help_says_what_each_command_is_for_in_a_line():
     shown = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}).output
     commands = shown.partition("Commands:")[2].strip().splitlines()
-    assert [line.split()[0] for line in commands] == [*COMMANDS[:4], "top", *COMMANDS[4:]]
+    assert [line.split()[0] for line in commands] == [*COMMANDS[:6], "top", *COMMANDS[6:]]
     assert not [line for line in commands if "..." in line]
 
 

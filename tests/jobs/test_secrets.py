@@ -126,5 +126,5 @@ def test_explain_hides_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     job.write_text(TABLES.replace("'path' = 'in'", "'path' = '${FOLDER}/in', 'reader' = 'arrow'") % ("1", "s", "x"))
     monkeypatch.setattr(runner.gpu_ops, "explain", lambda _: f"files of {folder}/in")
     monkeypatch.setattr(runner, "changelog", lambda *_: None)
-    monkeypatch.setattr(runner, "_session", lambda *_: Console(quiet=True).status("no Spark"))
+    monkeypatch.setattr(runner, "session_of", lambda *_: Console(quiet=True).status("no Spark"))
     assert runner.explain(load(job), Console(quiet=True)) == f"files of {tmp_path}/***/in"

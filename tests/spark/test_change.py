@@ -167,10 +167,6 @@ PAIRS = {
         GROUPED,
         f"SELECT r.id, g.n FROM refunds r JOIN ({GROUPED}) g ON r.refund = g.n",
     ),
-    "groups of groups of what only comes, and a table less": (
-        f"SELECT o.id, g.n, g.price FROM orders o JOIN ({GROUPED}) g ON o.item = g.item",
-        f"SELECT n, count(*) AS items, sum(price) AS price FROM ({GROUPED}) GROUP BY n",
-    ),
     "a window function over a join": (
         WIDE,
         f"SELECT o.id, p.price, sum(o.amount) OVER (PARTITION BY o.item) AS together {LEFT}",

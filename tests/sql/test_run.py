@@ -204,7 +204,7 @@ def test_what_a_query_has_several_times_is_one_operator():
     assert {name: len(planned(QUERIES[name], tables=TABLES).joins) for name in counts} == counts
     text = show(planned(QUERIES["groups twice"], tables=TABLES))
     assert text.count("Source(") == 1
-    assert "+- Reused(GroupAggregate(groupBy=[a__k, a__x], select=[count_1 = count(*)]))" in text
+    assert "+- Reused(GroupAggregate(groupBy=[a.k, a.x], select=[count_1 = count(*)]))" in text
 
 
 @pytest.mark.parametrize(

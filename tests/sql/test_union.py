@@ -46,7 +46,7 @@ def test_below_an_operator_it_is_one_of_its_inputs():
 
 def test_of_changelogs_alone_it_is_a_query():
     made = planned("SELECT id FROM orders UNION ALL SELECT uid FROM users WHERE uid > 1")
-    assert show(made).splitlines()[:2] == ["Calc(select=[orders__id AS id])", "+- Union(all=[true])"]
+    assert show(made).splitlines()[:2] == ["Calc(select=[orders.id AS id])", "+- Union(all=[true])"]
     assert not made.joins
 
 

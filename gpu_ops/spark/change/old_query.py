@@ -29,7 +29,7 @@ from gpu_ops.spark.sources.state import read_state
 from gpu_ops.spark.tasks.state import CopyState, PresentResult
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import MANIFEST, Manifest
+from gpu_ops.state.manifest import LATEST, MANIFEST, Manifest
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,6 +41,8 @@ class OldOperator:
     stored: StoredOperator
     is_last: bool = True
     """Whether it comes last of those in its folder."""
+    completed: bool = False
+    """Whether an operator of the same folder makes retractions of one of its inputs."""
 
     @property
     def partitions(self) -> int:
@@ -66,19 +68,43 @@ class OldOperator:
             version: the number of micro-batches that it stands for there.
             whole: with all operators of its folder, if there are several in it.
         """
-        if Manifest.read(Files.at(to)) is not None:
-            return
         make_importable(session)
-        found = Manifest.of(Files.at(self.stored.state))
         alone = bool(self.stored.name) and not whole
-        manifest = Manifest(
-            self.description.to_json() if alone else found.description, found.partitions, query_id,
-            distribution=found.distribution, union_order=None if alone else found.union_order,
-        )  # fmt: skip
-        operator = dataclasses.replace(self.stored, name=self.stored.name if alone else "")
-        numbers = session.range(0, found.partitions, 1, found.partitions)
-        numbers.mapInArrow(CopyState(operator, to, manifest, version), numbers.schema).collect()
-        Files.at(to).create(MANIFEST, manifest.to_json().encode())
+        stored = dataclasses.replace(self.stored, name=self.stored.name if alone else "")
+        below = Files.at(stored.state)
+        for name in () if alone else below.folders(LATEST):  # of inputs that are made retractions first
+            latest = dataclasses.replace(stored, state=stored.state.below(LATEST).below(name))
+            _copy(session, latest, to.below(LATEST).below(name), (query_id, version))
+        _copy(session, stored, to, (query_id, version), self.description.to_json() if alone else None)
+
+
+def _copy(
+    session: SparkSession,
+    stored: StoredOperator,
+    to: StateAddress,
+    of: tuple[str, int],
+    description: str | None = None,
+) -> None:
+    """Copies a state folder, or one operator of it, whose description that is, unless it is there already.
+
+    Args:
+        session: the session.
+        stored: the folder, and the operator.
+        to: the folder to write to.
+        of: the id of the query that the copy is for, and the number of its micro-batches that it stands for.
+        description: of the operator; None for the whole folder.
+    """
+    if Manifest.read(Files.at(to)) is not None:
+        return
+    query_id, version = of
+    found = Manifest.of(Files.at(stored.state))
+    order = found.union_order if description is None else None
+    manifest = Manifest(
+        description or found.description, found.partitions, query_id, distribution=found.distribution, union_order=order
+    )
+    numbers = session.range(0, found.partitions, 1, found.partitions)
+    numbers.mapInArrow(CopyState(stored, to, manifest, version), numbers.schema).collect()
+    Files.at(to).create(MANIFEST, manifest.to_json().encode())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -234,11 +260,19 @@ def _operators_of(part: Plan, base: StateAddress) -> Iterator[OldOperator]:
             continue
         below = [one for one in walk(node) if isinstance(one, JoinNode) and id(one) not in folders]
         waiting = [*below, node]
+        shapes = [_shape(one.description) for one in waiting]
+        extra = {one.name for one in description.operators if _shape(one.description) not in shapes}
         for vertex in description.operators:  # others are there, too: of sources whose rows are completed
             if waiting and _shape(waiting[0].description) == _shape(vertex.description):
                 place = waiting.pop(0)
                 stored = StoredOperator(folder, version, vertex.name)
-                yield OldOperator(place, vertex.description, stored, is_last=place is node)
+                yield OldOperator(
+                    place,
+                    vertex.description,
+                    stored,
+                    is_last=place is node,
+                    completed=not extra.isdisjoint(vertex.sources),
+                )
         if waiting:
             raise StateError(
                 f"state folder {folder}: its query means other operators in this session than when it began; use the "

@@ -258,6 +258,7 @@ class ChangePlanner:
             below = [one for one in walk(node) if isinstance(one, JoinNode)]
             same = {id(one): old for one in below if (old := self._same(one)) is not None}
             whole = len(same) == len(below) and why_no_result(same[id(node)].description) is None
+            whole = whole and not any(one.completed for one in same.values())
             if direct & why.keys() and not tables_of(node) & unknown and whole:
                 kept |= same
         return kept

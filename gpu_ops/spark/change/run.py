@@ -45,7 +45,7 @@ from gpu_ops.spark.sinks.changes import COUNT, View, net
 from gpu_ops.spark.sources.topics import topics_beside
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.manifest import MANIFEST, Manifest
 
 _FOLDER: Final = "change"
 _DIFFERENCE: Final = "difference"
@@ -89,6 +89,10 @@ class ChangeRun:
             old = self._changing.kept.get(id(node))
             if old is not None and (old.is_last or not whole):
                 old.copy(self._session, folder, built.query_id, built.version, whole=whole)
+            files = Files.at(folder)
+            manifest = Manifest.read(files) if self._changing.kept else None
+            if manifest is not None and manifest.join_number is not None:  # there were less where others stay
+                _write_text(files, MANIFEST, dataclasses.replace(manifest, join_number=None).to_json())
 
     def _check(self) -> None:
         """Refuses what is not as it has to be, before anything is changed."""
@@ -261,8 +265,11 @@ def undo(planned: PlannedQuery, state: StateAddress, options: Mapping[str, Any],
 
 
 def _put(files: Files, name: str, other: StateAddress) -> None:
-    content = json.dumps({"other": str(other)}).encode()
-    files.write(name, lambda file: file.write(content))
+    _write_text(files, name, json.dumps({"other": str(other)}))
+
+
+def _write_text(files: Files, name: str, text: str) -> None:
+    files.write(name, lambda file: file.write(text.encode()))
 
 
 def _write(write: View, difference: DataFrame, query_id: str, number: int) -> None:

@@ -1,0 +1,128 @@
+"""What a change of a query costs, by the rows in its state: an aggregate is put above a join.
+
+Beside it stand the aggregate alone over as many rows in one engine, and the new query begun anew over the same files
+(which may be gone, or be many times as many as the rows that are still there).
+
+    python -m benchmarks.change [--rows 2000000] [--rounds 3] [--quick]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+import gpu_ops
+from benchmarks.common import arguments, interleave, ratio, record, summarise
+from benchmarks.spark_queries import local_session
+
+FILES = 4
+JOINED = "FROM l JOIN r ON l.k = r.k"
+OLD = f"SELECT l.k, l.c, r.v {JOINED}"
+NEW = f"SELECT l.c, count(*) AS n, sum(r.v) AS v {JOINED} GROUP BY l.c"
+
+
+def write(folder: Path, rows: int) -> None:
+    """Writes the files of both inputs, each key once on either side."""
+    rng = np.random.default_rng(0)
+    left = pa.table({"k": rng.permutation(rows), "c": rng.integers(0, 5000, rows)})
+    right = pa.table({"k": rng.permutation(rows), "v": rng.integers(0, 100, rows)})
+    for name, table in (("l", left), ("r", right)):
+        (folder / name).mkdir()
+        for number in range(FILES):
+            part = table.slice(number * rows // FILES, rows // FILES)
+            pq.write_table(part, folder / name / f"{number}.parquet")
+
+
+def tables(folder: Path) -> dict[str, DataFrame]:
+    """Both inputs as streams."""
+    spark = local_session(2)
+    schemas = {"l": "k BIGINT, c BIGINT", "r": "k BIGINT, v BIGINT"}
+    return {
+        name: gpu_ops.read_files(spark, str(folder / name), "parquet", schema, maxFilesPerTrigger=1)
+        for name, schema in schemas.items()
+    }
+
+
+def run(folder: Path, query: str, work: Path) -> float:
+    """Runs a query over all files; seconds."""
+    begin = time.perf_counter()
+    changes = gpu_ops.sql(query, tables=tables(folder), state=str(work / "state"), partitions=2)
+    writer = changes.writeStream.format("noop").option("checkpointLocation", str(work / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return time.perf_counter() - begin
+
+
+def change(folder: Path, old: Path) -> float:
+    """Changes the query; seconds."""
+    work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
+    (old / "state" / "changed.json").unlink(missing_ok=True)
+    begin = time.perf_counter()
+    gpu_ops.change(
+        NEW, tables=tables(folder), state=str(work / "state"), checkpoint=str(work / "checkpoint"), partitions=2,
+        old_state=str(old / "state"), old_checkpoint=str(old / "checkpoint"),
+        write=lambda rows, _: rows.write.format("noop").mode("overwrite").save(), empty_sink=True,
+    )  # fmt: skip
+    seconds = time.perf_counter() - begin
+    shutil.rmtree(work, ignore_errors=True)
+    return seconds
+
+
+def anew(folder: Path) -> float:
+    """Begins the new query anew; seconds."""
+    work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
+    seconds = run(folder, NEW, work)
+    shutil.rmtree(work, ignore_errors=True)
+    return seconds
+
+
+def aggregate(rows: int) -> float:
+    """The aggregate alone over as many rows, in one engine; seconds."""
+    rng = np.random.default_rng(0)
+    table = pa.table({"c": rng.integers(0, 5000, rows), "v": rng.integers(0, 100, rows)})
+    engine = gpu_ops.engine(rows=table.slice(0, 0), by="c", aggregates={"n": "count(*)", "v": "sum(v)"}, backend="cpu")
+    begin = time.perf_counter()
+    for start in range(0, rows, 1_000_000):
+        engine.process(table.slice(start, 1_000_000))
+    seconds = time.perf_counter() - begin
+    engine.close()
+    return seconds
+
+
+def main() -> None:
+    """Measure, and write the results."""
+    parser = arguments(__doc__, "change", rounds=3)
+    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of each input")
+    parser.add_argument("--quick", action="store_true", help="few rows: that it runs")
+    options = parser.parse_args()
+    rows = 20_000 if options.quick else options.rows
+    with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as made:
+        folder = Path(made)
+        write(folder, rows)
+        run(folder, OLD, folder / "old")
+        cases = {
+            "change": partial(change, folder, folder / "old"),
+            "anew": partial(anew, folder),
+            "aggregate in an engine": partial(aggregate, rows),
+        }
+        found = {name: summarise(x) for name, x in interleave(cases, options.rounds, warmup=1).items()}
+    results = {
+        "seconds": found,
+        "change_over_aggregate": ratio(found["change"], found["aggregate in an engine"]),
+        "change_over_anew": ratio(found["change"], found["anew"]),
+    }
+    record(options, "change", results, rows=rows)
+
+
+if __name__ == "__main__":
+    main()
