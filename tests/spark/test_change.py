@@ -61,9 +61,10 @@ class Inputs:
             self._orders[row["id"]] = row
             changes.append({**row, "op": "+I"})
         self.sources["orders"].add(*changes)
-        if rng.random() < 0.7:
+        first = not self.sources["prices"].files
+        if first or rng.random() < 0.7:
             self.sources["prices"].add(*({"item": rng.choice(ITEMS), "price": rng.randint(1, 4)} for _ in range(2)))
-        if rng.random() < 0.7:
+        if first or rng.random() < 0.7:
             self.sources["refunds"].add({"id": rng.randint(1, self._next + 1), "refund": rng.randint(1, 3)})
 
     def tables(self, query: str) -> dict[str, Any]:

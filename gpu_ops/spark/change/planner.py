@@ -171,7 +171,7 @@ class ChangePlanner:
         kept = self._all_as_they_were() or self._kept_without_rows(why)
         others = {one.partitions for one in kept.values()} - {partitions}
         if kept and partitions is not None and others:
-            if why:
+            if any(name.lower() not in self._read_again for name in why):
                 raise DescriptionError(
                     f"partitions={partitions}: an operator is taken over as it is, in {others.pop()} partitions; leave "
                     "partitions= out, or gpu_ops.rescale() the old state first"
