@@ -101,8 +101,29 @@ def slow_but(values: Iterable[Any], *kept: Any) -> list[Any]:
     ]
 
 
-NOTEBOOKS = ("01_first_join", "02_interval_join", "07_asof")
+NOTEBOOKS = ("01_first_join",)
 """Those that `make test-all` runs."""
+
+
+LONG = (
+    "test_a_chain_begins_with_a_backlog",
+    "test_a_chain_goes_on_in_stages_and_in_one_task",
+    "test_a_finished_chain_is_opened_again",
+    "test_a_folder_says_what_it_is_of",
+    "test_a_micro_batch_that_breaks_every_card_is_given_up",
+    "test_a_result_at_the_end_beside_a_stream",
+    "test_a_run_that_takes_what_is_there_is_given_one_refresh",
+    "test_an_aggregate_of_all_rows_counts_0_in_an_empty_table",
+    "test_every_change_once_through_restarts_and_repeated_micro_batches",
+    "test_in_sql_in_a_multi_way_join_and_of_files_that_arrow_reads",
+    "test_late_rows_come_out_beside_the_windows",
+    "test_of_changing_rows_over_restarts",
+    "test_operators_whose_keys_agree_share_an_engine_in_each_partition",
+    "test_strings_of_a_collation_are_joined_by_it",
+    "test_the_end_of_input_gives_the_same_bits",
+    "test_variances_and_correlations",
+)
+"""Tests of more than ten seconds, which the soak has: others that CI has come by the same code."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -110,11 +131,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Which tests are `make test`'s, which are left to `make test-all` (``thorough``) and to `make soak` (``slow``).
 
     Of those marked ``one_in(n, all=m)`` `make test` has every n-th by name, `make test-all` every m-th besides (none
-    without ``all``), the soak all. So has it all notebooks, `make test-all` some.
+    without ``all``), the soak all. So has it all notebooks, `make test-all` one. Those of `LONG` are the soak's.
 
     Without a card the tests that need one are left out, and counted.
     """
     for item in items:
+        if item.name.partition("[")[0] in LONG:
+            item.add_marker("slow")
         mark = item.get_closest_marker("one_in")
         number = zlib.crc32(item.nodeid.encode())
         if mark is not None and not item.get_closest_marker("gpu") and number % mark.args[0]:

@@ -151,10 +151,10 @@ def test_an_interval_join_and_a_join_of_what_it_gives(spark: Any, tmp_path: Path
     drain(changes, sink, tmp_path / "checkpoint")
     pad = [("two", 2, None)] if ("two", 2, None) in sink.table else []  # when the watermark comes by, it is out
     assert sink.table == sorted([("one", 1, 3), ("three", 5, 6), *pad], key=repr)
-    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["1", "2"]
+    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["1", "2", "query.json"]
     said = gpu_ops.explain(changes)
     assert said.startswith("Calc(select=[")
-    assert "IntervalJoin(joinType=[LeftOuterJoin], windowBounds=[-5 minutes <= v.v__ts - c.c__ts <= 1 hour]" in said
+    assert "IntervalJoin(joinType=[LeftOuterJoin], windowBounds=[-5 minutes <= v.ts - c.ts <= 1 hour]" in said
     assert "interval join, left: c, v" in said
 
 
@@ -175,7 +175,7 @@ def test_an_asof_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
     trades.add({"k": 1, "ts": at(5, 0), "x": 1}, {"k": 1, "ts": at(5, 10), "x": 2}, {"k": 2, "ts": at(5, 0), "x": 3})
     quotes.add({"k": 1, "ts": at(4, 59), "x": 10}, {"k": 2, "ts": at(5, 1), "x": 20}, {"k": 1, "ts": at(6, 0), "x": 12})
     said = run()
-    assert "AsofJoin(joinType=[LeftOuterJoin], matchCondition=[t.t__ts >= q.q__ts], where=[t.t__k = q.q__k])" in said
+    assert "AsofJoin(joinType=[LeftOuterJoin], matchCondition=[t.ts >= q.ts], where=[t.k = q.k])" in said
     assert "ASOF join, left: t, q" in said
     assert sink.table == [(1, 10), (2, 10), (3, None)]
     quotes.add({"k": 1, "ts": at(5, 5), "x": 11}, {"k": 2, "ts": at(4, 0), "x": 99})
@@ -201,7 +201,7 @@ def test_final_rows_of_an_asof_join_within_a_tolerance(spark: Any, tmp_path: Pat
     trades.add({"k": 1, "ts": at(5, 0), "x": 1}, {"k": 1, "ts": at(5, 20), "x": 2}, {"k": 2, "ts": at(5, 0), "x": 3})
     quotes.add({"k": 1, "ts": at(4, 49), "x": 9}, {"k": 2, "ts": at(5, 1), "x": 20}, {"k": 1, "ts": at(5, 9), "x": 12})
     said = run()
-    assert "matchCondition=[t.t__ts >= q.q__ts], tolerance=[10 minutes], where=[t.t__k = q.q__k])" in said
+    assert "matchCondition=[t.ts >= q.ts], tolerance=[10 minutes], where=[t.k = q.k])" in said
     assert "at_watermark: rows that nothing changes any more" in said
     quotes.add({"k": 1, "ts": at(5, 10), "x": 11}, {"k": 3, "ts": at(9, 0), "x": 0})
     trades.add({"k": 3, "ts": at(9, 0), "x": 4})
@@ -230,7 +230,7 @@ def test_a_temporal_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
     orders.add({"k": 1, "ts": at(5, 0), "x": 1}, {"k": 1, "ts": at(5, 10), "x": 2}, {"k": 2, "ts": at(5, 0), "x": 3})
     rates.add({"k": 1, "ts": at(4, 59), "x": 10}, {"k": 2, "ts": at(5, 1), "x": 20}, {"k": 1, "ts": at(5, 5), "x": 11})
     said = run()
-    assert "TemporalJoin(joinType=[LeftOuterJoin], asOf=[o.o__ts], versionsBy=[r.r__ts]" in said
+    assert "TemporalJoin(joinType=[LeftOuterJoin], asOf=[o.ts], versionsBy=[r.ts]" in said
     assert "temporal join, left: o, r" in said
     orders.add({"k": 3, "ts": at(9, 0), "x": 4})
     rates.add({"k": 3, "ts": at(9, 0), "x": 0})

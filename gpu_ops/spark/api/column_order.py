@@ -19,6 +19,7 @@ from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.static import is_stream
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.plan.stored_query import folders_of
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
@@ -33,8 +34,10 @@ def as_stored(planned: Plan, streams: Mapping[str, Stream], state: StateAddress)
         state: the query's state folder, which may be empty yet.
     """
     orders: dict[str, list[list[str]]] = {}
-    for part, folder in _folders(planned, state):
-        for node, its_folder in _operators(part, folder):
+    for part in planned.parts:
+        own = set(map(id, part.joins))
+        folders = [(node, folder) for node, folder in folders_of(planned, state) if id(node) in own]
+        for node, its_folder in [*folders, *((node, folders[-1][1]) for node, _ in folders[:-1])]:
             manifest = Manifest.read(Files.at(its_folder))
             stored = () if manifest is None else from_json(manifest.description).inputs
             for table, labels, present in _tables(node):
@@ -55,23 +58,6 @@ class _Present:
 
     name: str
     names: list[str]
-
-
-def _folders(planned: Plan, state: StateAddress) -> Iterator[tuple[Plan, StateAddress]]:
-    """The parts of a UNION ALL and their folders; the query itself where it is none."""
-    if not planned.others:
-        yield planned, state
-    for number, part in enumerate(planned.parts if planned.others else (), 1):
-        yield part, state.below("union").below(str(number))
-
-
-def _operators(part: Plan, folder: StateAddress) -> Iterator[tuple[JoinNode, StateAddress]]:
-    """The operators of a query, and where the state of each may be: of a dataflow the last one's folder has all."""
-    joins = part.joins
-    for number, node in enumerate(joins, 1):
-        yield node, folder if len(joins) == 1 else folder.below(str(number))
-        if number < len(joins):
-            yield node, folder.below(str(len(joins)))
 
 
 def _tables(node: JoinNode) -> Iterator[tuple[str, dict[str, str], _Present]]:

@@ -26,7 +26,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
 from gpu_ops.spark.plan.column_metadata import delays
-from gpu_ops.spark.plan.stored_query import StoredQuery, StoredSource, said_differences
+from gpu_ops.spark.plan.stored_query import StoredQuery, StoredSource, folders_of, said_differences, state_of_part
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 
@@ -110,11 +110,6 @@ class PlannedQuery:
         return union(*as_streams(frames, state and state.below("union")), name=name or "union")
 
 
-def state_of_part(state: StateAddress, number: int) -> StateAddress:
-    """The folder of one SELECT of a UNION ALL."""
-    return state.below("union").below(str(number))
-
-
 def check_query(state: StateAddress, planned: PlannedQuery) -> None:
     """Refuses a query other than that of its state folder, be its operators the same.
 
@@ -130,14 +125,14 @@ def check_query(state: StateAddress, planned: PlannedQuery) -> None:
     emit = planned.stored.emit
     if stored is None or "at_end" in (stored.emit, emit) or stored.same_text(planned.stored):
         return
-    if not any(has_begun(one) for one in folders_of(planned.plan, state)):
-        return
     was = stored.plan(planned.session)
+    if not any(has_begun(folder) for _, folder in folders_of(was, state)):
+        return
     pairs = zip(was.parts, planned.plan.parts, strict=False)
     different = next((text for old, new in pairs for text in said_differences(old.root, new.root)), None)
     if different is None and len(was.parts) != len(planned.plan.parts):
         different = f"it has {len(planned.plan.parts)} SELECTs in its UNION ALL, and had {len(was.parts)}"
-    if different is not None and all(map(has_begun, folders_of(was, state))):
+    if different is not None:
         raise StateError(
             f"state folder {state} belongs to another query: {different}. Go on with the query as it was, let "
             "gpu_ops.change() (gpu-join change) bring its rows into the new query's state, or give state= a new "
@@ -159,16 +154,6 @@ _CHANGED: Final = (
     "the query of state folder {state} was changed into another one, whose state is in {other}: run that. To go back "
     "to this one, gpu_ops.undo_change() (gpu-join change --undo)"
 )
-
-
-def folders_of(planned: Plan, state: StateAddress) -> list[StateAddress]:
-    """The state folders of a query's operators that come last, one for each SELECT."""
-    folders = []
-    for number, part in enumerate(planned.parts, 1):
-        below = state_of_part(state, number) if planned.others else state
-        if part.joins:
-            folders.append(below.below(str(len(part.joins))) if len(part.joins) > 1 else below)
-    return folders
 
 
 def remember(changes: DataFrame, planned: PlannedQuery, state: StateAddress) -> None:

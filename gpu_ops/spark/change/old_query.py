@@ -16,13 +16,12 @@ from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import StateError
 from gpu_ops.query.nodes import JoinNode, Plan, PlanNode, walk
 from gpu_ops.query.relations import Scan
-from gpu_ops.spark.api.query import state_of_part
 from gpu_ops.spark.api.query_frames import runner_of
 from gpu_ops.spark.datatypes import named_column, spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.column_metadata import changelog_columns
-from gpu_ops.spark.plan.stored_query import StoredQuery
+from gpu_ops.spark.plan.stored_query import StoredQuery, folders_of, state_of_part
 from gpu_ops.spark.server.present import StoredOperator, why_no_result, why_no_rows
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.sources.state import read_state
@@ -232,14 +231,6 @@ class OldQuery:
         first, *others = frames
         names = first.columns
         return functools.reduce(lambda a, b: a.unionAll(b.toDF(*names)), others, first)
-
-
-def folders_of(plan: Plan, state: StateAddress) -> Iterator[tuple[JoinNode, StateAddress]]:
-    """The operators of a query, and the folder that each has where it is alone in it."""
-    for number, part in enumerate(plan.parts, 1):
-        base = state_of_part(state, number) if plan.others else state
-        for place, node in enumerate(part.joins, 1):
-            yield node, base.below(str(place)) if len(part.joins) > 1 else base
 
 
 def _operators_of(part: Plan, base: StateAddress) -> Iterator[OldOperator]:

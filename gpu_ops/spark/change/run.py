@@ -33,14 +33,14 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import NotBuiltError, StateError
 from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.api.query import CHANGED, CHANGING, PlannedQuery, stored_sources, table_of
-from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldQuery, folders_of
+from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldQuery
 from gpu_ops.spark.change.planner import ChangePlanner
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
 from gpu_ops.spark.driver.executors import as_hadoop_has_it
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
-from gpu_ops.spark.plan.stored_query import StoredQuery
+from gpu_ops.spark.plan.stored_query import StoredQuery, folders_of
 from gpu_ops.spark.sinks.changes import COUNT, View, net
 from gpu_ops.spark.sources.topics import topics_beside
 from gpu_ops.state.address import StateAddress

@@ -21,6 +21,7 @@ from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, 
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Scan, Table
 from gpu_ops.spark.driver.stream_sources import StreamSource
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 
 QUERY: Final = "query.json"
@@ -144,6 +145,19 @@ def _goes_on(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
         if any(table[part] != other[part] for part in table if part not in ("schema", "spark")):
             return False
     return old.keys() == new.keys() and {**was, "tables": None} == {**now, "tables": None}
+
+
+def state_of_part(state: StateAddress, number: int) -> StateAddress:
+    """The folder of one SELECT of a UNION ALL."""
+    return state.below("union").below(str(number))
+
+
+def folders_of(plan: Plan, state: StateAddress) -> Iterator[tuple[JoinNode, StateAddress]]:
+    """The operators of a query, and the folder that each has where it is alone in it; else it has its last one's."""
+    for number, part in enumerate(plan.parts, 1):
+        base = state_of_part(state, number) if plan.others else state
+        for place, node in enumerate(part.joins, 1):
+            yield node, base.below(str(place)) if len(part.joins) > 1 else base
 
 
 def of_last(files: Files) -> Files:
