@@ -257,9 +257,9 @@ def test_a_change_written_once_is_not_written_as_another_one(changed, spark, tmp
 def test_ids_of_topics_go_along_with_the_offsets_of_their_topics(changed, spark, tmp_path):
     """A source that goes on where the old query stood is refused if its topic was made anew; others' topics may be."""
     old, build = tmp_path / "old", tmp_path / "build"
-    offsets = '{"a":{"0":5},"b":{"0":1}}', '{"b":{"0":2}}', '{"logOffset":3}', None
+    offsets = '{"a":{"0":5},"b":{"0":1}}', '{"b":{"0":2}}', '{"logOffset":3}', None, "7"
     before, built = (dataclasses.replace(changed.before, location=str(x), offsets=offsets) for x in (old, build))
-    parts = [(built, 0), (before, 1), (before, 2), (before, 3)]
+    parts = [(built, 0), (before, 1), (before, 2), (before, 3), (before, 4)]  # the last one is a rate source's
     assert topics_beside(spark, parts) == {}
     for folder, ids in (
         (old, '{"a":["1"],"b":["2","3"],"c":["4"],"logOffset":["5"]}'),

@@ -133,12 +133,13 @@ class StoredOperator:
 def _insertions(table: Any, schema: pa.Schema, row_kind: str | None) -> pa.Table:
     """The live rows of a state's table as insertions."""
     parts = [(table, {})] if isinstance(table, pa.Table) else table.snapshot_parts(_AT_ONCE)
-    rows = pa.concat_tables([_live(put_behind(*part), len(schema)) for part in parts])
+    rows = pa.concat_tables([live_rows(put_behind(*part), len(schema)) for part in parts])
     rows = pa.Table.from_arrays(rows.columns[: len(schema)], schema=schema)
     return rows if row_kind is None else rows.append_column(row_kind, pa.array(["+I"] * len(rows), pa.string()))
 
 
-def _live(table: pa.Table, own: int) -> pa.Table:
+def live_rows(table: pa.Table, own: int) -> pa.Table:
+    """The rows of a stored table that are still there; the first ``own`` columns are theirs."""
     beside = table.column_names[own:]
     if STATUS_COLUMN not in beside:
         return table

@@ -23,6 +23,7 @@ from gpu_ops.operators.dataflow import CLOCK
 from gpu_ops.operators.kept_input import KIND_COLUMN
 from gpu_ops.operators.operator import TimedOperator
 from gpu_ops.spark.server.partition import stored_state
+from gpu_ops.spark.server.present import live_rows
 from gpu_ops.spark.server.recovery import RecoveredState, stored_of
 from gpu_ops.state.address import Location
 from gpu_ops.state.durable import PartitionLog, Stored
@@ -30,8 +31,7 @@ from gpu_ops.state.files import Files
 from gpu_ops.state.interval_table import MATCHED_COLUMN
 from gpu_ops.state.keyed_table import COUNT_COLUMN, WRITTEN_COLUMN
 from gpu_ops.state.manifest import Manifest
-from gpu_ops.state.pieces import STATUS_COLUMN
-from gpu_ops.state.table import LIVE, put_behind
+from gpu_ops.state.table import put_behind
 
 PARTITION: Final = "_partition"
 VERSION: Final = "_version"
@@ -172,10 +172,7 @@ class TableAtVersion:
 
     def _shown(self, table: pa.Table, partition: int) -> pa.Table:
         """Stored rows as they are read outside."""
-        names = table.column_names
-        if STATUS_COLUMN in names[self.own :]:
-            position = self.own + names[self.own :].index(STATUS_COLUMN)
-            table = table.filter(pa.array(table.column(position).to_numpy() == LIVE))
+        table = live_rows(table, self.own)
         columns = [table.column(position) for position in range(self.own)]
         columns += [_as_shown(table.column(position), field.type) for position, field in self._beside.items()]
         size = len(table)

@@ -164,6 +164,8 @@ def topics_beside(session: SparkSession, parts: Sequence[tuple[Checkpoint, int]]
     ids: dict[str, set[str]] = {}
     for checkpoint, number in parts:
         offset = json.loads(checkpoint.offsets[number] or "{}")
+        if not isinstance(offset, dict):  # a number, as Spark's rate source has
+            continue
         known = _parsed(checkpoint.text_of(session, _FILE) or "{}")
         # of a topic that was made anew between two of them no id is left, and the query that starts with it is refused
         ids |= {topic: ids.get(topic, known[topic]) & known[topic] for topic in known.keys() & set(offset)}
