@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 RESULTS = Path(__file__).parent / "results"
+LEAST_RUNS = 3
+"""Runs, after those that warm up, that a rate on a card stands on at least."""
 PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "duckdb", "pylibcudf", "cupy", "rmm")
 
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Gives the rows by Arrow's C data interface."""
 
+
+_CLOSE: Final = 8
+"""Numbers of a sequence lie close together if at most every so manieth of those between them is there."""
 
 _Fault = tuple[str, str, object, Mask]
 
@@ -470,19 +473,45 @@ def _order(by: pa.ChunkedArray, sequence: npt.NDArray[np.int64]) -> npt.NDArray[
 def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Ingested]:
     if by is None and _in_place(sides):
         return list(sides)
-    before = np.concatenate([s.sequence for s in sides])
-    sequence = np.arange(before.size)
-    if by is not None or not _ascending(before):
-        # a stable sort takes runs that ascend already for what they are, and merges them
+    given = [side.sequence for side in sides]
+    sequences = _counted(given) if by is None else None
+    if sequences is None:
+        before = np.concatenate(given)
         order = np.argsort(before, kind="stable") if by is None else _order(by, before)
+        sequence = np.empty_like(order)
         sequence[order] = np.arange(before.size)
-    sequences = np.split(sequence, np.cumsum([s.sequence.size for s in sides])[:-1])
+        sequences = np.split(sequence, np.cumsum([its.size for its in given])[:-1])
     return [
         dataclasses.replace(side, sequence=its)
         if _ascending(its)
         else dataclasses.replace(side.take(np.argsort(its)), sequence=np.sort(its, kind="stable"))
         for side, its in zip(sides, sequences, strict=True)
     ]
+
+
+def _counted(given: Sequence[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int64]] | None:
+    """The place of each number among all, without a sort; None where one comes twice or they lie far apart.
+
+    Those of a micro-batch are the places of its changes already, or some of them: numbers that are there are marked,
+    and the marks before each are counted.
+    """
+    there = [its for its in given if its.size]
+    if not there:
+        return list(given)
+    total, least = sum(its.size for its in there), min(int(its.min()) for its in there)
+    span = max(int(its.max()) for its in there) - least + 1
+    if span > _CLOSE * total:
+        return None
+    places = [its - least for its in given] if least else list(given)
+    marks = np.zeros(span, bool)
+    for its in places:
+        marks[its] = True
+    if int(np.count_nonzero(marks)) < total:
+        return None
+    if span == total:
+        return places
+    before = np.cumsum(marks, dtype=np.int64) - 1
+    return [before[its] for its in places]
 
 
 def _in_place(sides: Sequence[Ingested]) -> bool:

@@ -85,7 +85,7 @@ class Sizes:
 QUICK = Sizes(
     copied_bytes=1 << 28, changes=100_000, sweep=(10_000,), batches=3, warmup=2, first=1000,
     state=(1_000_000, 500_000), probe=(1_000_000,), needles=(100_000,), appended=1_000_000, counted=1_000_000,
-    merged=((1_000_000, 100_000),), grown=1_000_000, interval_batches=8, multi_way=500_000, at_end=500_000,
+    merged=((1_000_000, 100_000),), grown=1_000_000, interval_batches=10, multi_way=500_000, at_end=500_000,
     ways=(1_000_000,), snapshot=100_000, peers=100_000, cpu=(1_000_000,), rounds=3,
 )  # fmt: skip
 EMITS: tuple[Emit, ...] = ("per_batch", "per_event")
@@ -101,7 +101,7 @@ def _regular(sizes: Sizes, plan: Plan) -> list[dict[str, Any]]:
 def _sweep(sizes: Sizes, plan: Plan) -> list[dict[str, Any]]:
     cases = []
     for changes in sizes.sweep:
-        batches, warmup = (sizes.batches, sizes.warmup) if changes <= sizes.changes else (2, 2)
+        batches, warmup = (sizes.batches, sizes.warmup) if changes <= sizes.changes else (3, 2)
         cases.append(dataclasses.replace(_case(sizes, sizes.state[0]), changes=changes, batches=batches, warmup=warmup))
     return _steady("sweep", cases, plan)
 
@@ -139,7 +139,8 @@ def _steady(part: str, cases: Sequence[Case], plan: Plan) -> list[dict[str, Any]
 
 
 def _case(sizes: Sizes, rows: int, **other: Any) -> Case:
-    return Case(rows=rows, changes=sizes.changes, batches=sizes.batches, warmup=sizes.warmup, **other)
+    # a row is touched once, and has to last for all micro-batches
+    return Case(rows=rows, changes=min(sizes.changes, rows // 10), batches=sizes.batches, warmup=sizes.warmup, **other)
 
 
 def _cpu(sizes: Sizes, plan: Plan) -> list[dict[str, Any]]:

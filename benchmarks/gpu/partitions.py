@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.common import summarise
+from benchmarks.common import LEAST_RUNS, summarise
 from benchmarks.gpu.card import Plan
 from benchmarks.gpu.feed import Feed, description
 from benchmarks.gpu.steady import Case
@@ -30,7 +30,10 @@ def partitions(backend: Backend, count: int, case: Case, plan: Plan) -> dict[str
         backend: where.
         count: of partitions, which share the case's rows and changes.
         case: what runs.
-        plan: how to measure; when its clock ends no further micro-batch begins, but one is counted.
+        plan: how to measure; when its clock ends no further micro-batch begins, but `LEAST_RUNS` are counted.
+
+    Raises:
+        ValueError: the rows are too few for the micro-batches that a rate stands on.
 
     Returns:
         The case with ``partitions``, ``ms`` of a micro-batch, ``changes_per_second`` Arrow to Arrow.
@@ -42,6 +45,10 @@ def partitions(backend: Backend, count: int, case: Case, plan: Plan) -> dict[str
         for engine, feed in zip(engines, feeds, strict=True):
             engine.restore(feed.start())
         most = min(case.warmup + case.batches, *(feed.most for feed in feeds))
+        if most < case.warmup + LEAST_RUNS:
+            raise ValueError(
+                f"{most} micro-batches are no measurement: {case.warmup} warm up, {LEAST_RUNS} are counted"
+            )
         given = list(zip(*(feed.batches(most) for feed in feeds), strict=True))
         pool, wait = stack.enter_context(ThreadPoolExecutor(count)), wait_for(engines[0])
 
@@ -51,13 +58,13 @@ def partitions(backend: Backend, count: int, case: Case, plan: Plan) -> dict[str
 
         took, rows_out = [], 0
         for number, pairs in enumerate(given):
-            if len(took) > 0 and plan.clock.left() < 0:
+            if len(took) >= LEAST_RUNS and plan.clock.left() < 0:
                 break
             wait()
             began = time.perf_counter()
             rows_out += sum(pool.map(process, engines, pairs))
             wait()
-            if number >= min(case.warmup, most - 1):
+            if number >= case.warmup:
                 took.append(1e3 * (time.perf_counter() - began))
     changes = sum(table.num_rows for pair in given[-1] for table in pair)
     return {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.common import summarise
+from benchmarks.common import LEAST_RUNS, summarise
 from benchmarks.gpu.card import SECTOR, Plan, figure, synchronize
 from benchmarks.gpu.watch import Watch, split
 from gpu_ops.join_engine import JoinEngine
@@ -28,9 +28,10 @@ def take_turns(engine: JoinEngine, given: Sequence[tuple[pa.Table, ...]], warmup
 
     Args:
         engine: with whatever state.
-        given: the changes of each input, micro-batch by micro-batch, at least two.
-        warmup: how many of them are not counted; fewer if less than two would be left.
-        plan: how to measure; when its clock ends no further micro-batch begins, but two are always counted.
+        given: the changes of each input, micro-batch by micro-batch.
+        warmup: how many of them are not counted.
+        plan: how to measure; when its clock ends no further micro-batch begins, but `LEAST_RUNS` of either sort are
+            always counted.
 
     Returns:
         ``changes`` of a micro-batch, ``rows_out`` of all of them, ``plain``: a figure with ``prepare_ms``,
@@ -38,19 +39,22 @@ def take_turns(engine: JoinEngine, given: Sequence[tuple[pa.Table, ...]], warmup
         `benchmarks.gpu.watch.split`.
 
     Raises:
-        ValueError: fewer than two micro-batches.
+        ValueError: fewer micro-batches than a rate stands on.
     """
-    if len(given) < 2:
-        raise ValueError("two micro-batches are needed, a plain and a watched one")
-    wait, watch, first = wait_for(engine), Watch(engine, wait_for(engine)), min(warmup, len(given) - 2)
+    if len(given) - warmup < 2 * LEAST_RUNS:
+        raise ValueError(
+            f"{len(given)} micro-batches are no measurement: {warmup} warm up, and {LEAST_RUNS} plain and as many "
+            "watched ones are counted"
+        )
+    wait, watch = wait_for(engine), Watch(engine, wait_for(engine))
     prepares: list[float] = []
     commits: list[float] = []
     moved: list[int] = []
     watched: list[tuple[float, dict[str, float]]] = []
     rows_out, changes = 0, sum(table.num_rows for table in given[-1])
     for number, tables in enumerate(given):
-        turn = number - first
-        if turn >= 2 and plan.clock.left() < 0:
+        turn = number - warmup
+        if turn >= 2 * LEAST_RUNS and plan.clock.left() < 0:
             break
         wait()
         began = time.perf_counter()

@@ -32,8 +32,8 @@ pytestmark = pytest.mark.thorough
 
 PLAN = Plan(rounds=3, bandwidth=1e9)
 TINY = Sizes(
-    copied_bytes=1 << 16, changes=200, sweep=(120, 400), partitions=(1, 3), batches=2, warmup=1, first=100, state=(2000, 1000), probe=(1000, 2000), needles=(200, 20), appended=2000,
-    append_batch=100, counted=1000, merged=((1000, 100), (400, 40)), grown=2000, interval_batches=6, multi_way=1000,
+    copied_bytes=1 << 16, changes=200, sweep=(120, 400), partitions=(1, 3), batches=3, warmup=1, first=100, state=(2000, 1000), probe=(1000, 2000), needles=(200, 20), appended=2000,
+    append_batch=100, counted=1000, merged=((1000, 100), (400, 40)), grown=2000, interval_batches=10, multi_way=1000,
     at_end=500, ways=(1000,), ways_needles=100, snapshot=1000, peers=500, cpu=(2000,), rounds=2,
 )  # fmt: skip
 FIGURE = {"ms", "bytes", "gb_per_second", "share_of_copy_bandwidth"}
@@ -218,7 +218,7 @@ def test_the_feed_ends() -> None:
 
 @pytest.mark.parametrize("emit", ["per_batch", "per_event"])
 def test_engines_say_the_same(card: Any, emit: Any) -> None:
-    case = Case(2000, changes=200, batches=2, warmup=1, emit=emit)
+    case = Case(2000, changes=200, batches=3, warmup=1, emit=emit)
     ours, theirs = steady("gpu", case, PLAN), steady("cpu", case, PLAN)
     assert ours.keys() == theirs.keys()
     for name in ("rows_out", "state_rows_at_the_end", "changes"):
@@ -226,33 +226,33 @@ def test_engines_say_the_same(card: Any, emit: Any) -> None:
     assert measured(ours["plain"])
     assert ours["plain"]["changes_per_second"] > 0
     for name in (*TRANSFERS, *HOST, "transfer", "without_transfer", "join_alone"):
-        assert len(ours["watched"]["ms"][name].values) == 2
+        assert len(ours["watched"]["ms"][name].values) == 3
     for name in ("frame", "to_arrow", "ingest", "row_kinds"):
         assert ours["watched"]["ms"][name].low > 0
     assert ours["watched"]["changes_per_second_join_alone"] > ours["watched"]["changes_per_second_without_transfer"]
-    first, second = (interval.engine(backend, 200, 6, emit, PLAN) for backend in ("gpu", "cpu"))
+    first, second = (interval.engine(backend, 200, 10, emit, PLAN) for backend in ("gpu", "cpu"))
     assert first["rows_out"] == second["rows_out"] > 0
     assert first["state_rows"] < 6 * 200  # old rows go
-    first, second = (others.multi_way(backend, 600, 300, emit, PLAN) for backend in ("gpu", "cpu"))
+    first, second = (others.multi_way(backend, 800, 300, emit, PLAN) for backend in ("gpu", "cpu"))
     assert first["rows_out"] == second["rows_out"] > 0
 
 
 @pytest.mark.parametrize("keys", KEYS)
 def test_keys_and_probes(card: Any, keys: str) -> None:
     """The engines say the same, of keys of every sort, with every way of probing."""
-    case = Case(2000, changes=200, batches=2, warmup=1, keys=keys)
+    case = Case(2000, changes=200, batches=3, warmup=1, keys=keys)
     cpu = steady("cpu", case, PLAN)["rows_out"]
     found = [steady("gpu", dataclasses.replace(case, probe=way), PLAN)["rows_out"] for way in get_args(Probe)]
     assert found == [cpu] * len(get_args(Probe))
 
 
 def test_partitions(card: Any) -> None:
-    case = Case(2400, changes=240, batches=2, warmup=1)
+    case = Case(2400, changes=240, batches=3, warmup=1)
     one, three = (partitions.partitions("gpu", count, case, PLAN) for count in (1, 3))
     cpu = partitions.partitions("cpu", 3, case, PLAN)
     assert one["rows_out"] > 0
     assert cpu["rows_out"] == three["rows_out"] > 0
-    assert len(three["ms"].values) == 2
+    assert len(three["ms"].values) == 3
 
 
 def test_first_micro_batches() -> None:
@@ -306,12 +306,24 @@ def test_a_watch_leaves_no_trace() -> None:
         engine.process(*(table.slice(0, 0) for table in pair))
         assert parts == said
         assert vars(engine.kernels) == before
-        with pytest.raises(ValueError, match="two micro-batches"):
-            take_turns(engine, [pair], 0, PLAN)
+
+
+def test_a_rate_of_one_micro_batch_is_refused() -> None:
+    """Also where the clock has ended: the least number is counted, however long it takes."""
+    feed = Feed(1000, 80)
+    given = list(feed.batches(7))
+    with contextlib.closing(JoinEngine(description("per_batch", unique=True), "cpu")) as engine:
+        engine.restore(feed.start())
+        with pytest.raises(ValueError, match="7 micro-batches are no measurement: 2 warm up, and 3 plain"):
+            take_turns(engine, given, 2, PLAN)
+        found = take_turns(engine, given, 1, dataclasses.replace(PLAN, clock=Clock(0)))
+        assert len(found["plain"]["ms"].values) == len(found["watched"]["ms"]["frame"].values) == 3
+    with pytest.raises(ValueError, match="4 micro-batches are no measurement: 2 warm up, 3 are counted"):
+        partitions.partitions("cpu", 1, Case(100, changes=100, batches=3, warmup=2), PLAN)
 
 
 def test_one_core() -> None:
-    case = Case(2000, changes=200, batches=2, warmup=1)
+    case = Case(2000, changes=200, batches=3, warmup=1)
     found = one_core(case, 60)
     assert found["cores"] == 1
     assert (found["backend"], found["rows"]) == ("cpu", 2000)
