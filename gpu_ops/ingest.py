@@ -478,7 +478,7 @@ def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Inges
     if sequences is None:
         before = np.concatenate(given)
         order = np.argsort(before, kind="stable") if by is None else _order(by, before)
-        sequence = np.empty_like(order)
+        sequence = np.empty(order.size, np.int64)
         sequence[order] = np.arange(before.size)
         sequences = np.split(sequence, np.cumsum([its.size for its in given])[:-1])
     return [
