@@ -106,24 +106,46 @@ NOTEBOOKS = ("01_first_join",)
 
 
 LONG = (
+    "test_a_backlog_that_fails_goes_on_and_goes_live",
     "test_a_chain_begins_with_a_backlog",
     "test_a_chain_goes_on_in_stages_and_in_one_task",
+    "test_a_delta_table",
     "test_a_finished_chain_is_opened_again",
     "test_a_folder_says_what_it_is_of",
     "test_a_micro_batch_that_breaks_every_card_is_given_up",
     "test_a_result_at_the_end_beside_a_stream",
     "test_a_run_that_takes_what_is_there_is_given_one_refresh",
+    "test_a_table_is_followed_commit_by_commit",
+    "test_a_value_of_several_rows_is_sparks_error",
     "test_an_aggregate_of_all_rows_counts_0_in_an_empty_table",
+    "test_as_spark_has_it",
+    "test_calendars_of_other_writers",
     "test_every_change_once_through_restarts_and_repeated_micro_batches",
+    "test_every_type_by_its_definition",
+    "test_except_and_intersect_are_sparks_own",
+    "test_functions_of_ones_own_are_imported_by_state_servers",
+    "test_groups_that_nothing_changes_are_forgotten",
     "test_in_sql_in_a_multi_way_join_and_of_files_that_arrow_reads",
+    "test_late_rows_come_out_as_they_are",
     "test_late_rows_come_out_beside_the_windows",
     "test_of_changing_rows_over_restarts",
+    "test_of_static_rows_and_what_is_refused",
+    "test_operators_over_tables_alone_are_done_before_the_stream",
     "test_operators_whose_keys_agree_share_an_engine_in_each_partition",
+    "test_rows_that_expire_on_disk",
+    "test_static_ones_and_a_changelog_of_this_pack",
     "test_strings_of_a_collation_are_joined_by_it",
+    "test_sub_queries_are_sparks_own",
+    "test_the_end_gives_what_the_query_selects",
     "test_the_end_of_input_gives_the_same_bits",
+    "test_types_declared_as_others",
+    "test_unions_are_sparks_own",
+    "test_upserts_are_distributed_by_the_group",
     "test_variances_and_correlations",
+    "test_what_is_taken_back_in_time_does_not_count",
+    "test_what_snapshots_write_follows_the_changes",
 )
-"""Tests of more than ten seconds, which the soak has: others that CI has come by the same code."""
+"""Tests of five seconds and more, which the soak has: others that CI has come by the same code."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_ops.spark.failures import PACKAGES
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.slow]  # Maven starts nine times
 
 NAMED = [name for lines in PACKAGES.values() for name in lines.values()]
 
