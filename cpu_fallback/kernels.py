@@ -123,6 +123,8 @@ class CpuKernels:
     matches = search.matches
     sole_matches = search.sole_matches
     grouped = search.grouped
+    bisect_ranges = search.bisect_ranges
+    last_there = search.last_there
 
     def evaluate(self, condition: Expression, frames: Mapping[str, Frame], length: int) -> Mask:
         """Mask of rows for which the condition is true."""
@@ -240,6 +242,9 @@ class CpuKernels:
         """Finds the place of each probe row in a sorted run with times."""
         self.lookups["index"] += probe_rows.size
         return search.bisect(run, layouts.entry_hashes(probe_rows), times, after=after)
+
+    def nearest(self, *_: Any, **__: Any) -> None:
+        """No way of its own: step by step, the probe rows that are left get few at once."""
 
     def join(self, left: UInt64s, right: UInt64s, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by a sorted merge."""

@@ -8,6 +8,8 @@ GPU's comes here for what its kernels do not know.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cpu_fallback.hashing import UInt64s, expand
@@ -107,6 +109,60 @@ def grouped(
     same = kernels.equal_rows(sorted_.slice(1, size - 1), own.names, sorted_.slice(0, size - 1), own.names, types)
     same = same | first[1:]
     return order, bounds, group, rest[:0] if bool(same.all()) else xp.flatnonzero(~same) + 1
+
+
+def bisect_ranges(
+    kernels: Kernels,
+    columns: Sequence[Array],
+    ranges: tuple[Positions, Positions],
+    wanted: Sequence[Array],
+    *,
+    after: bool = False,
+) -> Positions:
+    """See `gpu_ops.kernels.Kernels.bisect_ranges`: all ranges side by side, half of each at a step."""
+    xp, low, high = kernels.xp, ranges[0].copy(), ranges[1].copy()
+    open_ = xp.flatnonzero(low < high)
+    while open_.size:
+        middle = (low[open_] + high[open_]) >> 1
+        before = xp.full(open_.size, after)
+        for column, than in zip(reversed(columns), reversed(wanted), strict=True):
+            value, limit = column[middle], than[open_]
+            before = (value < limit) | ((value == limit) & before)
+        low[open_] = xp.where(before, middle + 1, low[open_])
+        high[open_] = xp.where(before, high[open_], middle)
+        open_ = open_[low[open_] < high[open_]]
+    return low
+
+
+_ANY_LEVEL = 63
+
+
+def last_there(
+    kernels: Kernels,
+    lives: tuple[Array, Array],
+    ranges: tuple[Positions, Positions],
+    spans: tuple[Array, Array],
+) -> Positions:
+    """See `gpu_ops.kernels.Kernels.last_there`: all ranges side by side, a node of the tree at a step."""
+    xp, (born, died), (low, high), (begin, end) = kernels.xp, lives, ranges, spans
+    width = born.size // 2
+    powers = np.int64(1) << xp.arange(int(width).bit_length(), dtype=np.int64)
+    found: Positions = xp.full(low.size, -1, np.int64)
+    at = high.copy()
+    most = xp.full(low.size, _ANY_LEVEL, np.int64)
+    open_ = xp.flatnonzero(low < at)
+    while open_.size:
+        # the largest node that ends here, or, where that has such a row, the right half of it
+        to = at[open_]
+        level = xp.minimum(xp.searchsorted(powers, to & ~(to - 1)), most[open_])
+        node = ((width + to) >> level) - 1
+        has = (born[node] < end[open_]) & (died[node] > begin[open_])
+        hit = has & (level == 0)
+        found[open_[hit]] = to[hit] - 1
+        most[open_] = xp.where(has, level - 1, _ANY_LEVEL)
+        at[open_] = xp.where(has, to, to - (np.int64(1) << level))
+        open_ = open_[~hit & (at[open_] > low[open_])]
+    return found
 
 
 _LOW = np.uint64(0xFFFFFFFF)

@@ -189,6 +189,22 @@ class Columns(NamedTuple):
     rows: Array | None = None
 
 
+class TimeLimits(NamedTuple):
+    """The times in which each of n probe rows looks for the nearest row.
+
+    Attributes:
+        times: n times from which it looks.
+        back: for rows before them, else after them.
+        exact: whether a row of just the time is one.
+        farthest: n times, the last at which a row is wanted, inclusive; None for any.
+    """
+
+    times: Array
+    back: bool
+    exact: bool
+    farthest: Array | None
+
+
 class Among(NamedTuple):
     """Rows of a store that count.
 
@@ -470,6 +486,61 @@ class Kernels(Protocol):
         Returns:
             N positions (int64), from 0 to the run's size: before each stand the entries of a lower hash (its upper
             half), or of this one and an earlier time.
+        """
+
+    def nearest(
+        self,
+        runs: Sequence[SearchedRun],
+        types: Sequence[pa.DataType],
+        columns: tuple[Columns, Columns],
+        hashes: Hashes,
+        *,
+        among: Among,
+        limits: TimeLimits,
+        newer: Array | None = None,
+    ) -> Slots | None:
+        """The nearest row in time of each probe row's key, as `gpu_ops.operators.core.nearest.Nearest.search` has it.
+
+        Args:
+            runs: in this backend's memory, with times, in the order in which they are looked into.
+            types: what keys are compared as; none where there is no key.
+            columns: the key columns of n probe rows, and of the rows that are looked for.
+            hashes: n hashes of keys.
+            among: the rows that count.
+            limits: the times that are wanted.
+            newer: what orders rows of one time (int64 by slot), the greatest is taken; None for arrival.
+
+        Returns:
+            n slots, -1 for none; None where the backend has no way of its own, or it does not pay.
+        """
+
+    def bisect_ranges(
+        self,
+        columns: Sequence[Array],
+        ranges: tuple[Positions, Positions],
+        wanted: Sequence[Array],
+        *,
+        after: bool = False,
+    ) -> Positions:
+        """The first position of each of n ranges whose numbers are not less than what is wanted.
+
+        Args:
+            columns: one to three arrays (int64), ascending within each range, the first above all.
+            ranges: where they begin and end.
+            wanted: of each column n numbers.
+            after: the first whose numbers are greater.
+        """
+
+    def last_there(
+        self, lives: tuple[Array, Array], ranges: tuple[Positions, Positions], spans: tuple[Array, Array]
+    ) -> Positions:
+        """The last row of each of n ranges that is there at a state of a span; -1 for none.
+
+        Args:
+            lives: from and up to which states rows are there, as trees: the rows' own are in the second half of 2**k
+                numbers, and before each two of a level stand the least first state and the greatest last one of both.
+            ranges: rows where they begin and end.
+            spans: first states of n spans, and the states after their last ones.
         """
 
     def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:

@@ -52,7 +52,7 @@ def _source(columns: Columns) -> tuple[list[pa.DataType], list[list[Any]], list[
     return kinds, segments, starts
 
 
-def _compared(types: ArrowTypes, columns: tuple[Columns, Columns]) -> Any | None:
+def compared(types: ArrowTypes, columns: tuple[Columns, Columns]) -> Any | None:
     """Packs the columns of two sides for our kernels, one element of `COMPARED`; None for types they do not know."""
     if not types or len(types) > MOST_COLUMNS:
         return None
@@ -90,7 +90,7 @@ def equal_at(
     """Compares rows by our kernel; see `gpu_ops.kernels.Kernels.equal_at`."""
     (first, rows), (second, slots) = one, other
     size = int(rows.size)
-    by = _compared(types, (first, second)) if size else None
+    by = compared(types, (first, second)) if size else None
     if by is None:
         return search.equal_at(kernels, types, one, other, where)
     out = cp.empty(size, bool)
@@ -116,7 +116,7 @@ def matches(
 ) -> tuple[Array, Slots]:
     """Marks the candidates that match, and sorts them; see `gpu_ops.kernels.Kernels.matches`."""
     size = int(pairs.size)
-    by = _compared(types, columns) if size else None
+    by = compared(types, columns) if size else None
     if by is None:
         return search.matches(kernels, types, pairs, columns, among, by_candidate=by_candidate)
     mask = cp.empty(size, bool)
@@ -138,7 +138,7 @@ def sole_matches(
     size: int,
 ) -> Slots:
     """Writes each row's only match; see `gpu_ops.kernels.Kernels.sole_matches`. The host need not learn how many."""
-    by = _compared(types, columns) if pairs.size else None
+    by = compared(types, columns) if pairs.size else None
     if by is None:
         return search.sole_matches(kernels, types, pairs, columns, among, size=size)
     found: Slots = cp.full(size, -1, np.int64)
@@ -154,7 +154,7 @@ def grouped(
     size = int(hashes.size)
     if not size:
         return search.grouped(kernels, types, own, hashes)
-    by, bits = _compared(types, (own, own)), np.int64(size.bit_length())
+    by, bits = compared(types, (own, own)), np.int64(size.bit_length())
     known = by is not None
     packed = cp.empty(size, np.uint64)
     launch("pack_positions", size, hashes, np.int64(size), bits, packed)

@@ -5,6 +5,7 @@
 #define MOST_SEGMENTS 48
 #define GATHERED_COLUMNS 6
 #define COMPARED_COLUMNS 3
+#define NEAREST_STEPS 256
 
 typedef unsigned long long u64;
 typedef long long i64;
@@ -259,4 +260,107 @@ extern "C" __global__ void number_groups(const i64* running, i64 size, i64* grou
   group[at] = number;
   if (!at || (running[at - 1] & 0xFFFFFFFFu) - 1 != number) bounds[number] = at;
   if (at == size - 1) bounds[number + 1] = size;
+}
+
+// --- the nearest row in time: nearest.py -------------------------------------------------------
+
+struct Wanted {
+  bool back;  // rows before a time, else those after it
+  bool exact;  // one of just the time is one
+  bool any;  // however far; else no farther than `farthest` has it
+  bool arrival;  // of rows of one time the last to come; else the one with the greatest of `ties`
+};
+
+// From a place in a run, step by step, to the first row that counts and has the probe row's key; -1 where the hash or the
+// times that are wanted end before, -2 after too many steps.
+__device__ i64 walked(
+    const Compared& by, const Run& run, i64 entries, i64 probe_row, u64 hash, i64 place, i64 limit, bool back, bool any,
+    const signed char* states, i64 least, i64 most) {
+  for (int step = 0; step < NEAREST_STEPS; ++step) {
+    if (place < 0 || place >= entries || run.entries[place] >> 32 != hash) return -1;
+    if (!any && (back ? run.times[place] < limit : run.times[place] > limit)) return -1;
+    if (is_match(by, probe_row, run.entries[place] & 0xFFFFFFFFu, states, false, least, most)) return place;
+    place += back ? -1 : 1;
+  }
+  return -2;
+}
+
+// One thread for a probe row: its best row so far, or a nearer one of this run; of one time the newest. -1 for none, -2
+// for good where there were too many steps.
+extern "C" __global__ void nearest_in_run(
+    Compared by, Run run, Wanted wanted, i64 entries, i64 size, const u64* hashes, const i64* times,
+    const i64* farthest, const signed char* states, i64 least, i64 most, const i64* ties, i64* best, i64* best_times) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  i64 before = best[at], limit = wanted.any ? 0 : farthest[at];
+  if (before == -2) return;
+  u64 hash = hashes[at] >> 32;
+  bool any = wanted.any;
+  if (before >= 0) {
+    i64 time = best_times[at];
+    if (any || (wanted.back ? time > limit : time < limit)) limit = time;
+    any = false;
+  }
+  int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
+  i64 place = bisected(run, hash, times[at], low, high, wanted.exact == wanted.back) - (wanted.back ? 1 : 0);
+  place = walked(by, run, entries, at, hash, place, limit, wanted.back, any, states, least, most);
+  if (place >= 0 && !wanted.back) {  // on to the newest of this time
+    place = bisected(run, hash, run.times[place], (int)place, high, true) - 1;
+    place = walked(by, run, entries, at, hash, place, 0, true, true, states, least, most);
+  }
+  if (place == -2) best[at] = -2;
+  if (place < 0) return;
+  i64 time = run.times[place], slot = run.entries[place] & 0xFFFFFFFFu;
+  if (before >= 0 && time == best_times[at]) {
+    bool newer = slot > before;
+    if (!wanted.arrival && ties[slot] != ties[before]) newer = ties[slot] > ties[before];
+    if (!newer) return;
+  }
+  best[at] = slot;
+  best_times[at] = time;
+}
+
+// --- ranges: nearest.py ------------------------------------------------------------------------
+
+// One thread for a range: its first position whose numbers, the first above all, are not less than what is wanted (or,
+// with `after`, greater).
+extern "C" __global__ void bisect_ranges(
+    const i64* first, const i64* second, const i64* third, const i64* wanted, const i64* then, const i64* last,
+    i64 size, const i64* lows, const i64* highs, bool after, i64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  i64 low = lows[at], high = highs[at];
+  while (low < high) {
+    i64 middle = low + (high - low) / 2;
+    i64 value = first[middle], than = wanted[at];
+    if (value == than) value = second[middle], than = then[at];
+    if (value == than) value = third[middle], than = last[at];
+    if (value < than || (after && value == than)) low = middle + 1; else high = middle;
+  }
+  out[at] = low;
+}
+
+// One thread for a range: its last row that is there at a state of a span, by a tree over all rows with the first birth
+// and the last death below each node; -1 for none.
+extern "C" __global__ void last_there(
+    const i64* born, const i64* died, i64 width, i64 size, const i64* lows, const i64* highs, const i64* begins,
+    const i64* ends, i64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  i64 low = lows[at], to = highs[at], begin = begins[at], end = ends[at], found = -1;
+  int most = 63;
+  while (to > low) {
+    // the largest node that ends here, or, where that has such a row, the right half of it
+    int level = 0;
+    while (level < most && !(to >> level & 1)) ++level;
+    i64 node = ((width + to) >> level) - 1;
+    if (born[node] < end && died[node] > begin) {
+      if (!level) { found = to - 1; break; }
+      most = level - 1;
+    } else {
+      most = 63;
+      to -= (i64)1 << level;
+    }
+  }
+  out[at] = found;
 }

@@ -15,7 +15,7 @@ import pylibcudf as plc
 from cpu_fallback import CpuKernels
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Expression
-from gpu_ops.cudf_backend import compare, device, hashing
+from gpu_ops.cudf_backend import compare, device, hashing, nearest
 from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.dataframes import CudfFrames
 from gpu_ops.cudf_backend.device import array_module, require_one_stream
@@ -27,7 +27,7 @@ from gpu_ops.cudf_backend.search import bisect_run, directory, made_entries, mer
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun
+from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun, TimeLimits
 
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
@@ -271,6 +271,38 @@ class CudfKernels:
         """Finds the place of each probe row in a sorted run with times."""
         self.lookups["index"] += int(probe_rows.size)
         return bisect_run(run, probe_rows, times, after=after)
+
+    def nearest(
+        self,
+        runs: Sequence[SearchedRun],
+        types: Sequence[pa.DataType],
+        columns: tuple[Columns, Columns],
+        hashes: Hashes,
+        *,
+        among: Among,
+        limits: TimeLimits,
+        newer: Array | None = None,
+    ) -> Slots | None:
+        """Finds the nearest row of each probe row's key; None where there are keys that our kernel does not know."""
+        self.lookups["index"] += len(runs) * int(hashes.size)
+        return nearest.nearest(runs, types, columns, hashes, among=among, limits=limits, newer=newer)
+
+    def bisect_ranges(
+        self,
+        columns: Sequence[Array],
+        ranges: tuple[Positions, Positions],
+        wanted: Sequence[Array],
+        *,
+        after: bool = False,
+    ) -> Positions:
+        """Finds the place of each probe row in a range of its own."""
+        return nearest.bisect_ranges(columns, ranges, wanted, after=after)
+
+    def last_there(
+        self, lives: tuple[Array, Array], ranges: tuple[Positions, Positions], spans: tuple[Array, Array]
+    ) -> Positions:
+        """Finds the last row of each range that is there at a state of a span."""
+        return nearest.last_there(lives, ranges, spans)
 
     def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by `gpu_ops.cudf_backend.probe`."""

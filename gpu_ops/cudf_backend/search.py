@@ -131,14 +131,14 @@ def _entry_ranges(
     First in the result is what the kernels get.
     """
     lookups = probe_rows.size * len(runs)
-    shape = (_table(runs, by_time=times is not None), np.int64(probe_rows.size), np.int64(lookups), probe_rows)
+    shape = (run_table(runs, by_time=times is not None), np.int64(probe_rows.size), np.int64(lookups), probe_rows)
     begins, counts = cp.empty(lookups, np.int32), cp.empty(lookups, np.int64)
     span = times or (probe_rows.view(np.int64), probe_rows.view(np.int64))  # of runs without times nobody reads it
     launch("find", lookups, *shape, *span, begins, counts)
     return shape, begins, counts
 
 
-def _table(runs: Sequence[SearchedRun], *, by_time: bool = True) -> np.ndarray[Any, Any]:
+def run_table(runs: Sequence[SearchedRun], *, by_time: bool = True) -> np.ndarray[Any, Any]:
     """The addresses that kernels get; those of times only if they matter."""
     table = np.zeros(1, RUNS)
     for at, run in enumerate(runs):
@@ -151,6 +151,6 @@ def bisect_run(run: SearchedRun, probe_rows: Array, times: Array, *, after: bool
     """Arguments and result as `gpu_ops.kernels.Kernels.bisect`."""
     positions = cp.empty(probe_rows.size, np.int64)
     if probe_rows.size:
-        shape = _table([run]), np.int64(probe_rows.size), probe_rows, times
+        shape = run_table([run]), np.int64(probe_rows.size), probe_rows, times
         launch("bisect_run", probe_rows.size, *shape, np.bool_(after), positions)
     return positions

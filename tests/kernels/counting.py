@@ -4,6 +4,7 @@ On a card each call costs the host some microseconds, however few rows it has, a
 some hundred thousand changes that is what a micro-batch costs. Counted on the stand-ins:
 
     PYTHONPATH=tests python -m kernels.counting [--changes 100000] [--emit per_batch] [--mix changes]
+    PYTHONPATH=tests python -m kernels.counting --changes 1000 --operator "ASOF join, per_event"
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pytest
 import gpu_ops
 from benchmarks.gpu.feed import Feed, description
 from gpu_ops.join_engine import JoinEngine
+from kernels.counted import OPERATORS
 from kernels.emulated_cupy import Event, RawKernel, Runtime, ndarray
 from kernels.emulated_libcudf import Column, Table
 from kernels.emulation import emulated
@@ -168,14 +170,37 @@ def count(changes: int, emit: Any = "per_batch", mix: str = "changes") -> Calls:
     return found
 
 
+def count_operator(name: str, changes: int) -> Calls:
+    """The calls of an operator's last micro-batch, prepared and committed."""
+    with emulated(), counting() as found:
+        found.on = False
+        described, (*before, last) = OPERATORS[name](changes)
+        with contextlib.closing(JoinEngine(described, "gpu")) as engine:
+            for batch in before:
+                engine.process(*batch)
+            found.on = True
+            engine.process(*last)
+            found.on = False
+    return found
+
+
 def main() -> None:
     """Print where the calls are."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--changes", type=int, default=100_000)
     parser.add_argument("--emit", default="per_batch")
     parser.add_argument("--mix", default="changes")
+    parser.add_argument("--operator", choices=(*OPERATORS, "all"), help="instead of a left join whose state is loaded")
     options = parser.parse_args()
-    found = count(options.changes, options.emit, options.mix)
+    if options.operator == "all":
+        for name in OPERATORS:
+            found = count_operator(name, options.changes)
+            print(f'    "{name}": ({sum(found.calls.values())}, {sum(found.waits.values())}),')
+        return
+    if options.operator is None:
+        found = count(options.changes, options.emit, options.mix)
+    else:
+        found = count_operator(options.operator, options.changes)
     total, moved = sum(found.calls.values()), sum(found.bytes.values())
     print(f"{total} calls, {sum(found.waits.values())} waits, {moved / options.changes:.0f} bytes a change")
     places: Counter[str] = Counter()

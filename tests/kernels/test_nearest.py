@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gpu_ops.kernels import Columns, Kernels
+from gpu_ops.kernels import Among, Columns, Kernels
 from gpu_ops.operators.core.nearest import Nearest, SearchDirection
-from gpu_ops.state.runs import Both
 from gpu_ops.state.time_index import TimeIndex
 
 KEY = (pa.int64(),)
@@ -51,18 +50,17 @@ def test_nearest_is_what_a_look_at_all_rows_finds(kernels: Kernels, seed: int, t
         rows = {name: np.concatenate([values, more[name]]) for name, values in rows.items() if name in more}
         if number < 6:
             index.commit()
-        if number == 2:
+        if number == 2 and seed % 3 == 0:  # else all runs lie in one memory
             index.cool(1)
     # a stretch of rows that are gone, longer than any number of single steps
     rows["alive"] = (rng.random(rows["key"].size) < 0.4) & (rows["key"] != 4)
     wanted = {"key": rng.integers(0, 7, 150), "time": rng.integers(-span, span, 150)}
     own, found = (Columns(kernels.frame(pa.table({"key": part["key"]})), ("key",)) for part in (wanted, rows))
-    alive, order = kernels.asarray(rows["alive"]), Both(kernels, kernels.asarray(rows["order"]))
+    alive = Among(kernels.asarray(rows["alive"].astype(np.int8)), 1, 1)
     hashes, times = kernels.asarray(_hashes(wanted["key"])), kernels.asarray(wanted["time"])
     farthest = rng.integers(-span, span, 150)
     every = kernels.xp.arange(150, dtype=np.int64)
-    newer = (lambda slots: order.at(kernels)[slots]) if tied else None
-    table = Nearest(kernels, index, KEY, found, lambda slots: alive[slots], newer=newer)
+    table = Nearest(kernels, index, KEY, found, alive, newer=kernels.asarray(rows["order"]) if tied else None)
     by = rows["order"] if tied else np.zeros_like(rows["order"])
     for back, exact, limit in itertools.product((True, False), (True, False), (None, farthest)):
         slots = table.search(
@@ -107,7 +105,9 @@ def test_what_is_gone_is_not_walked_through(kernels: Kernels, monkeypatch: pytes
     read, steps = TimeIndex.read, []
     monkeypatch.setattr(TimeIndex, "read", lambda self, run, at: steps.append(at.size) or read(self, run, at))
     rows = Columns(kernels.frame(pa.table({"key": np.zeros(size, np.int64)})), ("key",))
-    table = Nearest(kernels, index, KEY, rows, lambda slots: (slots == 3) | (slots == size - 3))
+    states = np.zeros(size, np.int8)
+    states[[3, size - 3]] = 1
+    table = Nearest(kernels, index, KEY, rows, Among(kernels.asarray(states), 1, 1))
     needles = kernels.asarray(np.arange(8000, 8100))
     for direction, slot in (("backward", 3), ("forward", size - 3)):
         own = (rows, kernels.xp.zeros(100, np.int64))
@@ -133,7 +133,7 @@ def test_rows_of_one_key_and_time_cost_one_search(
             index.stage(zero[half].view(np.uint64), slots, zero[half] + 50, ties[half])
             index.commit()
         rows = Columns(kernels.frame(pa.table({"key": np.zeros(size, np.int64)})), ("key",))
-        table = Nearest(kernels, index, KEY, rows, lambda slots: slots >= 0, newer=lambda slots, ties=ties: ties[slots])
+        table = Nearest(kernels, index, KEY, rows, lambda slots: slots >= 0, newer=ties)
         reads.clear()
         needles = kernels.asarray(np.array([0, 100, 50]))
         found = table.search((rows, kernels.xp.zeros(3, np.int64)), zero[:3].view(np.uint64), needles, direction)

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 from typing import Any
 
 import numpy as np
 
 LOW = np.uint64(0xFFFFFFFF)
+NEAREST_STEPS = 256
+"""As in ``kernels.cu``."""
 
 
 def memory(address: Any, dtype: Any, size: int) -> np.ndarray:
@@ -203,6 +206,129 @@ def number_groups(running: np.ndarray, size: Any, group: np.ndarray, bounds: np.
     bounds[:] = np.searchsorted(group, np.arange(bounds.size))
 
 
+def _walked(
+    compared: Any,
+    run: _Run,
+    standing: tuple[np.ndarray, np.ndarray],
+    limits: tuple[np.ndarray, np.ndarray],
+    back: bool,
+    hashes: np.ndarray,
+    states: np.ndarray,
+    span: tuple[int, int],
+) -> np.ndarray:
+    """The place of each probe row that walks, -1 for none, -2 after too many steps."""
+    probe_rows, place = standing[0], standing[1].copy()
+    found, going = np.full(place.size, -2), np.arange(place.size)
+    for _ in range(NEAREST_STEPS):
+        at = place[going]
+        inside = (at >= 0) & (at < run.entries.size)
+        inside[inside] &= run.entries[at[inside]] >> np.uint64(32) == hashes[probe_rows[going[inside]]] >> np.uint64(32)
+        near, (any_, limit) = inside.copy(), (part[going] for part in limits)
+        time = run.times[at[inside]]
+        near[inside] &= any_[inside] | ((time >= limit[inside]) if back else (time <= limit[inside]))
+        found[going[~near]] = -1
+        going, at = going[near], at[near]
+        slots = (run.entries[at] & LOW).astype(np.int64)
+        hit = _matching(compared, probe_rows[going], slots, states, False, *span)
+        found[going[hit]] = at[hit]
+        going = going[~hit]
+        place[going] += -1 if back else 1
+        if not going.size:
+            break
+    return found
+
+
+def nearest_in_run(
+    compared: Any,
+    told: Any,
+    wanted: Any,
+    entries: Any,
+    size: Any,
+    hashes: np.ndarray,
+    times: np.ndarray,
+    farthest: np.ndarray,
+    states: np.ndarray,
+    least: Any,
+    most: Any,
+    ties: np.ndarray,
+    best: np.ndarray,
+    best_times: np.ndarray,
+) -> None:
+    """Of `gpu_ops.cudf_backend.nearest`."""
+    run, back, span = _Run(told[0]), bool(wanted["back"][0]), (int(least), int(most))
+    assert run.entries.size == entries
+    assert hashes.size == times.size == best.size == best_times.size == size
+    every, has = np.arange(int(size)), best >= 0
+    without, limit = np.full(int(size), bool(wanted["any"][0])), farthest.copy()
+    nearer = has & (without | ((best_times > limit) if back else (best_times < limit)))
+    limit[nearer] = best_times[nearer]
+    without[has] = False
+    low, high = run.span(hashes >> np.uint64(32), times, times)
+    place = (high if bool(wanted["exact"][0]) == back else low) - back
+    found = _walked(compared, run, (every, place), (without, limit), back, hashes, states, span)
+    some = np.flatnonzero((found >= 0) & (best > -2))
+    if not back and some.size:
+        time = run.times[found[some]]
+        place = run.span(hashes[some] >> np.uint64(32), time, time)[1] - 1
+        all_, none = np.ones(some.size, bool), np.zeros(some.size, np.int64)
+        found[some] = _walked(compared, run, (some, place), (all_, none), True, hashes, states, span)
+    found[best == -2] = -2
+    best[found == -2] = -2
+    at = np.flatnonzero(found >= 0)
+    time, slot = run.times[found[at]], (run.entries[found[at]] & LOW).astype(np.int64)
+    same, before = has[at] & (time == best_times[at]), np.maximum(best[at], 0)
+    newer = slot > before
+    if not wanted["arrival"][0]:
+        newer = (ties[slot] > ties[before]) | ((ties[slot] == ties[before]) & newer)
+    takes = ~same | newer
+    best[at[takes]], best_times[at[takes]] = slot[takes], time[takes]
+
+
+def bisect_ranges(
+    first: np.ndarray,
+    second: np.ndarray,
+    third: np.ndarray,
+    wanted: np.ndarray,
+    then: np.ndarray,
+    last: np.ndarray,
+    size: Any,
+    lows: np.ndarray,
+    highs: np.ndarray,
+    after: Any,
+    out: np.ndarray,
+) -> None:
+    """Of `gpu_ops.cudf_backend.nearest`."""
+    assert wanted.size == then.size == last.size == lows.size == highs.size == out.size == size
+    for at in range(int(size)):
+        part = slice(int(lows[at]), int(highs[at]))
+        stored = list(zip(*(column[part].tolist() for column in (first, second, third)), strict=True))
+        than = int(wanted[at]), int(then[at]), int(last[at])
+        out[at] = part.start + (bisect.bisect_right if after else bisect.bisect_left)(stored, than)
+
+
+def last_there(
+    born: np.ndarray,
+    died: np.ndarray,
+    width: Any,
+    size: Any,
+    lows: np.ndarray,
+    highs: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Of `gpu_ops.cudf_backend.nearest`."""
+    assert born.size == died.size == 2 * width
+    assert lows.size == highs.size == begins.size == ends.size == out.size == size
+    for of_two, values in ((np.minimum, born), (np.maximum, died)):
+        assert (values[1 : int(width)] == of_two(values[2::2], values[3::2])).all()
+    rows_born, rows_died = born[int(width) :], died[int(width) :]
+    for at in range(int(size)):
+        part = slice(int(lows[at]), int(highs[at]))
+        there = np.flatnonzero((rows_born[part] < ends[at]) & (rows_died[part] > begins[at]))
+        out[at] = part.start + there[-1] if there.size else -1
+
+
 def make_entries(hashes: np.ndarray, rows: np.ndarray, every: Any, first: Any, size: Any, out: np.ndarray) -> None:
     """Of `gpu_ops.cudf_backend.search`."""
     assert out.size == size
@@ -239,5 +365,8 @@ _KERNELS = (
     pack_positions,
     begin_groups,
     number_groups,
+    nearest_in_run,
+    bisect_ranges,
+    last_there,
 )
 TWINS = {kernel.__name__: kernel for kernel in _KERNELS}

@@ -24,14 +24,14 @@ import numpy as np
 from gpu_ops.arrays import Array, Positions, Slots, value_changes
 from gpu_ops.descriptions.by_time import AsofJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.kernels import Columns, Kernels, as_slots
+from gpu_ops.kernels import Among, Columns, Kernels, as_slots
 from gpu_ops.operators.by_time.asof_lookup import AsofLookup
 from gpu_ops.operators.by_time.asof_over_time import Spans, matches_over_time
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
 from gpu_ops.operators.keyed import KeyedOperator, side_table
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
-from gpu_ops.state.table import DEAD, LIVE
+from gpu_ops.state.table import DYING, LIVE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +78,9 @@ class AsofOperator(KeyedOperator):
         new, gone = as_slots(kernels, sides[0].first_new, sides[0].new), sides[0].killed
         if not net:
             return matches_over_time(self._lookup, self.tables, sides, xp.concatenate([near, gone, new]))
-        first, status = sides[1].first_new, right.status.values
-        before = self._lookup.best(
-            xp.concatenate([gone, near]), lambda slots: (status[slots] != DEAD) & (slots < first), staged=False
-        )
-        after = self._lookup.best(xp.concatenate([near, new]), lambda slots: status[slots] == LIVE, staged=True)
+        status = right.status.values
+        before = self._lookup.best(xp.concatenate([gone, near]), Among(status, LIVE, DYING), staged=False)
+        after = self._lookup.best(xp.concatenate([near, new]), Among(status, LIVE, LIVE), staged=True)
         met, meets = before[gone.size :], after[: near.size]
         other = xp.flatnonzero(~self._alike(met, meets))
         return NetMatches(

@@ -59,9 +59,9 @@ class AsofAtWatermark(TemporalOperator):
         self._before, self._after = description.asof.direction != "forward", description.asof.direction != "backward"
         self.held = self._tolerance if self._after else 0
 
-    def _newer(self) -> Callable[[Slots], Array] | None:
+    def _newer(self) -> Array | None:
         """The input's own order, if it has one."""
-        return self.tables[1].beside[TIES_COLUMN].values.__getitem__ if self._ties else None
+        return self.tables[1].beside[TIES_COLUMN].values if self._ties else None
 
     def _advance(self, now: int) -> tuple[OutputRows, tuple[int, int]]:
         """Left rows that are final: the output, and how many rows of either side went."""

@@ -7,22 +7,17 @@ what is read is the left rows in these spans, never others of a key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.by_time import AsofJoin
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
-from gpu_ops.kernels import Columns, Kernels
+from gpu_ops.kernels import Among, Columns, Kernels
 from gpu_ops.operators.core.match import live_matches
 from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
-from gpu_ops.state.table import DEAD, LIVE
-
-Alive = Callable[[Slots], Array]
-"""Gives, of slots, a mask of the rows that are there."""
+from gpu_ops.state.table import DYING, LIVE
 
 
 def times_of(table: KeyedTable) -> Array:
@@ -94,14 +89,14 @@ class AsofLookup:
             return None
         return shifted(self._kernels.xp, times, -self.tolerance if direction == "backward" else self.tolerance)
 
-    def nearest(self, rows: MatchableRows, direction: SearchDirection, alive: Alive, *, staged: bool) -> Slots:
+    def nearest(self, rows: MatchableRows, direction: SearchDirection, alive: Among, *, staged: bool) -> Slots:
         """The right row in one direction that each of n left rows meets, -1 for none."""
         nearest = self._among(1, alive, staged=staged)
         farthest = self.farthest(rows.times, direction)
         own = rows.key, rows.slots
         return nearest.search(own, rows.hashes, rows.times, direction, exact=self.exact, farthest=farthest)
 
-    def best(self, slots: Slots, alive: Alive, *, staged: bool) -> Slots:
+    def best(self, slots: Slots, alive: Among, *, staged: bool) -> Slots:
         """The right row that each of n left rows meets, -1 for none.
 
         Args:
@@ -131,18 +126,10 @@ class AsofLookup:
         ahead = stored[xp.maximum(after, 0)].view(np.uint64) - times.view(np.uint64)
         return xp.where((after < 0) | ((before >= 0) & (back <= ahead)), before, after)
 
-    def _among(self, side: int, alive: Alive, *, staged: bool) -> Nearest:
+    def _among(self, side: int, alive: Among, *, staged: bool) -> Nearest:
         table = self._tables[side]
-        ties = ties_of(table)
-        return Nearest(
-            self._kernels,
-            table.time_index,
-            table.key_types,
-            Columns(table.store, table.keys),
-            alive,
-            newer=None if ties is None else ties.__getitem__,
-            staged=staged,
-        )
+        stored, ties = Columns(table.store, table.keys), ties_of(table)
+        return Nearest(self._kernels, table.time_index, table.key_types, stored, alive, newer=ties, staged=staged)
 
     def _times_seen(self) -> tuple[int, int] | None:
         """A span in which the times of all left rows from before the micro-batch are; None where there are none.
@@ -179,14 +166,10 @@ class AsofLookup:
         rows = self._best_of_their_time(self._waited_for(MatchableRows(right, changed), seen))
         return self._left_rows_in(rows, *self._spans(rows)) if rows.slots.size else rows.slots
 
-    def _stays(self, slots: Slots) -> Array:
-        """Mask of left rows that the micro-batch leaves."""
-        return self._tables[0].status.values[slots] == LIVE
-
     def _beside(self, rows: MatchableRows, direction: SearchDirection, *, exact: bool) -> Slots:
         """The neighbour in U of each of n right rows, -1 for none; ``exact``: itself, or a newer one of its time."""
         right = self._tables[1]
-        there = self._among(1, lambda slots: right.status.values[slots] != DEAD, staged=True)
+        there = self._among(1, Among(right.status.values, LIVE, DYING), staged=True)
         return there.search((rows.key, rows.slots), rows.hashes, rows.times, direction, exact=exact)
 
     def _waited_for(self, rows: MatchableRows, seen: tuple[int, int]) -> MatchableRows:
@@ -198,7 +181,8 @@ class AsofLookup:
         if len(self.directions) == 1:
             late = self.directions[0] == "forward"
             rows = rows.pick(xp.flatnonzero(rows.times >= seen[0] if late else rows.times <= seen[1]))
-        reached, lefts = xp.zeros(rows.slots.size, bool), self._among(0, self._stays, staged=False)
+        stay = Among(self._tables[0].status.values, LIVE, LIVE)
+        reached, lefts = xp.zeros(rows.slots.size, bool), self._among(0, stay, staged=False)
         for direction in self.directions:
             back: SearchDirection = "forward" if direction == "backward" else "backward"
             own, farthest = (rows.key, rows.slots), self.farthest(rows.times, back)

@@ -17,14 +17,13 @@ never one for each pair of rows. "nearest" is backward and forward, put side by 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots, value_changes
-from gpu_ops.kernels import Kernels, as_slots, sorted_by
+from gpu_ops.kernels import Among, Kernels, as_slots, sorted_by
 from gpu_ops.operators.by_time.asof_lookup import AsofLookup, MatchableRows, ties_of, times_of
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.match import first_equal
@@ -35,8 +34,6 @@ from gpu_ops.state.table import LIVE
 
 _BEYOND = 1 << (layouts.LOGICAL_TIME_BITS - 1)
 """After all states but that of rows that stay."""
-
-_ANY_LEVEL = 63
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +69,7 @@ def matches_over_time(
     moves, painted = bool(changed.slots.size) and bool(rows.slots.size), []
     painting = _Painting(lookup, tables, sides[1], rows, changed) if moves else None
     for direction in lookup.directions:
-        met = lookup.nearest(rows, direction, lambda s: (status[s] == LIVE) & (s < first), staged=False)
+        met = lookup.nearest(rows, direction, Among(status, LIVE, LIVE), staged=False)
         owner, begin = xp.arange(rows.slots.size, dtype=np.int64), life[0][rows.at]
         if painting is not None:
             owner, begin, met = painting.paint(direction, met, owner, begin, life[1][rows.at])
@@ -170,18 +167,19 @@ class _Painting:
         """
         xp = self._xp
         order, reach = self._within_reach(direction, stays)
-        slots, tree = self._changed.slots[order], _Tree(xp, self._born[order], self._died[order])
+        slots, born, died = self._changed.slots[order], self._born[order], self._died[order]
+        tree = _Tree(self._kernels, born, died)
         bound, out = reach[1], []
         while owner.size:
             found = tree.last(reach[0][owner], bound, begin, end)
-            none, some = xp.flatnonzero(found < 0), xp.flatnonzero(found >= 0)
-            out.append((owner[none], begin[none], stays[owner[none]]))
-            owner, begin, end, found = owner[some], begin[some], end[some], found[some]
-            comes, goes = xp.maximum(begin, tree.born(found)), xp.minimum(end, tree.died(found))
-            out.append((owner, comes, slots[found]))
-            early, late = xp.flatnonzero(begin < comes), xp.flatnonzero(goes < end)
-            begin, end = xp.concatenate([begin[early], goes[late]]), xp.concatenate([comes[early], end[late]])
-            owner, bound = (xp.concatenate([part[early], part[late]]) for part in (owner, found))
+            there = xp.maximum(found, 0)
+            comes, goes, early, late = self._kernels.fused(_painted)(found, begin, end, born[there], died[there])
+            out.append((owner, comes, xp.where(found >= 0, slots[there], stays[owner])))
+            # what is left: the parts before, then those after
+            at = xp.flatnonzero(xp.concatenate([early, late]))
+            of = at % owner.size
+            begin, end = xp.concatenate([begin, goes])[at], xp.concatenate([comes, end])[at]
+            owner, bound = owner[of], found[of]
         owners, begins, mets = zip(*out, strict=True)
         return xp.concatenate(owners), xp.concatenate(begins), xp.concatenate(mets)
 
@@ -202,66 +200,38 @@ class _Painting:
         high = xp.where(self._own >= 0, self._bounds[self._own + 1], 0)
 
         wanted, exact = rising(rows.times), lookup.exact
-        end = _bisect(xp, low, high, lambda n, at: (time[at] <= wanted[n]) if exact else (time[at] < wanted[n]))
+        end = kernels.bisect_ranges([time], (low, high), [wanted], after=exact)
         there, best = stays >= 0, xp.maximum(stays, 0)
         its_time = xp.where(there, rising(stored[best]), np.iinfo(np.int64).min)
         its_tie = best if ties is None else ties[best]
         farthest = lookup.farthest(rows.times, direction)
-        limit = None if farthest is None else rising(farthest)
-
-        def worse(n: Array, at: Array) -> Array:
-            older = (tie[at] < its_tie[n]) | ((tie[at] == its_tie[n]) & (slots[at] < best[n]))
-            found = (time[at] < its_time[n]) | ((time[at] == its_time[n]) & older)
-            return found if limit is None else found | (time[at] < limit[n])
-
-        return order, (_bisect(xp, low, high, worse), end)
+        better = kernels.bisect_ranges([time, tie, slots], (low, high), [its_time, its_tie, best])
+        if farthest is not None:
+            better = xp.maximum(better, kernels.bisect_ranges([time], (low, high), [rising(farthest)]))
+        return order, (better, end)
 
 
-def _bisect(xp: Any, low: Array, high: Array, before: Callable[[Array, Array], Array]) -> Array:
-    """For each of n ranges the first position that is not before what is looked for.
-
-    Args:
-        xp: numpy or cupy.
-        low: where they begin.
-        high: where they end.
-        before: gives, of probe rows and positions, a mask of the positions that are.
-    """
-    low, high = low.copy(), high.copy()
-    open_ = xp.flatnonzero(low < high)
-    while open_.size:
-        middle = (low[open_] + high[open_]) >> 1
-        less = before(open_, middle)
-        low[open_] = xp.where(less, middle + 1, low[open_])
-        high[open_] = xp.where(less, high[open_], middle)
-        open_ = open_[low[open_] < high[open_]]
-    return low
+def _painted(found: Array, begin: Array, end: Array, born: Array, died: Array) -> tuple[Array, Array, Array, Array]:
+    """The states that the rows found take of spans, all where none is found (-1); and whether any are left."""
+    early, late = (found >= 0) & (born > begin), (found >= 0) & (died < end)
+    return begin + (born - begin) * early, end + (died - end) * late, early, late
 
 
 class _Tree:
     """From and up to which states n rows are there, and of the rows below each node the first and the last of these."""
 
-    def __init__(self, xp: Any, born: Array, died: Array) -> None:
-        self._xp = xp
+    def __init__(self, kernels: Kernels, born: Array, died: Array) -> None:
+        self._kernels, xp = kernels, kernels.xp
         self._width = 1 << int(born.size - 1).bit_length()
-        self._powers = np.int64(1) << xp.arange(int(self._width).bit_length(), dtype=np.int64)
         self._born, self._died = xp.full(2 * self._width, 2 * _BEYOND, np.int64), xp.zeros(2 * self._width, np.int64)
         self._born[self._width : self._width + born.size] = born
         self._died[self._width : self._width + born.size] = died
         level = self._width >> 1
         while level:
             for values, of_two in ((self._born, xp.minimum), (self._died, xp.maximum)):
-                values[level : 2 * level] = of_two(
-                    values[2 * level : 4 * level : 2], values[2 * level + 1 : 4 * level : 2]
-                )
+                below = values[2 * level : 4 * level]
+                of_two(below[::2], below[1::2], out=values[level : 2 * level])
             level >>= 1
-
-    def born(self, rows: Positions) -> Array:
-        """The first state of rows."""
-        return self._born[self._width + rows]
-
-    def died(self, rows: Positions) -> Array:
-        """The state from which on they are gone."""
-        return self._died[self._width + rows]
 
     def last(self, low: Positions, high: Positions, begin: Array, end: Array) -> Positions:
         """The last row in each of n ranges that is there at a state of a span; -1 for none.
@@ -272,19 +242,4 @@ class _Tree:
             begin: first states of the spans.
             end: the states after their last ones.
         """
-        xp = self._xp
-        found, at = xp.full(low.size, -1, np.int64), high.copy()
-        most = xp.full(low.size, _ANY_LEVEL, np.int64)
-        open_ = xp.flatnonzero(low < at)
-        while open_.size:
-            # the largest node that ends here, or, where that has such a row, the right half of it
-            to = at[open_]
-            level = xp.minimum(xp.searchsorted(self._powers, to & ~(to - 1)), most[open_])
-            node = ((self._width + to) >> level) - 1
-            has = (self._born[node] < end[open_]) & (self._died[node] > begin[open_])
-            hit = has & (level == 0)
-            found[open_[hit]] = to[hit] - 1
-            most[open_] = xp.where(has, level - 1, _ANY_LEVEL)
-            at[open_] = xp.where(has, to, to - (np.int64(1) << level))
-            open_ = open_[~hit & (at[open_] > low[open_])]
-        return found
+        return self._kernels.last_there((self._born, self._died), (low, high), (begin, end))

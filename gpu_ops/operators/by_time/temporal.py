@@ -41,7 +41,7 @@ from gpu_ops.descriptions.by_time import AsofJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_BEFORE
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
+from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.match import first_equal, fulfilling, live_matches
@@ -242,11 +242,11 @@ class TemporalOperator(TimedOperator[Clock]):
         frame = table.store.take(slots, _columns(table), present=True)
         return Keys(side, slots, frame, table.hash_keys(frame))
 
-    def _newer(self) -> Callable[[Slots], Array] | None:
+    def _newer(self) -> Array | None:
         """The order of versions of one time; None for their arrival."""
         return None
 
-    def _nearest(self, side: int, newer: Callable[[Slots], Array] | None = None) -> Nearest:
+    def _nearest(self, side: int, newer: Array | None = None) -> Nearest:
         """Looks up rows of one side by key and time."""
         table = self.tables[side]
         return Nearest(
@@ -254,7 +254,7 @@ class TemporalOperator(TimedOperator[Clock]):
             table.index,
             table.key_types,
             Columns(table.store, table.keys),
-            lambda slots: table.status.values[slots] == LIVE,
+            Among(table.status.values, LIVE, LIVE),
             newer=newer,
         )
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.kernels import Columns, Kernels
+from gpu_ops.kernels import Among, Columns, Kernels, TimeLimits
 from gpu_ops.state.time_index import TimeIndex, TimeRun
 
 SearchDirection = Literal["backward", "forward"]
@@ -36,9 +36,8 @@ class Nearest:
         index: of the rows that are looked for.
         types: what keys are compared as; none where there is no key.
         stored: the key columns of these rows, by slot.
-        alive: gives, of n slots, a mask of those that are there.
-        newer: gives, of n slots, what the index orders rows of one time by (int64), the greatest is taken; None for
-            arrival.
+        alive: the rows that are there; or a function that gives, of n slots, a mask of those.
+        newer: what the index orders rows of one time by (int64, by slot), the greatest is taken; None for arrival.
         staged: whether rows of this micro-batch are looked at.
     """
 
@@ -46,8 +45,8 @@ class Nearest:
     index: TimeIndex
     types: Sequence[pa.DataType]
     stored: Columns
-    alive: Callable[[Slots], Array]
-    newer: Callable[[Slots], Array] | None = None
+    alive: Among | Callable[[Slots], Array]
+    newer: Array | None = None
     staged: bool = True
 
     def search(
@@ -73,10 +72,20 @@ class Nearest:
         Returns:
             N slots, -1 for none.
         """
-        xp = self.kernels.xp
-        best, best_time = xp.full(times.size, -1, np.int64), xp.zeros(times.size, np.int64)
-        back, probe_rows = direction == "backward", (keys, hashes)
+        xp, back, probe_rows = self.kernels.xp, direction == "backward", (keys, hashes)
         runs = [*self.index.runs, *([self.index.staged] if self.staged and self.index.staged is not None else [])]
+
+        runs.sort(key=lambda run: -run.span[1] if back else run.span[0])
+        if isinstance(self.alive, Among) and all(run.home is self.kernels for run in runs):
+            own = keys[0]._replace(rows=keys[1] if keys[0].rows is None else keys[0].rows[keys[1]])
+            limits = TimeLimits(times, back, exact, farthest)
+            columns, newer = (own, self.stored), self.newer
+            found = self.kernels.nearest(
+                runs, self.types, columns, hashes, among=self.alive, limits=limits, newer=newer
+            )
+            if found is not None:
+                return found
+        best, best_time = xp.full(times.size, -1, np.int64), xp.zeros(times.size, np.int64)
 
         def near(probe_row: Positions, time: Array) -> Array:
             """No farther than what was found, and than what is wanted."""
@@ -86,7 +95,7 @@ class Nearest:
                 mask &= (time >= farthest[probe_row]) if back else (time <= farthest[probe_row])
             return mask
 
-        for run in sorted(runs, key=lambda run: -run.span[1] if back else run.span[0]):
+        for run in runs:
             first, last = run.span
             if back:
                 worth = (times >= first) & ((best < 0) | (best_time <= last))
@@ -140,7 +149,7 @@ class Nearest:
                 walking, at, slot = walking[mask], at[mask], slot[mask]
             if not walking.size:
                 break
-            mine = self.alive(slot)
+            mine = self._there(slot)
             if self.types:
                 mine = mine & self.kernels.equal_at(self.types, (keys[0], keys[1][walking]), (self.stored, slot), mine)
             pieces.append((walking[mine], at[mine]))
@@ -176,10 +185,17 @@ class Nearest:
         if self.newer is None:
             later = slot > before
         else:
-            order, other = self.newer(slot), self.newer(self.kernels.xp.maximum(before, 0))
+            order, other = self.newer[slot], self.newer[self.kernels.xp.maximum(before, 0)]
             later = (order > other) | ((order == other) & (slot > before))
         right = (before < 0) | (time != best_time[probe_row]) | later
         best[probe_row[right]], best_time[probe_row[right]] = slot[right], time[right]
+
+    def _there(self, slots: Slots) -> Array:
+        """Mask of the rows that are there."""
+        if not isinstance(self.alive, Among):
+            return self.alive(slots)
+        states, least, most = self.alive.states[slots], self.alive.least, self.alive.most
+        return states == least if least == most else (states >= least) & (states <= most)
 
     def _jumped(self, run: TimeRun, at: Array, *, back: bool) -> Array:
         """Each position, moved on over entries whose rows are gone: to one that is alive, or of the next hash."""
@@ -188,7 +204,7 @@ class Nearest:
         while True:
             low, high = (max(low - width, 0), high) if back else (low, min(high + width, size))
             hashes, _, slots = index.read(run, xp.arange(low, high, dtype=np.int64))
-            stop = self.alive(slots)
+            stop = self._there(slots)
             if back:
                 stop[:-1] |= hashes[:-1] != hashes[1:]
                 stop[0] |= low == 0

@@ -36,7 +36,7 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND
 from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, as_integers, from_integers, shifted
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Kernels, as_slots, sorted_by
+from gpu_ops.kernels import Among, Columns, Kernels, as_slots, sorted_by
 from gpu_ops.operators.core.changes import Lifetimes, apply_changes, on_device
 from gpu_ops.operators.core.match import live_matches
 from gpu_ops.operators.core.nearest import Nearest, SearchDirection
@@ -122,14 +122,12 @@ class Sessions(Operator):
 
     # --- the starts of sessions --------------------------------------------------------------
 
-    def _live(self, slots: Slots) -> Array:
-        """Mask of rows that are there after the micro-batch."""
-        return self._rows.status.values[slots] == LIVE
-
     def _begins(self, slots: Slots) -> Array:
-        """Mask of those whose time is the start of their session."""
+        """Mask of rows that are there after the micro-batch, and whose time is the start of their session."""
         beside = self._rows.beside
-        return self._live(slots) & (beside[_START].values[slots] == beside[TIME_COLUMN].values[slots])
+        return (self._rows.status.values[slots] == LIVE) & (
+            beside[_START].values[slots] == beside[TIME_COLUMN].values[slots]
+        )
 
     def _starts(self, side: Lifetimes) -> _MovedRows:
         """Give each new row the start of its session, and other rows another one; gives these."""
@@ -213,7 +211,7 @@ class Sessions(Operator):
             rows.time_index,
             rows.key_types,
             Columns(rows.store, rows.keys),
-            alive or self._live,
+            alive or Among(rows.status.values, LIVE, LIVE),
             staged=staged,
         )
         own = Columns(rows.store, rows.keys), probe_rows.slots
