@@ -224,7 +224,7 @@ def count(changes: Changes) -> Counts:
     )
 
 
-def write(changes: Changes, directory: str | os.PathLike[str], files: int = 20) -> Counts:
+def write(changes: Changes, directory: str | os.PathLike[str], files: int = 20, *, first_key: int = 0) -> Counts:
     """Write the inputs as CSV, `orders/part-00000.csv` ..., `prices/part-00000.csv` ... and so on, and the counts.
 
     No header and no quotes; columns as in `ORDERS` and `PRICES`. The order of the changes is the order of the
@@ -235,6 +235,7 @@ def write(changes: Changes, directory: str | os.PathLike[str], files: int = 20) 
         changes: what `generate` returned.
         directory: created where missing; files of an earlier call are removed.
         files: files per input.
+        first_key: what is added to each `order_id`, so that several such changelogs make one.
 
     Raises:
         ValueError: `files` is not positive.
@@ -245,7 +246,9 @@ def write(changes: Changes, directory: str | os.PathLike[str], files: int = 20) 
     counts = count(changes)
     options = csv.WriteOptions(include_header=False, quoting_style="none")
     newest = 1_700_000_000
-    for name, table in changes.inputs.items():
+    for name, own in changes.inputs.items():
+        at = own.schema.get_field_index("order_id")
+        table = own.set_column(at, own.schema.field(at), pc.add(own["order_id"], first_key)) if first_key else own
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("part-*.csv"):

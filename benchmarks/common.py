@@ -193,10 +193,15 @@ def write_results(
     }
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record, indent=2, default=_plain) + "\n"
+    text = as_json(record)
     target.write_text(text)
     written: dict[str, Any] = json.loads(text)
     return written
+
+
+def as_json(value: object) -> str:
+    """A value as JSON; `Summary` may stand anywhere in it."""
+    return json.dumps(value, indent=2, default=_plain) + "\n"
 
 
 def arguments(doc: str | None, name: str, *, rounds: int | None = None) -> argparse.ArgumentParser:

@@ -223,12 +223,12 @@ def _say(*words: Any) -> None:
     print(*names, *(f"{rate / 1e6:.2f}M" for rate in rates), "changes/s, all and without transfer", flush=True)
 
 
-def result_path(out: Path | None) -> Path:
+def result_path(out: Path | None, what: str = "gpu") -> Path:
     """The file given; else gpu-<device>-<date>.json in the folder given, or in ``benchmarks/results``."""
     if out is not None and not out.is_dir():
         return out
     name = re.sub(r"[^a-z0-9]+", "-", device()["name"].lower()).strip("-")
-    return (out or ROOT / "benchmarks" / "results") / f"gpu-{name}-{dt.datetime.now(dt.UTC):%Y-%m-%d}.json"
+    return (out or ROOT / "benchmarks" / "results") / f"{what}-{name}-{dt.datetime.now(dt.UTC):%Y-%m-%d}.json"
 
 
 def measure(out: Path, parts: Sequence[str], sizes: Sizes, clock: Clock, *, resume: bool = False) -> dict[str, Any]:

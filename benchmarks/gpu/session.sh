@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Checks and benchmarks of a host with a card, in steps that each end within ten minutes. README.md has the sequence.
 #
-#   session.sh pack [--spark]   here: what an offline host lacks, into .gpu-parts
+#   session.sh pack [--spark]   here: what an offline host lacks, into .gpu-parts; what is there already is kept
 #   session.sh part             there, once for each part that was carried: unpack it
+#   session.sh quarter          there: what fifteen minutes should run, on from where the last call stopped; needs --spark
 #   session.sh check            there: does the stack work, does the backend keep its contract
 #   session.sh engine           there: copy bandwidth, the left join up to 100M rows, probes up to 1B rows
 #   session.sh shapes           there: 100k and 10M changes, ways of probing, keys, partitions, first micro-batches
@@ -33,7 +34,7 @@ on_card() {
   fi
   mkdir -p "$out"
   if [ -e "$compiled" ] && [ ! -e ~/.cupy/kernel_cache ]; then tar -xzf "$compiled" -C ~; fi
-  for file in "$results"/gpu-*; do
+  for file in "$results"/gpu-* "$results"/quarter*; do
     if [ -e "$file" ] && [ ! -e "$out/$(basename "$file")" ]; then cp "$file" "$out/"; fi
   done
 }
@@ -47,14 +48,18 @@ case $step in
   pack)
     bundles=(gpu) names=(sqlglot duckdb)
     if [ "${1:-}" = --spark ]; then bundles+=(spark) names+=(tpchgen-cli); fi
-    # the checkout and one part travel together, in at most 64 MiB
-    bash "$shared/pack.sh" --part-mib 48 "${bundles[@]}"
-    mkdir -p "$extra"
-    for name in "${names[@]}"; do
-      "$python" -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
-        --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-        --platform manylinux2014_x86_64 -d "$extra" "$name"
-    done
+    wanted="${bundles[*]} ${names[*]} $(cat "$shared"/pack.sh "$shared"/repack.py | sha256sum)"
+    if [ "$(cat "$parts/packed" 2>/dev/null)" != "$wanted" ] || ! compgen -G "$parts/part-*" >/dev/null; then
+      # the checkout and one part travel together, in at most 64 MiB
+      bash "$shared/pack.sh" --part-mib 48 "${bundles[@]}"
+      mkdir -p "$extra"
+      for name in "${names[@]}"; do
+        "$python" -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
+          --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+          --platform manylinux2014_x86_64 -d "$extra" "$name"
+      done
+      echo "$wanted" >"$parts/packed"
+    fi
     ls -d "$parts"/part-*
     ;;
   part)
@@ -63,6 +68,12 @@ case $step in
       "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
         --disable-pip-version-check --root-user-action=ignore --target "$site" "$extra"/*.whl
     fi
+    ;;
+  quarter)
+    on_card
+    "$python" -m "${QUARTER:-benchmarks.gpu.quarter}" --out "$out" --resume "$@" || failed=$?
+    if [ -e ~/.cupy/kernel_cache ]; then tar -czf "$out/cupy.tgz" -C ~ .cupy/kernel_cache; fi
+    exit "${failed:-0}"
     ;;
   check)
     on_card
@@ -87,10 +98,13 @@ case $step in
   demo) verify --step demo "$@" ;;
   keep)
     mkdir -p "$results"
-    rm -f "$results"/gpu-*.passed
-    cp "$1"/gpu-* "$results/"
+    rm -f "$results"/gpu-*.passed "$results"/quarter.*.passed
+    for file in "$1"/gpu-* "$1"/quarter*; do
+      if [ -e "$file" ]; then cp "$file" "$results/"; fi
+    done
+    mkdir -p "$extra"
     if [ -e "$1/cupy.tgz" ]; then cp "$1/cupy.tgz" "$compiled"; fi
-    ls "$results"/gpu-*
+    ls "$results"/gpu-* "$results"/quarter* 2>/dev/null || true
     ;;
-  *) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -23,12 +23,13 @@ import pytest
 
 import gpu_ops
 from benchmarks.gpu.feed import Feed, description
+from benchmarks.gpu.operators import OPERATORS
 from gpu_ops.join_engine import JoinEngine
-from kernels.counted import OPERATORS
 from kernels.emulated_cupy import Event, RawKernel, Runtime, ndarray
 from kernels.emulated_libcudf import Column, Table
 from kernels.emulation import emulated
 
+_BATCHES = 6
 _PACK = str(Path(gpu_ops.__file__).parent)
 _LIBCUDF = ("copying", "concatenate", "binaryop", "hashing", "join", "reduce", "transform", "unary")
 _WAITS = {
@@ -174,7 +175,7 @@ def count_operator(name: str, changes: int) -> Calls:
     """The calls of an operator's last micro-batch, prepared and committed."""
     with emulated(), counting() as found:
         found.on = False
-        described, (*before, last) = OPERATORS[name](changes)
+        described, (*before, last) = OPERATORS[name](changes, _BATCHES)
         with contextlib.closing(JoinEngine(described, "gpu")) as engine:
             for batch in before:
                 engine.process(*batch)
