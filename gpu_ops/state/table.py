@@ -69,14 +69,29 @@ class KeySet(NamedTuple):
         return json.dumps([ENTRIES_FORMAT, self.names, list(map(str, self.types)), self.strict])
 
 
-def rows_at_once(kernels: Kernels) -> int:
-    """Rows that go from or to a GPU in one piece, when all of them may be more than it has room for."""
-    return 3 if kernels.tiny_segments else 1 << 22
+_LEAST_AT_ONCE = 1 << 22
+_COPIES, _BESIDE = 4, 128
+"""Of a row that comes in: as it came, sorted and gathered; its hash, slot, entries and places."""
+
+
+def rows_at_once(kernels: Kernels, row_bytes: float | None = None) -> int:
+    """Rows that go from or to a GPU in one piece, when all of them may be more than it has room for.
+
+    Args:
+        kernels: the backend.
+        row_bytes: of a row; more of them go at once where a piece of the card's memory has room for them.
+    """
+    if kernels.tiny_segments:
+        return 3
+    if row_bytes is None or kernels.piece_bytes is None:
+        return _LEAST_AT_ONCE
+    return max(_LEAST_AT_ONCE, int(kernels.piece_bytes / (_BESIDE + _COPIES * row_bytes)))
 
 
 def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Slots) -> pa.Table:
     """Rows of a store as a table."""
-    step = rows_at_once(kernels) if kernels.host is not None else max(1, int(slots.size))
+    every = max(1, int(slots.size))
+    step = every if kernels.host is None else rows_at_once(kernels, store.nbytes / max(1, len(store)))
     taken = (store.take(slots[at : at + step], schema.names, present=True) for at in range(0, int(slots.size), step))
     return pa.concat_tables([kernels.to_arrow(frame, schema) for frame in taken] or [schema.empty_table()])
 
@@ -569,8 +584,9 @@ class StateTable:
         columns, found = self._stored(), []
         for part in parts_of(self.source, stored, list(columns)):
             first = len(self)
-            step = rows_at_once(self.kernels) if self.kernels.host is not None else max(1, part.rows.num_rows)
-            for at in range(0, max(1, part.rows.num_rows), step):
+            rows = max(1, part.rows.num_rows)
+            step = rows if self.kernels.host is None else rows_at_once(self.kernels, part.rows.nbytes / rows)
+            for at in range(0, rows, step):
                 frame = self.kernels.frame(part.rows.slice(at, step))
                 if take_in is None:
                     self._take_in(frame, part.entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from oracle.drive import changes
 from gpu_ops import Aggregate, Input, Join, JoinEngine, Key
 from gpu_ops.descriptions.description import Description
 from gpu_ops.operators import at_end
+from gpu_ops.state import table
 from kernels.counting import counting
 from kernels.emulation import emulated
 
@@ -99,3 +101,27 @@ def test_what_the_memory_has_no_room_for_is_joined_in_halves(monkeypatch: pytest
     monkeypatch.setattr(at_end, "_ROWS_AT_ONCE", 2 * ROWS)
     with pytest.raises(MemoryError):
         parts(joined(), "cpu")
+
+
+def test_what_is_loaded_comes_in_pieces_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of rows that are there already: each piece makes the same calls."""
+    monkeypatch.setattr(table, "_LEAST_AT_ONCE", 100)
+    rows = pa.table([np.arange(ROWS), np.arange(ROWS)], schema=LEFT)
+
+    def calls(piece_bytes: int) -> tuple[int, int]:
+        with (
+            emulated(),
+            counting() as found,
+            contextlib.closing(JoinEngine(dataclasses.replace(joined(), emit="per_batch"), "gpu")) as engine,
+        ):
+            engine.kernels.piece_bytes = piece_bytes
+            found.on = False
+            none = pa.array(np.zeros(ROWS, np.int64))
+            state = {"left": rows.append_column("__count", none), "right": RIGHT.empty_table()}
+            found.on = True
+            engine.restore(state)
+            found.on = False
+            assert engine.state_size()["left_rows"] == ROWS
+            return sum(found.calls.values())
+
+    assert calls(1 << 30) < calls(1) / 8
