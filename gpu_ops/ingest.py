@@ -19,7 +19,7 @@ from gpu_ops.descriptions.frames import UnfitError, as_table, cast_exactly, inde
 from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
-from gpu_ops.kernels import DataFrames, DeviceRows, Frame, Kernels
+from gpu_ops.kernels import DataFrames, DeviceRows, Frame, HeldRows, Kernels
 from gpu_ops.layouts import MAX_CHANGES
 from gpu_ops.values import readable, sample, wrong_text
 
@@ -50,7 +50,7 @@ class Ingested:
         ties: n numbers that order rows of one time, where the description names a column of them.
     """
 
-    rows: pa.Table | DeviceRows
+    rows: pa.Table | HeldRows
     kinds: npt.NDArray[np.int8]
     sequence: npt.NDArray[np.int64]
     rows_in: int
@@ -385,7 +385,7 @@ def _mask_of(source: Input, faults: Iterable[_Fault]) -> Mask | None:
 
 
 def _faults(
-    source: Input, table: pa.Table | DeviceRows, description: Description, *, text: bool = True
+    source: Input, table: pa.Table | HeldRows, description: Description, *, text: bool = True
 ) -> Iterator[_Fault]:
     """Lists the reasons why rows cannot be joined: the column, the problem, a sample, and flags of the rows.
 

@@ -10,7 +10,7 @@ Masks are bool arrays. Arrays returned are owned by the caller.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -36,8 +36,8 @@ LOOKUPS: Final = ("hash_join", "kept_table", "index")
 """Ways of a lookup, of one probe row in one run of an index; a kept table is one that a hash join has built."""
 
 
-class DeviceRows(Protocol):
-    """Rows that came in a DataFrame of the backend's memory, and stay there. Arrays are the host's."""
+class HeldRows(Protocol):
+    """Rows that the backend has, in memory of its own. Arrays are the host's."""
 
     @property
     def frame(self) -> Frame:
@@ -46,7 +46,7 @@ class DeviceRows(Protocol):
     def __len__(self) -> int:
         """The number of rows."""
 
-    def take(self, order: npt.NDArray[np.int64]) -> DeviceRows:
+    def take(self, order: npt.NDArray[np.int64]) -> HeldRows:
         """The rows at n positions."""
 
     def table(self) -> pa.Table:
@@ -54,6 +54,19 @@ class DeviceRows(Protocol):
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column, copied out."""
+
+    def columns(self, names: Collection[str]) -> Frame:
+        """Gives some columns, and perhaps others, in the backend's form."""
+
+    def called(self, shown: Mapping[str, str], schema: pa.Schema) -> HeldRows:
+        """Renames the columns, given by their new names, and leaves out the others; a schema has the new types."""
+
+
+class DeviceRows(HeldRows, Protocol):
+    """Rows that came in a DataFrame of the backend's memory, and stay there."""
+
+    def take(self, order: npt.NDArray[np.int64]) -> DeviceRows:
+        """The rows at n positions."""
 
     def nulls(self, name: str) -> Mask | None:
         """Flags the null values of a column; None if there is none."""

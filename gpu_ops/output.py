@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -48,7 +48,8 @@ class Output:
     """The rows that an operator emits in one micro-batch, with its metrics.
 
     Attributes:
-        values: n rows of the changelog, without their row kinds: a frame, or an Arrow table of the schema's types.
+        values: n rows of the changelog, without their row kinds: a frame, an Arrow table of the schema's types, or
+            the rows that they are made of.
         kinds: their row-kind codes.
         sequence: for each of them, and then for each row beside them, the sequence of the change that caused it; -1
             for what a watermark ended.
@@ -57,7 +58,7 @@ class Output:
         beside: rows that come out behind the changelog.
     """
 
-    values: Frame | pa.Table
+    values: Frame | pa.Table | SlotRows
     kinds: npt.NDArray[np.int8]
     sequence: npt.NDArray[np.int64]
     metrics: dict[str, int | float]
@@ -91,6 +92,8 @@ def gathered(
     tables: Sequence[HasStore],
     slots: Sequence[Slots],
     null_sides: Sequence[bool] | None = None,
+    *,
+    names: Collection[str] | None = None,
 ) -> Frame:
     """The values of n rows of the changelog, one gather per column; that of later times is left out.
 
@@ -100,8 +103,10 @@ def gathered(
         tables: of each input.
         slots: per input n slots, -1 for a row of nulls.
         null_sides: per input, whether there are such; None for all.
+        names: the columns to gather; None for all.
     """
     columns = [c for c in description.output if c.other is None or c.side == EITHER]
+    columns = [c for c in columns if names is None or c.name in names]
     needed: list[dict[str, None]] = [{} for _ in tables]
     for column in columns:
         needed[0 if column.other else column.side][column.column] = None
@@ -120,10 +125,86 @@ def gathered(
     return kernels.combine(parts)
 
 
+@dataclasses.dataclass(frozen=True)
+class SlotRows:
+    """Rows of a changelog as the rows of inputs that they are made of: a column is gathered once it is asked for.
+
+    What the next operator filters out, or does not look at, is never copied (Abadi et al., Materialization Strategies
+    in a Column-Oriented DBMS, ICDE 2007). They are there until the micro-batch is final or discarded.
+
+    Attributes:
+        description: of the changelog.
+        kernels: the backend.
+        tables: of each input.
+        slots: per input n slots, -1 for a row of nulls.
+        null_sides: per input, whether there are such; None for all.
+        shown: by their names here, the changelog's columns that they have; None for all.
+    """
+
+    description: Description
+    kernels: Kernels
+    tables: Sequence[HasStore]
+    slots: tuple[Slots, ...]
+    null_sides: Sequence[bool] | None
+    shown: Mapping[str, str] | None = None
+
+    def __len__(self) -> int:
+        return int(self.slots[0].size)
+
+    def take(self, order: npt.NDArray[np.int64]) -> SlotRows:
+        """The rows at n positions."""
+        places = self.kernels.asarray(order)
+        return dataclasses.replace(self, slots=tuple(slots[places] for slots in self.slots))
+
+    def called(self, shown: Mapping[str, str], schema: pa.Schema) -> SlotRows:
+        """Renames the columns, given by their new names, and leaves out the others; types stay as they are."""
+        del schema
+        return dataclasses.replace(self, shown={new: self._own(name) for new, name in shown.items()})
+
+    def columns(self, names: Iterable[str]) -> Frame:
+        """Gathers some columns in the backend's form."""
+        schema = self._schema(names)
+        found, frames = self._gathered(schema.names), self.kernels.dataframes
+        if frames is None:
+            return self.kernels.frame(self.kernels.to_arrow(found, schema))
+        return frames.as_rows(found, schema).frame
+
+    @property
+    def frame(self) -> Frame:
+        """All columns in the backend's form."""
+        return self.columns(self._names)
+
+    def table(self) -> pa.Table:
+        """All columns in Arrow."""
+        schema = self._schema(self._names)
+        return self.kernels.to_arrow(self._gathered(schema.names), schema)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column in Arrow."""
+        schema = self._schema([name])
+        return self.kernels.to_arrow(self._gathered([name]), schema)[0]
+
+    @property
+    def _names(self) -> Collection[str]:
+        return self.description.values_schema.names if self.shown is None else self.shown
+
+    def _own(self, name: str) -> str:
+        return name if self.shown is None else self.shown[name]
+
+    def _schema(self, names: Iterable[str]) -> pa.Schema:
+        own = self.description.values_schema
+        return pa.schema([own.field(self._own(name)).with_name(name) for name in names])
+
+    def _gathered(self, names: Sequence[str]) -> Frame:
+        own = [self._own(name) for name in names]
+        rows = gathered(self.description, self.kernels, self.tables, self.slots, self.null_sides, names=own)
+        return self.kernels.combine([(name, rows, of) for name, of in zip(names, own, strict=True)])
+
+
 def changelog_table(
     description: Description,
     kernels: Kernels,
-    values: Frame | pa.Table,
+    values: Frame | pa.Table | SlotRows,
     kinds: npt.NDArray[np.int8],
     later: Array | None = None,
 ) -> Changelog:
@@ -136,6 +217,8 @@ def changelog_table(
         kinds: their n row kinds.
         later: for an interval join with a timestamp column, the later time of each row's two parts.
     """
+    if isinstance(values, SlotRows):
+        values = values.frame if kernels.gives_frames else values.table()
     if kernels.gives_frames and not isinstance(values, pa.Table):
         return _framed(description, kernels, values, kinds, later)
     data = values_table(description, kernels, values, later)
@@ -143,12 +226,14 @@ def changelog_table(
 
 
 def values_table(
-    description: Description, kernels: Kernels, values: Frame | pa.Table, later: Array | None = None
+    description: Description, kernels: Kernels, values: Frame | pa.Table | SlotRows, later: Array | None = None
 ) -> pa.Table:
     """The values of n rows in Arrow; arguments as the fields of `Output`."""
     schema = description.values_schema
     if isinstance(values, pa.Table):
         return values
+    if isinstance(values, SlotRows):
+        return values.table()
     if later is None:
         return kernels.to_arrow(values, schema)
     last = len(schema) - 1

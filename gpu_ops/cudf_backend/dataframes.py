@@ -8,7 +8,7 @@ be somebody else's too, as both sides may write to what is theirs.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import cupy as cp
@@ -85,6 +85,16 @@ class CudfRows:
     def column(self, name: str) -> pa.ChunkedArray:
         """One column, copied out."""
         return pa.chunked_array(to_arrow_pieces(self.frame.columns[name], self.frame.types[name]))
+
+    def columns(self, names: Collection[str]) -> Frame:
+        """Gives all columns, as they are there."""
+        del names
+        return self.frame
+
+    def called(self, shown: Mapping[str, str], schema: pa.Schema) -> CudfRows:
+        """Renames the columns, given by their new names, and leaves out the others."""
+        named = [(new, self.frame, name) for new, name in shown.items()]
+        return CudfFrames(self._kernels).as_rows(self._kernels.combine(named), schema)
 
     def nulls(self, name: str) -> Mask | None:
         """Flags the null values of a column; None if there is none."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -27,16 +28,17 @@ import pyarrow as pa
 
 from gpu_ops import operators
 from gpu_ops.conditions import nodes_of
-from gpu_ops.conditions.expressions import Call, Op
+from gpu_ops.conditions.expressions import Call, ColumnRef, Op
 from gpu_ops.descriptions.changelog import LONG_STRINGS
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex, bounded_times
-from gpu_ops.descriptions.projection import ROWS, Projection, column_of
+from gpu_ops.descriptions.projection import ROWS, Projection, column_of, columns_in
 from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.ingest import Ingested, ingest_checked
-from gpu_ops.kernels import Kernels
+from gpu_ops.kernels import HeldRows, Kernels
 from gpu_ops.operators.core.projection import project
+from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import InputTable, Operator, Room, TimedOperator
-from gpu_ops.output import Changelog, Output, changelog, values_table
+from gpu_ops.output import Changelog, Output, SlotRows, changelog, values_table
 from gpu_ops.state.pieces import FromSnapshot, Storable
 
 CLOCK = "clock_ms"
@@ -66,6 +68,10 @@ class DataflowOperator(Operator):
     @room.setter
     def room(self, room: Room) -> None:
         self._operators = tuple(operators.make(v.description, self.kernels, room) for v in self.description.operators)
+        read = Counter(name for v in self.description.operators for name in v.sources)
+        for vertex, operator in self._pairs():
+            if isinstance(operator, KeyedOperator) and vertex.name not in self.description.outputs:
+                operator.gathers = read[vertex.name] != 1  # several would each gather what all of them need
 
     @property
     def tables(self) -> Sequence[InputTable]:  # type: ignore[override]
@@ -217,6 +223,8 @@ def _read(vertex: Vertex, kernels: Kernels, output: Output) -> Ingested:
     """An operator's changelog as the next one takes it: on a card the rows stay there."""
     schema, size = vertex.description.values_schema, int(output.kinds.size)
     values = output.values
+    if isinstance(values, SlotRows):
+        return Ingested(values, output.kinds, output.sequence[:size], size, 0, None)
     frames = kernels.dataframes
     if frames is None or output.later is not None or hasattr(values, "schema"):
         rows: Any = values_table(vertex.description, kernels, values, output.later)
@@ -231,16 +239,17 @@ _AT = "#"
 
 def _projected(kernels: Kernels, changes: Ingested, projection: Projection, schema: pa.Schema) -> Ingested:
     """The changes that a filter leaves, with their columns as the next operator has them."""
-    rows: Any = changes.rows
+    rows = changes.rows
     if not isinstance(rows, pa.Table) and not projection.computed and not _needs_host(projection):
         for test in projection.where:
-            frame = changes.frame(kernels)
+            frame = rows.columns(columns_in([test]))
             changes = changes.pick(kernels.asnumpy(kernels.evaluate(test, {ROWS: frame}, len(changes.kinds))))
-        named = [(new, x.root.name) for new, x in zip(schema.names, projection.columns, strict=True)]  # type: ignore[union-attr]
-        frame = kernels.combine([(new, changes.frame(kernels), name) for new, name in named])
-        assert kernels.dataframes is not None
-        rows = kernels.dataframes.as_rows(frame, schema)
-        return dataclasses.replace(changes, rows=rows, rows_in=int(changes.kinds.size))
+            rows = cast("HeldRows", changes.rows)
+        shown = {new: cast("ColumnRef", x.root).name for new, x in zip(schema.names, projection.columns, strict=True)}
+        return dataclasses.replace(changes, rows=rows.called(shown, schema), rows_in=int(changes.kinds.size))
+    if isinstance(rows, SlotRows):  # and of these the columns that are needed
+        needed = projection.names or rows.description.values_schema.names[:1]
+        changes = dataclasses.replace(changes, rows=rows.called({name: name for name in needed}, schema))
     table = changes.table.append_column(_AT, pa.array(np.arange(len(rows))))
     numbered = Projection((*projection.columns, column_of(table.schema.field(_AT))), projection.where)
     batches = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]

@@ -26,7 +26,7 @@ from gpu_ops.operators.core.emission import OutputRows, Pairs
 from gpu_ops.operators.core.key_counts import KeyCounts
 from gpu_ops.operators.core.visibility import When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator
-from gpu_ops.output import Output, gathered
+from gpu_ops.output import Output, SlotRows, gathered
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import KeySet
@@ -69,9 +69,14 @@ class KeyedOperator(Operator):
             event_kinds: the row kind of each logical time; None for a net change.
         """
 
-    def values(self, rows: OutputRows) -> Frame:
+    gathers = True
+    """Whether the rows that come out are gathered here; a dataflow leaves that to the operator that reads them."""
+
+    def values(self, rows: OutputRows) -> Frame | SlotRows:
         """The values of the changelog's rows."""
-        return gathered(self.description, self.kernels, self.tables, rows.slots, self.null_sides)
+        if self.gathers:
+            return gathered(self.description, self.kernels, self.tables, rows.slots, self.null_sides)
+        return SlotRows(self.description, self.kernels, self.tables, tuple(rows.slots), self.null_sides)
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Positions of rows of a net change among which one that leaves may equal one that comes.
@@ -126,10 +131,11 @@ class KeyedOperator(Operator):
         probed = time.perf_counter()
         rows = self.rows(matches, sides, event_kinds)
         self.check_output(rows.size)
-        frame = self.values(rows)
+        values = self.values(rows)
         kinds = _on_host(kernels, rows.kinds)
         if net and 0 < np.count_nonzero(kinds == DELETE) < kinds.size:
-            rows, frame = self._folded(rows, frame, self.may_cancel(rows, sides, frame))
+            frame = values.frame if isinstance(values, SlotRows) else values
+            rows, values = self._folded(rows, frame, self.may_cancel(rows, sides, frame))
             kinds = _on_host(kernels, rows.kinds)
         metrics: dict[str, int | float] = {**self._counters}
         unknown = _counts(kernels, [side.unknown for side in sides])
@@ -142,7 +148,7 @@ class KeyedOperator(Operator):
             "emit_ms": (time.perf_counter() - probed) * 1e3,
         }
         sequence = np.zeros(kinds.size, np.int64) if net else rows.sequence(kernels)
-        return Output(frame, kinds, sequence, metrics)
+        return Output(values, kinds, sequence, metrics)
 
     def _folded(self, rows: OutputRows, frame: Frame, doubtful: Positions) -> tuple[OutputRows, Frame]:
         """The rows and their values without those that cancel among the doubtful ones."""

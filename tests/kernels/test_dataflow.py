@@ -11,9 +11,11 @@ from oracle.dataflows import cut, dataflow, trace, with_outputs
 from oracle.drive import Backend
 
 import gpu_ops
+from gpu_ops import output
 from gpu_ops.conditions import Expression, parse
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex
+from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.projection import ROWS, Projection, column_of
 from gpu_ops.operators import dataflow as running
@@ -78,3 +80,32 @@ def test_a_filter_and_projection_between_joins_stay_on_the_card(engines: Backend
         {"key": 2, "n": 1, "most": "y"}, {"key": 3, "n": 1, "most": "z"},
     ]  # fmt: skip
     assert not isinstance(projected[0].rows, pa.Table)
+
+
+def test_what_the_next_operator_leaves_out_is_not_gathered(engines: Backend, monkeypatch: Any) -> None:
+    asked = list[tuple[list[str], int]]()
+    gather = output.gathered
+
+    def noted(*args: Any, **options: Any) -> Any:
+        (slots, *_) = args[3]
+        asked.append((sorted(options.get("names") or ["all"]), int(slots.size)))
+        return gather(*args, **options)
+
+    a = pa.table({"k": list(range(100)), "a": [f"{n}" for n in range(100)]})
+    b = pa.table({"k": list(range(100)), "b": [n % 7 for n in range(100)]})
+    below = gpu_ops.engine(a=a, b=b, on="k", backend="cpu")
+    description = below.description
+    test = parse("b > 5", {ROWS: description.values_schema})
+    kept = Input("below", pa.schema([("k", pa.int64()), ("text", pa.string())]))
+    columns = [column_of(description.values_schema.field(name)) for name in ("k", "a")]
+    projection = Projection(tuple(columns), (Expression(test.sql, test.root, {ROWS: ("b",)}),))
+    top = Top(kept, ("k",), (Order("text"),), 1)
+    flow = Dataflow(
+        description.inputs, (Vertex("below", description, ("a", "b")), Vertex("top", top, ("below",), (projection,)))
+    )
+    monkeypatch.setattr(output, "gathered", noted)
+    with engines.engine(flow) as engine:
+        assert engine.process(a=a, b=b).num_rows == len([n for n in range(100) if n % 7 > 5])
+    # the filter's column of all rows, of those that are left what the next one asks for
+    assert [size for names, size in asked if names == ["b"]] == [100]
+    assert {size for names, size in asked if names != ["b"]} == {14}

@@ -135,7 +135,8 @@ def _group(rng: random.Random, source: Input, number: int, emit: str, *, alike: 
         every = tuple(Order(name, rng.random() < 0.5) for name in names)
         frame = WindowFrame("rows", rng.choice([None, -2, -1]), rng.choice([None, -1, 0, 1]))
         counted = WindowCall(f"n{number}", "count", rng.choice([None, *names]), frame)
-        return Over(source, by, every, (counted, WindowCall(f"w{number}", "lag", rng.choice(names), None, 1)), emit)  # type: ignore[arg-type]
+        before = WindowCall(f"lag{number}", "lag", rng.choice(names), None, 1)
+        return Over(source, by, every, (counted, before), emit)  # type: ignore[arg-type]
     measures = {f"n{number}": "count(*)", f"x{number}": f"{rng.choice(['min', 'max'])}({rng.choice(names)})"}
     return Aggregate.of(source, by, measures, emit)  # type: ignore[arg-type]
 

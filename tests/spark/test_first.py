@@ -17,8 +17,9 @@ from gpu_ops import stream
 from gpu_ops.descriptions.groups import Order, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.join_engine import JoinEngine
+from gpu_ops.operators.groups.top import FirstOfGroup
 from gpu_ops.spark.tasks import rows as first
-from gpu_ops.spark.tasks.rows import FirstOfGroup
+from gpu_ops.spark.tasks.rows import first_of_groups
 from spark.support import Sink, drain
 
 SCHEMA = pa.schema([("k", pa.string()), ("g", pa.int64()), ("v", pa.float64()), ("t", pa.string()), ("at", pa.int64())])
@@ -49,7 +50,7 @@ def test_the_first_rows_are_kept(rows: list[Any], order: str, n: int, by: tuple[
     table = pa.Table.from_pylist(
         [dict(zip(SCHEMA.names, (*row, at), strict=True)) for at, row in enumerate(rows)], SCHEMA
     )
-    kept = list(wanted.of(iter(table.to_batches(max_chunksize=cut))))
+    kept = list(first_of_groups(wanted, iter(table.to_batches(max_chunksize=cut))))
     numbers = [at for batch in kept for at in batch["at"].to_pylist()]
     assert numbers == sorted(set(numbers))
     assert folded(described, kept) == folded(described, table.to_batches())
@@ -59,7 +60,7 @@ def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first, "_MOST_BYTES", 4000)
     table = pa.table({"k": [n % 5 for n in range(1000)], "v": range(1000)})
     wanted = FirstOfGroup(("k",), Order("v", descending=True), 2)
-    kept = list(wanted.of(iter(table.to_batches(max_chunksize=100))))
+    kept = list(first_of_groups(wanted, iter(table.to_batches(max_chunksize=100))))
     assert sum(batch.num_rows for batch in kept) == 10 * 4  # of four times 300 rows, the last of 100
 
 

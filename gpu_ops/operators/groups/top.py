@@ -28,15 +28,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.ingest import Ingested
@@ -55,6 +57,7 @@ from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.runs import postponed
 from gpu_ops.state.table import DEAD, LIVE, KeySet
 from gpu_ops.state.time_index import TimeRun
+from gpu_ops.values import one_array
 
 FIRST: Final = BEFORE_ALL + 2
 LAST: Final = AFTER_ALL - 1
@@ -102,6 +105,66 @@ def places(
     found = np.empty(sorted_.size, np.int64)
     found[sorted_] = np.arange(sorted_.size)
     return found
+
+
+class HasColumns(Protocol):
+    """Rows whose columns are given in Arrow: a table, or changes."""
+
+    def column(self, name: str, /) -> pa.ChunkedArray:
+        """Gives a column by its name."""
+
+
+class FirstOfGroup(NamedTuple):
+    """Keeps of each group the rows that may be among its first n, where no row is taken back.
+
+    Attributes:
+        by: the columns of a group.
+        order: the first order of the rows.
+        n: the number of rows that each group needs.
+    """
+
+    by: tuple[str, ...]
+    order: Order
+    n: int
+
+    @classmethod
+    def for_operator(cls, operator: Description) -> Self | None:
+        """The filter for the input of an operator without retractions; None where it needs all rows."""
+        if not isinstance(operator, Top) or operator.emit == "per_event" or not operator.source.insert_only:
+            return None
+        if any(pa.types.is_nested(operator.source.schema.field(column).type) for column in operator.by):
+            return None  # Arrow does not number those
+        return cls(operator.by, operator.order[0], operator.n)
+
+    def among(self, rows: HasColumns, keys: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.bool_]:
+        """Flags the rows that are kept.
+
+        Args:
+            rows: n rows.
+            keys: their `sort_keys`, if they are known.
+        """
+        keys = sort_keys(rows.column(self.order.column), self.order) if keys is None else keys
+        group, groups = self._groups(rows, keys.size)
+        last = np.full(groups, np.iinfo(np.int64).max)
+        if self.n == 1:
+            np.minimum.at(last, group, keys)
+        else:
+            ranked = np.lexsort((keys, group))
+            begins = np.searchsorted(group[ranked], np.arange(groups))
+            full = np.flatnonzero(np.bincount(group, minlength=groups) >= self.n)
+            last[full] = keys[ranked[begins[full] + self.n - 1]]
+        return keys <= last[group]
+
+    def _groups(self, rows: HasColumns, size: int) -> tuple[npt.NDArray[np.int64], int]:
+        """The group number of each row, and the number of group numbers; one group may have several numbers."""
+        group, count = np.zeros(size, np.int64), 1
+        for name in self.by:
+            codes = pc.dictionary_encode(one_array(rows.column(name)), null_encoding="encode")
+            values = max(1, len(codes.dictionary))
+            pairs = group * values + codes.indices.to_numpy().astype(np.int64)
+            numbers, group = np.unique(pairs, return_inverse=True) if count > 1 else (np.arange(values), pairs)
+            count = len(numbers)
+        return group, count
 
 
 class FirstByNumber(FirstRows):
@@ -180,12 +243,16 @@ class TopRows(KeyedOperator):
         first = source.schema.field(description.order[0].column).type
         self._sole = len(description.order) == 1 and exact(first)
         self._skipped = 0
+        self._first = FirstOfGroup.for_operator(description)
         if description.number is not None:
             self._numbers = kernels.store(pa.schema([(description.number, pa.int32())]))
             counted = pa.array(range(1, description.n + 1), pa.int32())
             self._numbers.append(kernels.frame(pa.table({description.number: counted})))
 
     def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
+        if net and self._first is not None and self.kernels.host is None:  # a card orders them all as fast
+            (change,) = self.chosen(changes)
+            changes = (change.pick(self._first.among(change, change.times)),)
         if self._state is None:
             return super()._prepare(changes, clock_ms, net=net)
         self._clock, gone = clock_ms, self._state.forget(self._groups.expired(clock_ms))
@@ -196,6 +263,8 @@ class TopRows(KeyedOperator):
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
         """All of them, with the order's numbers as their times."""
         (change,), order = changes, self.description.order[0]
+        if change.times is not None:
+            return changes
         kind = self.description.source.schema.field(order.column).type
         column = change.column(order.column)
         return (dataclasses.replace(change, times=sort_keys(column.cast(kind), order)),)

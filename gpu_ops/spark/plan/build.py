@@ -26,6 +26,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError
+from gpu_ops.operators.groups.top import FirstOfGroup
 from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
@@ -49,7 +50,7 @@ from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.tasks.join import OperatorChain, Task
 from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import EncodeRows, FirstOfGroup
+from gpu_ops.spark.tasks.rows import EncodeRows
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes

@@ -16,8 +16,9 @@ import pyarrow as pa
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.operators.core.projection import project
+from gpu_ops.operators.groups.top import FirstOfGroup
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
-from gpu_ops.spark.tasks.rows import FirstOfGroup, Slices
+from gpu_ops.spark.tasks.rows import Slices, first_of_groups
 from gpu_ops.spark.wire.arrivals import PACKED, Message
 from gpu_ops.spark.wire.hashes import partition_of, routes
 from gpu_ops.state.blocks import INLINE, BlockFiles, Blocks
@@ -80,7 +81,7 @@ class Packer(NamedTuple):
         most_bytes = self.most_bytes if files is None else _BLOCK_BYTES
         for batches, time, source in parts:
             count = 0
-            for batch in batches if self.first is None else self.first.of(batches):
+            for batch in batches if self.first is None else first_of_groups(self.first, batches):
                 for partition, rows in self._cut(batch):
                     step = max(1, int(rows.num_rows * most_bytes / max(rows.nbytes, 1)))
                     slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]

@@ -6,15 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.operators.core.projection import project
-from gpu_ops.operators.groups.top import sort_keys
+from gpu_ops.operators.groups.top import FirstOfGroup
 from gpu_ops.spark.tasks.arrow import ArrowTask, together
 from gpu_ops.values import typed
 
@@ -22,62 +19,15 @@ _MOST_BYTES: Final = 1 << 28
 """Bytes of rows that are processed together, which have to be in memory at once."""
 
 
-class FirstOfGroup(NamedTuple):
-    """Keeps of each group the rows that may be among its first n.
-
-    Attributes:
-        by: the columns of a group.
-        order: the first order of the rows.
-        n: the number of rows that each group needs.
-    """
-
-    by: tuple[str, ...]
-    order: Order
-    n: int
-
-    @classmethod
-    def for_operator(cls, operator: Description) -> Self | None:
-        """The filter for the input of an operator without retractions; None where it needs all rows."""
-        if not isinstance(operator, Top) or operator.emit == "per_event" or not operator.source.insert_only:
-            return None
-        if any(pa.types.is_nested(operator.source.schema.field(column).type) for column in operator.by):
-            return None  # Arrow does not number those
-        return cls(operator.by, operator.order[0], operator.n)
-
-    def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that are kept, in their order."""
-        for some in together(batches, lambda batch: batch.nbytes, _MOST_BYTES):
-            yield from self._kept(some)
-
-    def _kept(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = pa.Table.from_batches(batches)
-        group, groups = self._groups(rows)
-        keys = sort_keys(rows[self.order.column], self.order)
-        last = np.full(groups, np.iinfo(np.int64).max)
-        if self.n == 1:
-            np.minimum.at(last, group, keys)
-        else:
-            ranked = np.lexsort((keys, group))
-            begins = np.searchsorted(group[ranked], np.arange(groups))
-            full = np.flatnonzero(np.bincount(group, minlength=groups) >= self.n)
-            last[full] = keys[ranked[begins[full] + self.n - 1]]
-        kept, start = keys <= last[group], 0
-        for batch in batches:  # nothing is copied but what is kept
+def first_of_groups(wanted: FirstOfGroup, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that may be among the first of their groups, in their order."""
+    for some in together(batches, lambda batch: batch.nbytes, _MOST_BYTES):
+        kept, start = wanted.among(pa.Table.from_batches(some)), 0
+        for batch in some:  # nothing is copied but what is kept
             chosen = batch.filter(pa.array(kept[start : start + batch.num_rows]))
             start += batch.num_rows
             if chosen.num_rows:
                 yield chosen
-
-    def _groups(self, rows: pa.Table) -> tuple[npt.NDArray[np.int64], int]:
-        """The group number of each row, and the number of group numbers; one group may have several numbers."""
-        group, count = np.zeros(rows.num_rows, np.int64), 1
-        for name in self.by:
-            codes = pc.dictionary_encode(rows[name].combine_chunks(), null_encoding="encode")
-            size = max(1, len(codes.dictionary))
-            pairs = group * size + codes.indices.to_numpy().astype(np.int64)
-            numbers, group = np.unique(pairs, return_inverse=True) if count > 1 else (np.arange(size), pairs)
-            count = len(numbers)
-        return group, count
 
 
 _MOST_ROWS: Final = 1 << 20
