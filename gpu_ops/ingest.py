@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -34,6 +35,9 @@ class ArrowStream(Protocol):
 _CLOSE: Final = 8
 """Numbers of a sequence lie close together if at most every so manieth of those between them is there."""
 
+_LEAST_AHEAD: Final = 1 << 20
+"""Bytes of rows that are copied to a card while they are looked at: fewer are looked at in no time."""
+
 _Fault = tuple[str, str, object, Mask]
 
 
@@ -48,6 +52,7 @@ class Ingested:
         tagged: rows to hand out as they are.
         times: n event times in the unit of the join's ``time_type``, where it goes by them; `BEFORE_ALL` for none.
         ties: n numbers that order rows of one time, where the description names a column of them.
+        copied: rows that are in the backend's memory already, beside their table.
     """
 
     rows: pa.Table | HeldRows
@@ -58,6 +63,7 @@ class Ingested:
     tagged: pa.Table | None
     times: npt.NDArray[np.int64] | None = None
     ties: npt.NDArray[np.int64] | None = None
+    copied: tuple[pa.Table, Frame] | None = None
 
     def take(self, order: npt.NDArray[np.int64]) -> Ingested:
         """The changes at these positions; their sequence is left as it was."""
@@ -87,6 +93,8 @@ class Ingested:
 
     def frame(self, kernels: Kernels) -> Frame:
         """The rows in the backend's memory."""
+        if self.copied is not None and self.copied[0] is self.rows:
+            return self.copied[1]
         return kernels.frame(self.rows) if isinstance(self.rows, pa.Table) else self.rows.frame
 
 
@@ -106,6 +114,7 @@ def ingest(
     batches: Sequence[ArrowStream | None],
     sequences: Sequence[npt.ArrayLike | None],
     dataframes: DataFrames | None = None,
+    ahead: Callable[[pa.Table], Frame] | None = None,
 ) -> tuple[Ingested, ...]:
     """Check, decode and order the changes of all inputs.
 
@@ -114,6 +123,7 @@ def ingest(
         batches: one per input.
         sequences: one per input: integers, one a change, which order the changes of all inputs; None: by arrival.
         dataframes: how the backend takes rows that are in its memory already, if it can.
+        ahead: copies rows to the backend's memory, where that goes on while they are looked at.
 
     Raises:
         BadInputError: names the input, the column and a sample value.
@@ -126,7 +136,7 @@ def ingest(
             rows = dataframes.rows(batch, source.schema, source.row_kind)
         decoded = None if rows is None else _decode_there(source, rows, sequence, start, description)
         if decoded is None:
-            decoded = _decode(source, batch, sequence, start, description)
+            decoded = _decode(source, batch, sequence, start, description, ahead)
         start += decoded.rows_in
         sides.append(decoded)
     _check_size(description, sides)
@@ -208,8 +218,13 @@ def _numbers(
     return found
 
 
-def _decode(
-    source: Input, batch: Any, given_sequence: npt.ArrayLike | None, start: int, description: Description
+def _decode(  # noqa: PLR0917
+    source: Input,
+    batch: Any,
+    given_sequence: npt.ArrayLike | None,
+    start: int,
+    description: Description,
+    ahead: Callable[[pa.Table], Frame] | None,
 ) -> Ingested:
     """Columns and row kinds checked; the sequence is the caller's yet."""
     if batch is None:
@@ -222,7 +237,15 @@ def _decode(
     sequence = _checked_sequence(source, given_sequence, start, rows)
     table = _as_declared(source, batch)
     kind_column = None if source.row_kind is None else _row_kinds(batch[source.row_kind])
-    wrong = _bad_rows(source, table, kind_column, description)
+    copied = None
+    if ahead is not None and source.bad_rows == "fail" and table.nbytes >= _LEAST_AHEAD:
+        looked = _beside().submit(_bad_rows, source, table, kind_column, description)
+        try:
+            copied = table, ahead(table)
+        finally:
+            wrong = looked.result()  # none: a row that is bad is an error here
+    else:
+        wrong = _bad_rows(source, table, kind_column, description)
     tagged, bad = None, 0
     if wrong is not None:
         bad, keep = int(wrong.sum()), pa.array(~wrong)
@@ -240,7 +263,13 @@ def _decode(
             column_name=source.row_kind,
             has_unique_key=source.unique_key is not None,
         )
-    return Ingested(table, kinds, sequence, rows, bad, tagged)
+    return Ingested(table, kinds, sequence, rows, bad, tagged, copied=copied)
+
+
+@functools.cache
+def _beside() -> ThreadPoolExecutor:
+    """Threads that look at rows while others copy them."""
+    return ThreadPoolExecutor(4, "checks")
 
 
 def _decode_there(

@@ -20,7 +20,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
-from gpu_ops.kernels import Probe
+from gpu_ops.kernels import Frame, Probe
 from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
@@ -230,7 +230,7 @@ class OperatorEngine:
         changes = self.memory.within(
             "taking in a micro-batch",
             self._operator,
-            lambda: ingest(self.description, batches, sequences, self.kernels.dataframes),
+            lambda: ingest(self.description, batches, sequences, self.kernels.dataframes, self._ahead()),
         )
         now = int(time.time() * 1000) if clock_ms is None else whole_number("clock_ms", clock_ms)
         self._check_clock(now)
@@ -240,6 +240,11 @@ class OperatorEngine:
         except BaseException:
             self.discard()
             raise
+
+    def _ahead(self) -> Callable[[pa.Table], Frame] | None:
+        """Copies rows to a card while they are looked at; None where they stay on the host, or are there."""
+        kept = self.description.emit == "at_end" or self._backlog is not None
+        return None if self.kernels.host is None or kept else self.kernels.frame
 
     def process_batches(
         self, batches: Sequence[InputBatch], sequences: Sequence[npt.ArrayLike | None], **options: Any

@@ -132,7 +132,7 @@ def files_to_files(sizes: FileSizes, clock: Clock, keep: Callable[[dict[str, Any
     """
     from benchmarks.spark_queries import local_session
 
-    cores = len(os.sched_getaffinity(0))
+    cores = max(2, len(os.sched_getaffinity(0)))  # with fewer both numbers of tasks would be one
     with tempfile.TemporaryDirectory(prefix="gpu-join-files-") as name:
         folder = Path(name)
         write_data(folder, sizes, cores)

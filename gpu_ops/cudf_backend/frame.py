@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cupy as cp
@@ -29,6 +31,10 @@ MOST_SEGMENTS, MOST_COLUMNS = LIMITS["MOST_SEGMENTS"], LIMITS["GATHERED_COLUMNS"
 """Of one launch."""
 _LEAST_STAGED = 1 << 20
 """Bytes of a column that comes in by page-locked memory: others are copied in no time."""
+_AT_A_TIME = 1 << 22
+"""Bytes that one of several threads copies at a time."""
+MOST_THREADS = min(8, (os.cpu_count() or 1) // 2)
+"""That copy to page-locked memory: some more than fill the bus of a card, and half of the host's cores at most."""
 _NARROW = 4
 """Bytes of an ordinary offset."""
 _PLACES: dict[pa.DataType, np.dtype[Any]] = {
@@ -115,28 +121,33 @@ def from_arrow(array: pa.Array) -> DeviceColumn:
 
 
 def copied_in(columns: Sequence[pa.ChunkedArray]) -> list[DeviceColumn]:
-    """Columns from host memory, each in one piece.
+    """Columns from host memory, each in one piece, by way of page-locked memory.
 
-    What comes in several pieces has to be put together: in page-locked memory, from which the card copies at the speed
-    of the bus, and beside the host. That memory is used again, so what was copied from it is waited for.
+    From that the card copies at the speed of the bus, and beside the host: the next column is staged meanwhile. The
+    memory is used again, so what was copied from it is waited for.
     """
-    arrays = [_together(column) for column in columns]
+    made: list[DeviceColumn] = []
+    staged: list[pa.Array] = []
     try:
-        return [from_arrow(one_array(c) if a is None else a) for c, a in zip(columns, arrays, strict=True)]
+        for column in columns:
+            array = _staged(column)
+            staged += [] if array is None else [array]
+            made.append(from_arrow(one_array(column) if array is None else array))
+        return made
     finally:
-        if any(array is not None for array in arrays):
+        if staged:
             copied = cp.cuda.Event(disable_timing=True)
             copied.record()
             copied.synchronize()
 
 
-def _together(column: pa.ChunkedArray) -> pa.Array | None:
-    """A column in page-locked memory; None for one that is left to Arrow: in one piece, small, nested, of bits."""
+def _staged(column: pa.ChunkedArray) -> pa.Array | None:
+    """A column in page-locked memory; None for one that is left to Arrow: small, nested, of bits."""
     kind, rows, t = column.type, len(column), pa.types
     fixed = (t.is_primitive(kind) or t.is_decimal(kind) or t.is_fixed_size_binary(kind)) and not t.is_boolean(kind)
     places = _PLACES.get(kind)
     chunks = [chunk for chunk in column.chunks if len(chunk)]
-    if len(chunks) < 2 or (places is None and not fixed):
+    if not chunks or (places is None and not fixed):
         return None
     width = kind.bit_width // 8 if places is None else places.itemsize
     offsets = [] if places is None else [_values(chunk, width, more=1).view(places) for chunk in chunks]
@@ -148,19 +159,56 @@ def _together(column: pa.ChunkedArray) -> pa.Array | None:
     if block is None:
         return None
     mask = pc.is_valid(column).combine_chunks().buffers()[1] if column.null_count else None
-    buffers = [mask, block.buffer(0, first)]
+    buffers, at, end = [mask, block.buffer(0, first)], 0, 0
+    pieces: list[_Copy] = []
     if places is None:
-        np.concatenate([_values(chunk, width) for chunk in chunks], out=block.writable(0, rows * width))
-        return pa.Array.from_buffers(kind, rows, buffers, column.null_count)
-    ends, text, at, end = block.writable(0, first).view(offsets[0].dtype), block.writable(first, letters), 1, 0
-    ends[0] = 0
-    for chunk, own in zip(chunks, offsets, strict=True):
-        low, high = int(own[0]), int(own[-1])
-        np.add(own[1:], end - low, out=ends[at : at + len(chunk)])
-        if high > low:
-            text[end : end + high - low] = np.frombuffer(chunk.buffers()[2], np.uint8)[low:high]
-        at, end = at + len(chunk), end + high - low
-    return pa.Array.from_buffers(kind, rows, [*buffers, block.buffer(first, letters)], column.null_count)
+        target = block.writable(0, rows * width)
+        for chunk in chunks:
+            pieces.append((target[at : at + len(chunk) * width], _values(chunk, width), 0))
+            at += len(chunk) * width
+    else:
+        ends, text = block.writable(0, first).view(places), block.writable(first, letters)
+        ends[0] = 0
+        for chunk, own in zip(chunks, offsets, strict=True):
+            low, high = int(own[0]), int(own[-1])
+            pieces.append((ends[at + 1 : at + 1 + len(chunk)], own[1:], end - low))
+            if high > low:
+                letters_of = np.frombuffer(chunk.buffers()[2], np.uint8)[low:high]
+                pieces.append((text[end : end + high - low], letters_of, 0))
+            at, end = at + len(chunk), end + high - low
+        buffers.append(block.buffer(first, letters))
+    _copy_by_threads(pieces)
+    return pa.Array.from_buffers(kind, rows, buffers, column.null_count)
+
+
+_Copy = tuple[npt.NDArray[Any], npt.NDArray[Any], int]
+"""What is filled, with what, and what is added to each number."""
+
+
+def _copy_by_threads(pieces: Sequence[_Copy]) -> None:
+    """Copies arrays; large ones in parts, by several threads, as one does not fill the bus."""
+    parts: list[_Copy] = []
+    for to, source, more in pieces:
+        step = max(1, _AT_A_TIME // to.itemsize)
+        parts += [(to[at : at + step], source[at : at + step], more) for at in range(0, to.size, step)]
+    if len(parts) > 1 and MOST_THREADS > 1:
+        list(_threads().map(_copy, parts))
+    else:
+        for part in parts:
+            _copy(part)
+
+
+def _copy(part: _Copy) -> None:
+    to, source, more = part
+    if more:
+        np.add(source, more, out=to)
+    else:
+        to[:] = source
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MOST_THREADS, "staging")
 
 
 def _values(array: pa.Array, width: int, *, more: int = 0) -> npt.NDArray[np.uint8]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -375,7 +379,41 @@ def test_what_is_copied_from_page_locked_memory_is_waited_for(
         kernels.frame(table)
     assert said == ["copied", "copied", "waited"] * 2
     kernels.frame(table.combine_chunks())
-    assert said[6:] == ["copied", "copied"]  # from where they lie
+    assert said[6:] == ["copied", "copied", "waited"]  # in one piece as well
+
+
+@only_on("gpu", "emulated")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_column_is_staged_while_the_one_before_is_copied(
+    kernels: Kernels, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each by several threads; nothing waits in between, and all is held until the end."""
+    from gpu_ops.cudf_backend import device, frame
+
+    monkeypatch.setattr(frame, "_LEAST_STAGED", 1)
+    monkeypatch.setattr(frame, "_AT_A_TIME", 1000)
+    monkeypatch.setattr(frame, "MOST_THREADS", threads)
+    monkeypatch.setattr(frame, "_threads", functools.cache(lambda: ThreadPoolExecutor(threads)))
+    said: list[str] = []
+    staged, own, copy = frame._staged, frame.from_arrow, frame._copy
+    by: set[int] = set()
+
+    def copies(part: Any) -> None:
+        by.add(threading.get_ident())
+        time.sleep(0.001)
+        copy(part)
+
+    monkeypatch.setattr(frame, "_copy", copies)
+    monkeypatch.setattr(frame, "_staged", lambda column: said.append("staged") or staged(column))
+    monkeypatch.setattr(frame, "from_arrow", lambda array: said.append("copied") or own(array))
+    numbers, rng = np.arange(5000), np.random.default_rng(1)
+    text = pa.array([("" if n % 3 else "ä") * int(rng.integers(0, 9)) + str(n) for n in numbers])
+    table = pa.table({"a": numbers, "b": text, "c": pa.chunked_array([text[:17], text[17:].cast(pa.string())])})
+    made = kernels.frame(table)
+    assert said == ["staged", "copied"] * 3
+    assert len(by) == threads
+    assert device.PAGES.total > table.nbytes
+    same(kernels.to_arrow(made, table.schema), table)
 
 
 @only_on("gpu", "emulated")
