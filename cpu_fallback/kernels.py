@@ -246,6 +246,9 @@ class CpuKernels:
     def nearest(self, *_: Any, **__: Any) -> None:
         """No way of its own: step by step, the probe rows that are left get few at once."""
 
+    def least(self, *_: Any, **__: Any) -> None:
+        """No way of its own: level by level."""
+
     def join(self, left: UInt64s, right: UInt64s, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by a sorted merge."""
         self.lookups["index"] += left.size

@@ -544,6 +544,13 @@ class Kernels(Protocol):
             after: the first whose numbers are greater.
         """
 
+    def least(self, begins: Positions, ends: Positions, ranks: Array, *, size: int, n: int) -> Array | None:
+        """The n least ranks at each moment, as `gpu_ops.operators.core.order.least` has them.
+
+        Returns:
+            None where the backend has no way of its own, or it does not pay.
+        """
+
     def last_there(
         self, lives: tuple[Array, Array], ranges: tuple[Positions, Positions], spans: tuple[Array, Array]
     ) -> Positions:

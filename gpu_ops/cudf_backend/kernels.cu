@@ -6,6 +6,7 @@
 #define GATHERED_COLUMNS 6
 #define COMPARED_COLUMNS 3
 #define NEAREST_STEPS 256
+#define NO_RANK 9223372036854775807
 
 typedef unsigned long long u64;
 typedef long long i64;
@@ -363,4 +364,42 @@ extern "C" __global__ void last_there(
     }
   }
   out[at] = found;
+}
+
+// --- the least at each moment: least.py --------------------------------------------------------
+
+// Into n ascending numbers, of which any thread may change any: each keeps the least that has come to it.
+__device__ void put_least(u64* numbers, i64 n, u64 number) {
+  for (i64 at = 0; at < n; ++at) {
+    u64 other = atomicMin(numbers + at, number);
+    if (other > number) number = other;
+    if (number == NO_RANK) return;
+  }
+}
+
+// One thread for a span of moments: its rank goes to the few nodes of a tree over all moments that make it up.
+extern "C" __global__ void put_spans(
+    const i64* begins, const i64* ends, const i64* ranks, i64 spans, i64 width, i64 n, u64* tree) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= spans) return;
+  i64 low = begins[at] + width, high = ends[at] + width;
+  u64 rank = ranks[at];
+  for (; low < high; low >>= 1, high >>= 1) {
+    if (low & 1) put_least(tree + low++ * n, n, rank);
+    if (high & 1) put_least(tree + --high * n, n, rank);
+  }
+}
+
+// One thread for a moment: the n least of all nodes above it.
+extern "C" __global__ void least_at_moments(const u64* tree, i64 width, i64 n, i64 size, u64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  u64* own = out + at * n;
+  for (i64 node = at + width; node; node >>= 1)
+    for (i64 from = 0; from < n && tree[node * n + from] < own[n - 1]; ++from) {
+      u64 rank = tree[node * n + from];
+      i64 to = n - 1;
+      for (; to && own[to - 1] > rank; --to) own[to] = own[to - 1];
+      own[to] = rank;
+    }
 }

@@ -15,7 +15,7 @@ import pylibcudf as plc
 from cpu_fallback import CpuKernels
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Expression
-from gpu_ops.cudf_backend import compare, device, hashing, nearest
+from gpu_ops.cudf_backend import compare, device, hashing, least, nearest
 from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.dataframes import CudfFrames
 from gpu_ops.cudf_backend.device import array_module, require_one_stream
@@ -297,6 +297,10 @@ class CudfKernels:
     ) -> Positions:
         """Finds the place of each probe row in a range of its own."""
         return nearest.bisect_ranges(columns, ranges, wanted, after=after)
+
+    def least(self, begins: Positions, ends: Positions, ranks: Array, *, size: int, n: int) -> Array | None:
+        """Finds the n least ranks at each moment; None where many are wanted."""
+        return least.least(begins, ends, ranks, size=size, n=n)
 
     def last_there(
         self, lives: tuple[Array, Array], ranges: tuple[Positions, Positions], spans: tuple[Array, Array]

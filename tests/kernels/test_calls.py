@@ -47,9 +47,9 @@ OF_OPERATORS = {
     "aggregate of insertions, per_batch": (412, 58),
     "aggregate, per_batch": (637, 78),
     "aggregate of many groups, per_batch": (718, 82),
-    "aggregate, per_event": (1445, 167),
+    "aggregate, per_event": (731, 79),
     "top 2, per_batch": (534, 60),
-    "top 2, per_event": (981, 110),
+    "top 2, per_event": (620, 66),
     "latest, per_batch": (63, 8),
 }
 """Calls and waits of a micro-batch of 1,000 changes, prepared and committed: they only ever fall.

@@ -26,6 +26,7 @@ from cpu_fallback import CpuKernels
 from gpu_ops import layouts
 from gpu_ops.kernels import Among, Columns, TimeLimits
 from gpu_ops.operators.core.nearest import Nearest
+from gpu_ops.operators.core.order import least
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.time_index import TimeIndex
 from kernels import emulated_cupy
@@ -340,6 +341,21 @@ def test_lives(kernels: Any, compiled: dict[str, int], rows: int) -> None:
     found = kernels.last_there(*(tuple(kernels.asarray(array) for array in pair) for pair in given))
     assert kernels.asnumpy(found).tolist() == CpuKernels().last_there(*given).tolist() == expected
     assert compiled["last_there"] == 1
+
+
+@only_on("emulated")
+@pytest.mark.parametrize("n", [1, 3])
+def test_least(kernels: Any, compiled: dict[str, int], n: int) -> None:
+    """Many spans at a time write to the same nodes; level by level the same is found."""
+    rng, size, spans = np.random.default_rng(n), 700, 3000
+    begins = rng.integers(0, size, spans)
+    ends = np.minimum(begins + rng.integers(0, size, spans), size)
+    ranks = rng.permutation(spans)
+    given = [kernels.asarray(array) for array in (begins, ends, ranks)]
+    found = kernels.asnumpy(kernels.least(*given, size=size, n=n))
+    assert np.array_equal(found, least(CpuKernels(), begins, ends, ranks, size=size, n=n))
+    assert compiled["put_spans"] == compiled["least_at_moments"] == 1
+    assert kernels.least(*given, size=size, n=17) is None
 
 
 @pytest.mark.one_in(1)

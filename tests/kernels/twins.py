@@ -329,6 +329,38 @@ def last_there(
         out[at] = part.start + there[-1] if there.size else -1
 
 
+def put_spans(
+    begins: np.ndarray, ends: np.ndarray, ranks: np.ndarray, spans: Any, width: Any, n: Any, tree: np.ndarray
+) -> None:
+    """Of `gpu_ops.cudf_backend.least`."""
+    assert begins.size == ends.size == ranks.size == spans
+    assert tree.size == 2 * width * n
+    nodes: dict[int, list[int]] = {}
+    for begin, end, rank in zip(begins.tolist(), ends.tolist(), ranks.tolist(), strict=True):
+        low, high = begin + int(width), end + int(width)
+        while low < high:
+            if low & 1:
+                nodes.setdefault(low, []).append(rank)
+                low += 1
+            if high & 1:
+                high -= 1
+                nodes.setdefault(high, []).append(rank)
+            low, high = low >> 1, high >> 1
+    for node, found in nodes.items():
+        few = sorted(found)[: int(n)]
+        tree[node * int(n) : node * int(n) + len(few)] = few
+
+
+def least_at_moments(tree: np.ndarray, width: Any, n: Any, size: Any, out: np.ndarray) -> None:
+    """Of `gpu_ops.cudf_backend.least`."""
+    assert tree.size == 2 * width * n
+    lists, node = tree.reshape(-1, int(n)), np.arange(int(size)) + int(width)
+    found = out.reshape(-1, int(n))
+    while node[0]:
+        found[:] = np.sort(np.concatenate([found, lists[node]], axis=1), axis=1)[:, : int(n)]
+        node >>= 1
+
+
 def make_entries(hashes: np.ndarray, rows: np.ndarray, every: Any, first: Any, size: Any, out: np.ndarray) -> None:
     """Of `gpu_ops.cudf_backend.search`."""
     assert out.size == size
@@ -368,5 +400,7 @@ _KERNELS = (
     nearest_in_run,
     bisect_ranges,
     last_there,
+    put_spans,
+    least_at_moments,
 )
 TWINS = {kernel.__name__: kernel for kernel in _KERNELS}

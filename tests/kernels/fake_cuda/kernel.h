@@ -55,6 +55,12 @@ ATOMIC(float)
 inline double atomicAdd(double* at, double by) { double was = *at; *at = was + by; return was; }
 inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long by) { auto was = *at; *at = was + by; return was; }
 inline unsigned long long atomicExch(unsigned long long* at, unsigned long long to) { auto was = *at; *at = to; return was; }
+// by threads of the host at the same time, as by those of a card
+inline unsigned long long atomicMin(unsigned long long* at, unsigned long long to) {
+  auto was = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (was > to && !__atomic_compare_exchange_n(at, &was, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+  return was;
+}
 inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long from, unsigned long long to) {
   auto was = *at; if (was == from) *at = to; return was;
 }
