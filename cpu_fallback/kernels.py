@@ -246,6 +246,9 @@ class CpuKernels:
     def nearest(self, *_: Any, **__: Any) -> None:
         """No way of its own: step by step, the probe rows that are left get few at once."""
 
+    def sole(self, *_: Any, **__: Any) -> None:
+        """No way of its own: candidates, then their matches."""
+
     def least(self, *_: Any, **__: Any) -> None:
         """No way of its own: level by level."""
 

@@ -366,6 +366,27 @@ class Kernels(Protocol):
         Other arguments as `matches`.
         """
 
+    def sole(
+        self,
+        runs: Sequence[SearchedRun],
+        types: Sequence[pa.DataType],
+        columns: tuple[Columns, Columns],
+        hashes: Hashes,
+        among: Among | None,
+    ) -> Slots | None:
+        """The slot that each of n rows matches in an index, as `search` and `sole_matches` find it.
+
+        Args:
+            runs: of the index, in this backend's memory.
+            types: what the columns are compared as, one each.
+            columns: the key columns of the rows, which are those at n positions; and of the rows that are found.
+            hashes: of every row of the first.
+            among: the rows that are there; None for all.
+
+        Returns:
+            -1 for none; None where the backend has no way of its own, or it does not pay.
+        """
+
     def grouped(
         self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
     ) -> tuple[Positions, Positions, Array, Positions]:

@@ -99,8 +99,9 @@ def equal_at(
     return out
 
 
-def _states(among: Among | None, pairs: Array) -> tuple[Any, ...]:
-    if among is None:  # nobody reads them
+def states_of(among: Among | None, pairs: Array) -> tuple[Any, ...]:
+    """Gives what kernels get of the rows that count; where all do, an array that nobody reads."""
+    if among is None:
         return pairs.view(np.int8), np.bool_(True), np.int64(0), np.int64(0)
     return among.states, np.bool_(False), np.int64(among.least), np.int64(among.most)
 
@@ -121,7 +122,7 @@ def matches(
         return search.matches(kernels, types, pairs, columns, among, by_candidate=by_candidate)
     mask = cp.empty(size, bool)
     shape = by, np.int64(size), pairs, np.bool_(by_candidate)
-    launch("mark_matches", size, *shape, *_states(among, pairs), mask)
+    launch("mark_matches", size, *shape, *states_of(among, pairs), mask)
     kept = cp.compress(mask, pairs)
     kept.sort()
     first, second = kernels.fused(layouts.unpaired)(kept)
@@ -143,7 +144,7 @@ def sole_matches(
         return search.sole_matches(kernels, types, pairs, columns, among, size=size)
     found: Slots = cp.full(size, -1, np.int64)
     count = int(pairs.size)
-    launch("put_matches", count, by, np.int64(count), pairs, *_states(among, pairs), found)
+    launch("put_matches", count, by, np.int64(count), pairs, *states_of(among, pairs), found)
     return found
 
 

@@ -234,6 +234,23 @@ extern "C" __global__ void put_matches(
   if (is_match(by, probe_row, slot, states, all, least, most)) out[probe_row] = slot;
 }
 
+// One thread for a probe row: the one entry of a run that matches, if no run before had one. -1 for none.
+extern "C" __global__ void sole_in_run(
+    Compared by, Run run, i64 entries, i64 size, const u64* hashes, const i64* rows, bool begins,
+    const signed char* states, bool all, i64 least, i64 most, i64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  if (begins) out[at] = -1;
+  else if (out[at] >= 0) return;
+  u64 hash = hashes[rows[at]] >> 32;
+  int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
+  for (i64 place = bisected(run, hash, 0, low, high, false); place < entries; ++place) {
+    u64 entry = run.entries[place];
+    if (entry >> 32 != hash) return;
+    if (is_match(by, at, entry & 0xFFFFFFFFu, states, all, least, most)) { out[at] = entry & 0xFFFFFFFFu; return; }
+  }
+}
+
 // One thread for a row: its hash, the lowest bits of which give way to its position.
 extern "C" __global__ void pack_positions(const u64* hashes, i64 size, i64 bits, u64* out) {
   i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;

@@ -178,6 +178,20 @@ class CudfKernels:
         """The slot that each probe row matches, -1 for none."""
         return compare.sole_matches(self, types, pairs, columns, among, size=size)
 
+    def sole(
+        self,
+        runs: Sequence[SearchedRun],
+        types: Sequence[pa.DataType],
+        columns: tuple[Columns, Columns],
+        hashes: Hashes,
+        among: Among | None,
+    ) -> Slots | None:
+        """Finds the match of each row in runs; None for keys that our kernel does not know, and where a join pays."""
+        found = nearest.sole(self.probe, runs, types, columns, hashes, among=among)
+        if found is not None:
+            self.lookups["index"] += len(runs) * int(found.size)
+        return found
+
     def grouped(
         self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
     ) -> tuple[Positions, Positions, Array, Positions]:

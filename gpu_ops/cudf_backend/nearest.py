@@ -1,4 +1,4 @@
-"""Lookups by time and in ranges, each by one CUDA kernel, a thread for a probe row.
+"""Lookups by time, of unique keys and in ranges, each by one CUDA kernel, a thread for a probe row.
 
 They find what `gpu_ops.operators.core.nearest` and `cpu_fallback.search` find step by step for all probe rows together,
 where the host learns after each step how many are left.
@@ -12,10 +12,11 @@ import cupy as cp
 import numpy as np
 
 from gpu_ops.arrays import Array, ArrowTypes, Hashes, Positions, Slots
-from gpu_ops.cudf_backend.compare import COMPARED, compared
+from gpu_ops.cudf_backend.compare import COMPARED, compared, states_of
 from gpu_ops.cudf_backend.device import launch
+from gpu_ops.cudf_backend.probe import choose
 from gpu_ops.cudf_backend.search import run_table
-from gpu_ops.kernels import Among, Columns, SearchedRun, TimeLimits
+from gpu_ops.kernels import Among, Columns, Probe, SearchedRun, TimeLimits
 
 WANTED = np.dtype([("back", bool), ("exact", bool), ("any", bool), ("arrival", bool)])
 
@@ -55,6 +56,33 @@ def nearest(
         order = best if newer is None else newer  # nobody reads the first
         launch("nearest_in_run", times.size, by, *shape, *told, order, best, best_times)
     return None if int(best.min()) < -1 else found
+
+
+def sole(
+    way: Probe,
+    runs: Sequence[SearchedRun],
+    types: ArrowTypes,
+    columns: tuple[Columns, Columns],
+    hashes: Hashes,
+    *,
+    among: Among | None,
+) -> Slots | None:
+    """Looks for each row's match in one run after the other, without a wait; see `gpu_ops.kernels.Kernels.sole`."""
+    rows = columns[0].rows
+    assert rows is not None
+    size = int(rows.size)
+    if not runs or not size:
+        found: Slots = cp.full(size, -1, np.int64)
+        return found
+    by, ways = compared(types, columns), choose(way, [int(run.entries.size) for run in runs], size)
+    if by is None or ways.joined or ways.kept:
+        return None
+    out: Slots = cp.empty(size, np.int64)
+    told = states_of(among, hashes)
+    for number, run in enumerate(runs):
+        shape = run_table([run])["run"][:, 0].copy(), np.int64(run.entries.size), np.int64(size), hashes, rows
+        launch("sole_in_run", size, by, *shape, np.bool_(not number), *told, out)
+    return out
 
 
 def bisect_ranges(

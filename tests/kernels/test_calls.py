@@ -27,15 +27,15 @@ def test_calls(emit: Any, mix: str) -> None:
 
 
 OF_OPERATORS = {
-    "left join, per_batch": (203, 23),
-    "left join, per_event": (381, 33),
-    "inner join, per_batch": (176, 17),
-    "full join, per_batch": (237, 29),
-    "left join, residual, per_batch": (233, 27),
+    "left join, per_batch": (189, 21),
+    "left join, per_event": (367, 31),
+    "inner join, per_batch": (162, 15),
+    "full join, per_batch": (223, 27),
+    "left join, residual, per_batch": (219, 25),
     "left join, multisets, per_batch": (401, 41),
-    "semi join, per_batch": (195, 23),
-    "semi join, per_event": (353, 31),
-    "anti join, per_batch": (195, 23),
+    "semi join, per_batch": (181, 21),
+    "semi join, per_event": (339, 29),
+    "anti join, per_batch": (181, 21),
     "interval join, per_batch": (249, 49),
     "interval join, per_event": (266, 49),
     "ASOF join, per_batch": (184, 31),
@@ -50,7 +50,7 @@ OF_OPERATORS = {
     "aggregate, per_event": (731, 79),
     "top 2, per_batch": (534, 60),
     "top 2, per_event": (620, 66),
-    "latest, per_batch": (63, 8),
+    "latest, per_batch": (53, 7),
 }
 """Calls and waits of a micro-batch of 1,000 changes, prepared and committed: they only ever fall.
 

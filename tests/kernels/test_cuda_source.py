@@ -344,6 +344,36 @@ def test_lives(kernels: Any, compiled: dict[str, int], rows: int) -> None:
 
 
 @only_on("emulated")
+@pytest.mark.parametrize("every", [False, True])
+def test_sole(kernels: Any, compiled: dict[str, int], every: bool) -> None:
+    """The one row of each key, in several runs and among others of its hash; what is gone is not found."""
+    rng = np.random.default_rng(6)
+    keys = rng.permutation(900)[:600]
+    states = np.ones(600, np.int8) if every else (rng.random(600) < 0.6).astype(np.int8)
+    index, at = HashIndex(kernels), 0
+    for size in (580, 19, 1):
+        own = slice(at, at + size)
+        index.stage(kernels.asarray(_of_keys(keys[own] // 4)), kernels.asarray(np.arange(600)[own]))
+        index.commit()
+        at += size
+    asked = rng.permutation(900)
+    rows = rng.permutation(900)[:500]
+    frames = [kernels.frame(pa.table({"k": one})) for one in (asked, keys)]
+    columns = Columns(frames[0], ("k",), kernels.asarray(rows)), Columns(frames[1], ("k",))
+    among = None if every else Among(kernels.asarray(states), 1, 1)
+    given = (pa.int64(),), columns, kernels.asarray(_of_keys(asked // 4)), among
+    kernels.probe = "index"
+    found = kernels.asnumpy(kernels.sole(index.runs, *given))
+    slot_of = {int(key): slot for slot, key in enumerate(keys) if states[slot]}
+    assert found.tolist() == [slot_of.get(int(asked[row]), -1) for row in rows]
+    assert len(index.runs) > 1
+    assert compiled["sole_in_run"] == len(index.runs)
+    kernels.probe = "hash_join"
+    assert kernels.sole(index.runs, *given) is None
+    assert kernels.asnumpy(kernels.sole([], *given)).tolist() == [-1] * 500
+
+
+@only_on("emulated")
 @pytest.mark.parametrize("n", [1, 3])
 def test_least(kernels: Any, compiled: dict[str, int], n: int) -> None:
     """Many spans at a time write to the same nodes; level by level the same is found."""
@@ -464,5 +494,6 @@ def test_nvrtc_compiles_them_and_no_thread_needs_a_stack(kernels: Any) -> None:
         assert {used for _, used in found} == {"0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"}
         registers = [int(used) for used in re.findall(r"Used (\d+) registers", log.decode())]
         used = dict(zip((name for name, _ in found), registers, strict=True))
-        assert used.pop("nearest_in_run") <= 48, "two thirds of them fit: it does what were six kernels and waits"
+        for name in ("nearest_in_run", "sole_in_run"):
+            assert used.pop(name) <= 48, "two thirds of them fit: each does what were six kernels and a wait"
         assert max(used.values()) <= 32, "all threads that a multiprocessor has fit with 32"

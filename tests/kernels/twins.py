@@ -180,6 +180,35 @@ def put_matches(
     out[needle[found]] = slot[found]
 
 
+def sole_in_run(
+    compared: Any,
+    told: Any,
+    entries: Any,
+    size: Any,
+    hashes: np.ndarray,
+    rows: np.ndarray,
+    begins: Any,
+    states: np.ndarray,
+    every: Any,
+    least: Any,
+    most: Any,
+    out: np.ndarray,
+) -> None:
+    """Of `gpu_ops.cudf_backend.nearest`."""
+    assert rows.size == out.size == size
+    run = _Run(told[0])
+    assert run.entries.size == entries
+    if begins:
+        out[:] = -1
+    low, high = run.span(hashes[rows] >> np.uint64(32), out, out)
+    for at in range(int(size)):
+        slots = (run.entries[low[at] : high[at]] & LOW).astype(np.int64)
+        if out[at] < 0 and slots.size:
+            hit = slots[_matching(compared, np.full(slots.size, at), slots, states, every, least, most)]
+            assert hit.size <= 1, "a row with two matches: which is found is left to the order"
+            out[at] = hit[0] if hit.size else -1
+
+
 def pack_positions(hashes: np.ndarray, size: Any, bits: Any, out: np.ndarray) -> None:
     """Of `gpu_ops.cudf_backend.compare`."""
     assert hashes.size == out.size == size
@@ -400,6 +429,7 @@ _KERNELS = (
     nearest_in_run,
     bisect_ranges,
     last_there,
+    sole_in_run,
     put_spans,
     least_at_moments,
 )

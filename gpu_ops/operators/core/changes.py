@@ -321,9 +321,7 @@ def _candidates(
     assert index is not None
     # groups are in the order of their hashes, as entries are
     pairs = index.meet(table.kernels.entries(hashes, 0, rows), staged=False, at_most=at_most)
-    columns = Columns(frame, table.identity, rows), Columns(table.store, table.identity)
-    among = None if table.all_alive else Among(table.status.values, LIVE, LIVE)
-    return _Candidates(table.identity_types, pairs, columns, among)
+    return _Candidates(table.identity_types, pairs, *_compared(table, frame, rows))
 
 
 def _instances(batch: _InputChanges, counts: Array | None) -> tuple[Array, Slots]:
@@ -553,7 +551,21 @@ def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
 
 def _stored(batch: _InputChanges, rows: Positions) -> Slots:
     """The slot of each key's row, -1 for none; ``rows``: one row of each group."""
-    return batch.table.kernels.sole_matches(*_candidates(batch.table, batch.frame, rows, batch.hashes), size=rows.size)
+    table, kernels = batch.table, batch.table.kernels
+    index = table.identity_index
+    assert index is not None
+    if all(run.home is kernels for run in index.runs):
+        columns, among = _compared(table, batch.frame, rows)
+        found = kernels.sole(index.runs, table.identity_types, columns, batch.hashes, among)
+        if found is not None:
+            return found
+    return kernels.sole_matches(*_candidates(table, batch.frame, rows, batch.hashes), size=rows.size)
+
+
+def _compared(table: KeyedTable, frame: Frame, rows: Positions) -> tuple[tuple[Columns, Columns], Among | None]:
+    """The columns by which rows equal committed ones, and those of these that are there."""
+    columns = Columns(frame, table.identity, rows), Columns(table.store, table.identity)
+    return columns, None if table.all_alive else Among(table.status.values, LIVE, LIVE)
 
 
 def _present_before(batch: _InputChanges, insert: Array, present: Array) -> Array:
