@@ -611,6 +611,14 @@ def sorted_by(kernels: Kernels, *keys: Array) -> Positions:
     return order
 
 
+def looked_at(kernels: Kernels, numbers: Sequence[Array]) -> list[int]:
+    """Arrays of no dimensions and of one type as numbers, in one look: of a GPU each is a wait."""
+    if kernels.host is None or len(numbers) < 2:
+        return [int(number) for number in numbers]
+    found: list[int] = kernels.asnumpy(kernels.xp.stack(numbers)).tolist()
+    return found
+
+
 def as_slots(kernels: Kernels, start: int, length: int) -> Slots:
     """``length`` slots from ``start``."""
     return kernels.xp.arange(start, start + length, dtype=np.int64)

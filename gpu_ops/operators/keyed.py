@@ -19,7 +19,7 @@ from gpu_ops.arrays import Array, Positions
 from gpu_ops.descriptions.changelog import DELETE
 from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Frame, Kernels, TooMany
+from gpu_ops.kernels import Frame, Kernels, TooMany, looked_at
 from gpu_ops.operators.core import emission
 from gpu_ops.operators.core.changes import Lifetimes, apply_changes, on_device
 from gpu_ops.operators.core.emission import OutputRows, Pairs
@@ -182,9 +182,9 @@ def _on_host(kernels: Kernels, kinds: Array) -> npt.NDArray[np.int8]:
 
 def _counts(kernels: Kernels, counts: Sequence[Array | int]) -> list[int]:
     """Numbers and arrays of no dimensions as numbers, in one look."""
-    if kernels.host is None or any(isinstance(count, int) for count in counts):
+    if any(isinstance(count, int) for count in counts):
         return [int(count) for count in counts]
-    return kernels.asnumpy(kernels.xp.stack(counts)).tolist()
+    return looked_at(kernels, counts)
 
 
 class TwoWayJoin(KeyedOperator):

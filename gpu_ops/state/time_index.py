@@ -13,6 +13,7 @@ Both are made of sorted runs (`gpu_ops.state.runs`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.files.disk import Disk, File
-from gpu_ops.kernels import Kernels
+from gpu_ops.kernels import Kernels, looked_at
 from gpu_ops.state.runs import Both, Following, Merges, Merging, Passed, Runs, fetch, prefix_shift
 
 _HASH_BITS = 64 - layouts.SLOT_BITS
@@ -175,20 +176,25 @@ class TimeIndex(Runs[TimeRun]):
 
 
 def _time_merging(runs: Sequence[TimeRun]) -> Merging[TimeRun]:
-    arrays = [TimeIndex._arrays(run) for run in runs]
-    return Merging(runs, arrays, lambda cuts: cuts >> np.uint64(32) << np.uint64(32), _in_order)
+    arrays, in_order = [TimeIndex._arrays(run) for run in runs], _in_order
+    if runs[0].home.host is not None:  # all is one part, whose span is known
+        in_order = functools.partial(_in_order, span=_span_of(runs))
+    return Merging(runs, arrays, lambda cuts: cuts >> np.uint64(32) << np.uint64(32), in_order)
+
+
+def _span_of(runs: Sequence[TimeRun]) -> tuple[int, int]:
+    return min(run.span[0] for run in runs), max(run.span[1] for run in runs)
 
 
 def _time_run_of(merging: Merging[TimeRun]) -> TimeRun:
     """The run of a merge that is done."""
-    runs = merging.runs
-    span = min(run.span[0] for run in runs), max(run.span[1] for run in runs)
-    return _with_directory(runs[0].home, span, *merging.merged)
+    return _with_directory(merging.runs[0].home, _span_of(merging.runs), *merging.merged)
 
 
 def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
     """Entries in their order; those of one hash and time stay in the order they have."""
-    span = int(times.min()), int(times.max())
+    low, high = looked_at(home, [times.min(), times.max()])
+    span = low, high
     arrays = _in_order(home, entries, times, *(() if ties is None else (ties,)), span=span)
     return _with_directory(home, span, *arrays)
 
@@ -202,7 +208,7 @@ def _in_order(
     if bits > _HASH_BITS:
         hashes -= hashes.min()  # those of a part of a run are close together
     fits = bits <= _HASH_BITS or int(hashes.max()).bit_length() + bits < 2 * _HASH_BITS
-    ascending = bool((times[1:] >= times[:-1]).all())
+    ascending = home.host is None and bool((times[1:] >= times[:-1]).all())  # to look costs a GPU more than to sort
     if fits and not ascending:
         # hash and time in one number; a stable sort of a few runs is a merge (timsort)
         order = home.argsort(layouts.by_hash_and(hashes, times - low, bits))
@@ -300,8 +306,9 @@ class TimeQueue(Following[_Chunk]):
         For good with `commit`, not at all with `discard`.
         """
         found, left = [self._xp.empty(0, np.int64)], []
-        for chunk in self.runs:
-            stop = max(chunk.first, int(self._xp.searchsorted(chunk.times, until, side="right")))
+        ends = [self._xp.searchsorted(chunk.times, until, side="right") for chunk in self.runs]
+        for chunk, end in zip(self.runs, looked_at(self._kernels, ends), strict=True):
+            stop = max(chunk.first, end)
             found.append(chunk.entries[chunk.first : stop].view(np.int64))
             if stop < chunk.entries.size:
                 left.append(dataclasses.replace(chunk, first=stop))
@@ -331,8 +338,8 @@ class TimeQueue(Following[_Chunk]):
 
     def _ended(self, merging: Merging[_Chunk], runs: Sequence[_Chunk]) -> list[_Chunk]:
         times, entries = merging.merged
-        made, earliest = _Chunk(times, entries, runs[0].home), min(runs, key=lambda run: int(run.times[run.first]))
-        return self._as_now(earliest, [made])
+        firsts = looked_at(self._kernels, [run.times[run.first] for run in runs])
+        return self._from(min(firsts), [_Chunk(times, entries, runs[0].home)])
 
     def discard(self) -> None:
         """Forget the last `take` and `add`."""
@@ -347,6 +354,10 @@ class TimeQueue(Following[_Chunk]):
         return _Chunk(times, entries, run.home)
 
     def _as_now(self, run: _Chunk, made: list[_Chunk]) -> list[_Chunk]:
-        earliest = int(run.times[run.first])  # all that was taken is earlier
-        now = [dataclasses.replace(one, first=int(self._xp.searchsorted(one.times, earliest))) for one in made]
+        return self._from(int(run.times[run.first]), made)
+
+    def _from(self, earliest: int, made: list[_Chunk]) -> list[_Chunk]:
+        """Chunks without what is earlier: all that was taken is."""
+        firsts = looked_at(self._kernels, [self._xp.searchsorted(one.times, earliest) for one in made])
+        now = [dataclasses.replace(one, first=first) for one, first in zip(made, firsts, strict=True)]
         return [one for one in now if one.size]
