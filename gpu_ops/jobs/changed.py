@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Literal
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 
-import gpu_ops
 from gpu_ops.errors import NotBuiltError
 from gpu_ops.jobs.job import Job, Sink
-from gpu_ops.jobs.runner import hidden, session_of, tables_of
+from gpu_ops.jobs.runner import hidden, session_of, statements_of
 from gpu_ops.jobs.tables import beside_others, errors_of_spark, shaped
-from gpu_ops.query.errors import SqlError
-from gpu_ops.spark.change.planner import QueryChange
+from gpu_ops.spark.api.statements import StatementSet
+from gpu_ops.spark.change.api import change_statements, plan_statements
+from gpu_ops.spark.change.planner import QueryChange, refuse_final
+from gpu_ops.spark.change.run import undo as undo_statements
 from gpu_ops.spark.sinks.changes import View
 
 Missing = Literal["refuse", "null"]
-T = TypeVar("T")
-"""What is given back."""
 
 
 def plan(job: Job, console: Console, old_state: str, *, read_again: Sequence[str], missing: Missing) -> QueryChange:
@@ -34,13 +34,11 @@ def plan(job: Job, console: Console, old_state: str, *, read_again: Sequence[str
         missing: likewise.
 
     Raises:
-        JobError: the job has several queries, or one that cannot be.
+        JobError: one of its queries cannot be.
     """
     with hidden(job), session_of(job, console) as spark:
-        return _of_query(
-            job, gpu_ops.plan_change, old_state=old_state, tables=tables_of(spark, job, console),
-            read_again=read_again, missing=missing,
-        )  # fmt: skip
+        new = _statements(spark, dataclasses.replace(job, state=None), console)
+        return plan_statements(new, old_state=old_state, read_again=read_again, missing=missing)
 
 
 def change(
@@ -65,16 +63,15 @@ def change(
         empty_sink: likewise.
 
     Raises:
-        JobError: the job has several queries, or one that cannot be, or no folders.
+        JobError: one of its queries cannot be, or it has no folders.
     """
     if job.state is None or job.checkpoint is None:
         raise job.file.error("set state and checkpoint, a new folder each, in the job or as options", job.sink.at)
     with hidden(job), session_of(job, console) as spark:
-        return _of_query(
-            job, gpu_ops.change, state=job.state, checkpoint=job.checkpoint, old_state=old_state,
-            old_checkpoint=old_checkpoint, tables=tables_of(spark, job, console), read_again=read_again,
-            missing=missing, empty_sink=empty_sink, write=_sink(job), backend=job.backend, partitions=job.partitions,
-            name=job.name,
+        new = functools.partial(_statements, spark, job, console)
+        return change_statements(
+            new, _sinks(job), checkpoint=job.checkpoint, old_state=old_state, old_checkpoint=old_checkpoint,
+            empty_sink=empty_sink, read_again=read_again, missing=missing, partitions=job.partitions,
         )  # fmt: skip
 
 
@@ -86,31 +83,30 @@ def undo(job: Job, console: Console) -> None:
         console: for what is worth a warning.
 
     Raises:
-        JobError: the job has several queries, or no folders.
+        JobError: it has no folders.
     """
     if job.state is None:
         raise job.file.error("set state, the folder of the job as it was", job.sink.at)
     with hidden(job), session_of(job, console) as spark:
-        tables = tables_of(spark, job, console)
-        _of_query(job, gpu_ops.undo_change, state=job.state, tables=tables, write=_sink(job))
+        undo_statements(_statements(spark, job, console), _sinks(job))
 
 
-def _of_query(job: Job, work: Callable[..., T], **options: Any) -> T:
-    """Does something with the job's only query; errors have its position."""
-    if job.views or len(job.inserts) != 1 or job.is_bounded or job.emit == "at_end":
-        raise NotBuiltError(
-            "a job of one INSERT INTO without views is changed, whose input does not end; begin others anew"
-        )
-    query = job.query
-    try:
-        return work(query.translated.sql, emit=job.emit, multi_way=job.multi_way, **options)
-    except SqlError as error:
-        raise query.error(job.file, error) from error
+def _statements(spark: SparkSession, job: Job, console: Console) -> StatementSet:
+    """The queries of a job that is changed, or was."""
+    if job.is_bounded:
+        raise NotBuiltError("a job whose input ends is not changed: begin anew")
+    refuse_final(job.emit)
+    return statements_of(spark, dataclasses.replace(job, backlog=False), console, changing=True)
 
 
-def _sink(job: Job) -> View:
-    """The function that brings a micro-batch into the job's sink."""
-    return functools.partial(_written, job=job, sink=job.sink)
+def _sinks(job: Job) -> dict[str, View]:
+    """By the names of a job's queries the functions that bring a micro-batch into their sinks."""
+    views = {one.query: one.name for one in job.views}  # a materialized view has the view's name
+    return {
+        views.get(one.query, one.name): functools.partial(_written, job=job, sink=one.sink)
+        for one in job.inserts
+        if one.sink is not None
+    }
 
 
 def _written(rows: DataFrame, number: int, *, job: Job, sink: Sink) -> None:

@@ -32,6 +32,9 @@ from gpu_ops.jobs.sql_file import JobQuery
 from gpu_ops.jobs.tables import kept, open_source, output_names, shaped, start
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
+from gpu_ops.spark.api.query import check_not_changed
+from gpu_ops.spark.api.sql import run_query
+from gpu_ops.spark.api.statements import Statement, StatementSet
 from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.driver.queries import plans_of
@@ -40,6 +43,7 @@ from gpu_ops.spark.metrics.progress import followed
 from gpu_ops.spark.plan.changes import of_changes
 from gpu_ops.spark.plan.column_metadata import join_written
 from gpu_ops.spark.plan.stored_query import QUERY, of_last, query_in
+from gpu_ops.spark.plan.stored_statements import folder_at
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sinks.delta import has_delta
 from gpu_ops.state.address import StateAddress
@@ -259,8 +263,6 @@ def check_folders(job: Job) -> None:
 def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = False, show: bool = False) -> DataFrame:
     """The changelog of a job's query; of several queries their changelogs as outputs of one, see `gpu_ops.outputs`.
 
-    Each view is computed once, whatever reads it.
-
     Args:
         spark: a session.
         job: the job.
@@ -271,40 +273,73 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
     Raises:
         JobError: a source or a query cannot be.
     """
+    made = statements_of(spark, job, console, once=once, show=show)
+    if made.state is not None and job.emit != "at_end":
+        with job.file.errors_at(job.query.at):
+            check_not_changed(made.state)
+        made.remember()
+    return made.changes
+
+
+def statements_of(
+    spark: SparkSession,
+    job: Job,
+    console: Console,
+    *,
+    once: bool = False,
+    show: bool = False,
+    changing: bool = False,
+) -> StatementSet:
+    """The queries of a job. Each view is computed once, whatever reads it.
+
+    Args:
+        spark: as of `changelog`, like those that follow.
+        job: likewise.
+        console: likewise.
+        once: likewise.
+        show: likewise.
+        changing: see `run_query`.
+    """
     emit = "per_event" if job.emit == "per_event" else "per_batch"
     common = {"emit": emit, "backend": job.backend, "partitions": job.partitions}
     read = _sources_read(job)
     tables: dict[str, Stream | DataFrame] = {**tables_of(spark, job, console, once=once, show=show)}
     alone = not job.views and len(job.inserts) == 1
-    made: dict[JobQuery, DataFrame] = {}
+    state = None if job.is_bounded or job.state is None else StateAddress.of(job.state)
+    sinks = {one.query: one for one in job.inserts}
+    made: dict[JobQuery, Statement] = {}
+    views: dict[str, tuple[object, ...]] = {}
     for one in (*job.views, *job.inserts):
         if one.query in made:  # of a materialized view
             continue
         names = read[one.query]
         inputs = {name: table for name, table in tables.items() if alone or name.lower() in names}
-        state = None if job.is_bounded or job.state is None else StateAddress.of(job.state)
-        if not alone:
-            state = None if state is None else state.below(_QUERIES).below(one.name.lower())
+        folder = "" if alone else f"{_QUERIES}/{one.name.lower()}"
         check_zone(spark, job, one.query)
         own_name = job.name if alone else f"{job.name}_{one.name}"
         with said(job, one.query.at, console, show=show):
             try:
                 options: dict[str, Any] = {name: getattr(job, name) for name in ("multi_way", "backlog")}
-                options |= common | {"emit": job.emit, "name": own_name, "state": state}
-                made[one.query] = gpu_ops.sql(one.query.translated.sql, tables=inputs, **options)
+                options |= common | {"emit": job.emit, "name": own_name}
+                options["state"] = None if state is None else folder_at(state, folder)
+                changes = run_query(
+                    one.query.translated.sql, inputs, options, statement=(one.name, folder), views=views,
+                    changing=changing,
+                )  # fmt: skip
             except SqlError as error:
                 raise one.query.error(job.file, error) from error
+        as_view = functools.partial(_as_named, query=one.query, job=job)
+        made[one.query] = dataclasses.replace(changes, is_output=one.query in sinks, as_view=as_view)
         if one.sink is None:
-            tables[one.name] = _as_named(made[one.query], one.query, job)
+            tables[one.name], views[one.name] = as_view(changes.changes), changes.roots
     if len(job.inserts) == 1:
-        return made[job.query]
-    return gpu_ops.outputs(
-        **{
-            name: shaped(made[one.query], one.sink, job.file)
-            for name, one in zip(output_names(job), job.inserts, strict=True)
-            if one.sink is not None
-        }
-    )
+        return StatementSet(tuple(made.values()), made[job.query].changes, state)
+    shown = {
+        name: shaped(made[one.query].changes, one.sink, job.file)
+        for name, one in zip(output_names(job), job.inserts, strict=True)
+        if one.sink is not None
+    }
+    return StatementSet(tuple(made.values()), gpu_ops.outputs(**shown), state)
 
 
 def tables_of(

@@ -249,14 +249,25 @@ class Plan:
         return tuple(node for node in walk(*(part.root for part in self.parts)) if isinstance(node, JoinNode))
 
 
-def walk(*nodes: PlanNode, seen: set[int] | None = None) -> Iterator[PlanNode]:
-    """The nodes below, and these last, each once: one may be the input of several. ``seen`` are those that were."""
+def walk(*nodes: PlanNode, views: bool = False, seen: set[int] | None = None) -> Iterator[PlanNode]:
+    """The nodes below, and these last, each once: one may be the input of several.
+
+    Args:
+        nodes: the nodes.
+        views: whether the plans of the views that they read are below them, too.
+        seen: nodes that were there before.
+    """
     seen = set() if seen is None else seen
     for node in nodes:
         if id(node) not in seen:
             seen.add(id(node))
-            yield from walk(*node.inputs, seen=seen)
+            yield from walk(*(made_of(node) if views else node.inputs), views=views, seen=seen)
             yield node
+
+
+def made_of(node: PlanNode) -> tuple[PlanNode, ...]:
+    """The nodes whose rows a node takes; of a view that it reads the roots of the plan that makes it."""
+    return cast("tuple[PlanNode, ...]", node.table.made_by) if isinstance(node, Scan) else node.inputs
 
 
 # --- names ------------------------------------------------------------------------------------------

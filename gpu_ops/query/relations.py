@@ -36,10 +36,12 @@ class Table(Input):
     Attributes:
         event_times: its event-time columns: what ``withWatermark`` or ``stream(event_time=)`` named.
         grows: whether rows are never taken back although there are row kinds: an interval join's changelog.
+        made_by: of a view, whose rows another query makes: the roots of that query's plan, one for each SELECT.
     """
 
     event_times: tuple[str, ...] = ()
     grows: bool = False
+    made_by: tuple[object, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def insert_only(self) -> bool:

@@ -259,7 +259,7 @@ class Manifest:
                 f"state folder {location} has all {len(operators[0])} operators of its query, in one engine, and this "
                 f"is one of them. Give each of them partitions={found.partitions}, as the folder has, or {_ADVICE}"
             )
-        difference = next(_differences(theirs, mine), None)
+        difference = next(description_differences(theirs, mine), None)
         if difference is not None:
             raise StateError(
                 f"state folder {location} belongs to another join: {difference}. "
@@ -445,11 +445,11 @@ def _same_texts(was: dict[str, Any], now: dict[str, Any]) -> None:
             old["where"] += " (which meant something else)"
 
 
-def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """Lists the differences between two descriptions, the most telling first."""
+def description_differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """Yields the differences between two descriptions of operators, as JSON has them, the most telling first."""
     operators = was.get("operators", ()), now.get("operators", ())
     for old, new in zip(*operators, strict=False):
-        yield from (f"{old['name']}: {one}" for one in _differences(old["description"], new["description"]))
+        yield from (f"{old['name']}: {one}" for one in description_differences(old["description"], new["description"]))
     if len(was.get("inputs", ())) != len(now.get("inputs", ())):
         yield f"it had {len(was['inputs'])} inputs, now {len(now['inputs'])}"
     sources = list(zip(was.get("inputs", ()), now.get("inputs", ()), strict=False))

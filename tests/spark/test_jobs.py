@@ -164,6 +164,7 @@ def test_views_and_several_sinks_are_one_query(spark: Any, tmp_path: Path) -> No
         "priced",
         "totals",
         "seen",
+        "changes",
     }
     screen = console()
     runner.run(load(path), screen, once=True, show=True, views=["large", "TOTALS"])

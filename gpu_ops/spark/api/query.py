@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -22,11 +22,9 @@ from gpu_ops.spark.api.column_order import as_stored
 from gpu_ops.spark.api.query_frames import QueryRunner, has_begun, scans_of, union
 from gpu_ops.spark.api.static import as_streams
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
-from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.driver.queries import plans_of
-from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.plan.column_metadata import delays
-from gpu_ops.spark.plan.stored_query import StoredQuery, StoredSource, folders_of, said_differences, state_of_part
+from gpu_ops.spark.plan.stored_query import StoredQuery, folders_of, of_name, said_differences, state_of_part
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 
@@ -60,27 +58,39 @@ class PlannedQuery:
         emit: Emit,
         multi_way: MultiWay,
         state: StateAddress | None,
+        *,
+        views: Mapping[str, tuple[object, ...]] | None = None,
     ) -> Self:
-        """Plans a query; arguments as of `sql`."""
+        """Plans a query; arguments as of `sql`, and the roots of the plans of tables that other queries make."""
         given = _streams(tables)
         if not given:
             raise DescriptionError("sql() needs the tables of its query, by the names that it calls them")
         sides, _ = settled(tuple(given.values()), {"state": state})
         streams = dict(zip(given, sides, strict=True))
-        planned = cls._over(given, streams, query, emit, multi_way)
+        planned = cls._over(given, streams, query, emit, multi_way, views=views)
         moved = {} if state is None else as_stored(planned.plan, streams, state)
         if moved:
-            planned = cls._over({**given, **moved}, {**streams, **moved}, query, emit, multi_way)
+            planned = cls._over({**given, **moved}, {**streams, **moved}, query, emit, multi_way, views=views)
         _check_inputs(set(planned.stored.tables), streams)
         return planned
 
     @classmethod
     def _over(
-        cls, given: Mapping[str, Stream], streams: Mapping[str, Stream], query: str, emit: Emit, multi_way: MultiWay
+        cls,
+        given: Mapping[str, Stream],
+        streams: Mapping[str, Stream],
+        query: str,
+        emit: Emit,
+        multi_way: MultiWay,
+        *,
+        views: Mapping[str, tuple[object, ...]] | None,
     ) -> Self:
         """Plans a query over tables whose columns are in the order that counts."""
         session = next(iter(streams.values())).df.sparkSession
-        described = {label: _table(label, side) for label, side in streams.items()}
+        described = {
+            label: dataclasses.replace(_table(label, side), made_by=of_name(views or {}, label))
+            for label, side in streams.items()
+        }
         schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}
         planned = plan(query, described, session, schemas=schemas, emit=emit, multi_way=multi_way)
         used = {scan.table.name for part in planned.parts for scan in scans_of(part.root)}
@@ -90,13 +100,22 @@ class PlannedQuery:
         )  # fmt: skip
         return cls(given, streams, stored, planned)
 
-    def changelog(self, options: Mapping[str, Any], stand_ins: Mapping[int, DataFrame] | None = None) -> DataFrame:
+    def changelog(
+        self,
+        options: Mapping[str, Any],
+        stand_ins: Mapping[int, DataFrame] | None = None,
+        views: Mapping[str, DataFrame] | None = None,
+    ) -> DataFrame:
         """The changelog of the query.
 
         Args:
             options: those of its operators.
             stand_ins: rows that are taken in the place of those of a node of the plan, by the node's id.
+            views: changelogs that are taken in the place of those of tables that other queries make.
         """
+        if views:
+            given, streams = ({**sides, **_replaced(sides, views)} for sides in (self.given, self.streams))
+            return dataclasses.replace(self, given=given, streams=streams).changelog(options, stand_ins)
         state, name = options["state"], options["name"]
         if not self.plan.others:
             return QueryRunner(self.plan, self.streams, options, self.given, stand_ins).result()
@@ -110,6 +129,15 @@ class PlannedQuery:
         return union(*as_streams(frames, state and state.below("union")), name=name or "union")
 
 
+def _replaced(sides: Mapping[str, Stream], views: Mapping[str, DataFrame]) -> dict[str, Stream]:
+    by_name = {name.lower(): df for name, df in views.items()}
+    return {
+        name: dataclasses.replace(side, df=by_name[name.lower()].select(*map(named_column, side.df.columns)))
+        for name, side in sides.items()
+        if name.lower() in by_name
+    }
+
+
 def check_query(state: StateAddress, planned: PlannedQuery) -> None:
     """Refuses a query other than that of its state folder, be its operators the same.
 
@@ -118,14 +146,11 @@ def check_query(state: StateAddress, planned: PlannedQuery) -> None:
     """
     files = Files.at(state)
     stored = StoredQuery.read(files)
-    for name, what in ((CHANGING, _CHANGING), (CHANGED, _CHANGED)):
-        content = files.read(name)
-        if content is not None:
-            raise StateError(what.format(state=state, other=json.loads(content.to_pybytes())["other"]))
+    check_not_changed(state)
     emit = planned.stored.emit
     if stored is None or "at_end" in (stored.emit, emit) or stored.same_text(planned.stored):
         return
-    was = stored.plan(planned.session)
+    was = stored.plan(planned.session, {name: table.made_by for name, table in planned.stored.tables.items()})
     if not any(has_begun(folder) for _, folder in folders_of(was, state)):
         return
     pairs = zip(was.parts, planned.plan.parts, strict=False)
@@ -138,6 +163,18 @@ def check_query(state: StateAddress, planned: PlannedQuery) -> None:
             "gpu_ops.change() (gpu-join change) bring its rows into the new query's state, or give state= a new "
             "folder (and the query a new checkpoint)"
         )
+
+
+def check_not_changed(state: StateAddress) -> None:
+    """Refuses a state folder whose query has been changed into another one, or is being made of another one.
+
+    Raises:
+        StateError: which.
+    """
+    for name, what in ((CHANGING, _CHANGING), (CHANGED, _CHANGED)):
+        content = Files.at(state).read(name)
+        if content is not None:
+            raise StateError(what.format(state=state, other=json.loads(content.to_pybytes())["other"]))
 
 
 CHANGING: Final = "changing.json"
@@ -154,38 +191,6 @@ _CHANGED: Final = (
     "the query of state folder {state} was changed into another one, whose state is in {other}: run that. To go back "
     "to this one, gpu_ops.undo_change() (gpu-join change --undo)"
 )
-
-
-def remember(changes: DataFrame, planned: PlannedQuery, state: StateAddress) -> None:
-    """Has the query written into its state folder when it is started."""
-    plans = [one.plan_id for one in plans_of(changes)]
-    if not plans:
-        return
-    session = changes.sparkSession
-    stored = dataclasses.replace(planned.stored, sources=stored_sources(changes, planned.streams))
-
-    def begin() -> None:
-        files = Files.at(state)
-        before = StoredQuery.read(files)
-        if before != stored:
-            stored.write(files)
-
-    Directory.of(session).when_started(plans[-1], begin)
-
-
-def stored_sources(changes: DataFrame, streams: Mapping[str, Stream]) -> tuple[StoredSource, ...]:
-    """The sources of a changelog's checkpoint, and the tables that they are of; none where one is not known."""
-    try:
-        its = sources_of(changes)
-    except StateError:
-        return ()
-    of_table = {label: sources_of(side.df) for label, side in streams.items() if side.df.isStreaming}
-    return tuple(StoredSource(table_of(one, of_table), one) for one in its)
-
-
-def table_of(source: StreamSource, of_table: Mapping[str, Sequence[StreamSource]]) -> str | None:
-    """The table that a source is of; None where it is of none."""
-    return next((label for label, its in of_table.items() if any(map(source.same_load, its))), None)
 
 
 # --- inputs -------------------------------------------------------------------------------------------

@@ -213,9 +213,9 @@ class QueryRunner:
         return apply_operator(joined, sides, options, upstream=upstream, query=query)
 
 
-def runner_of(planned: Plan, stand_ins: Mapping[int, DataFrame]) -> QueryRunner:
+def runner_of(planned: Plan, stand_ins: Mapping[int, DataFrame], streams: Mapping[str, Stream]) -> QueryRunner:
     """The runner of a plan whose operators all have rows that stand in for theirs."""
-    return QueryRunner(planned, {}, {"state": None, "name": None, "backlog": False}, None, stand_ins)
+    return QueryRunner(planned, streams, {"state": None, "name": None, "backlog": False}, None, stand_ins)
 
 
 def _spelled(rows: DataFrame, stream: Stream) -> DataFrame:

@@ -16,7 +16,8 @@ from gpu_ops.query.errors import Origin, errors_at, place_of
 from gpu_ops.query.nodes import Plan
 from gpu_ops.query.plan import MultiWay
 from gpu_ops.spark.api.apply import MemoryOnlyStateWarning
-from gpu_ops.spark.api.query import PlannedQuery, check_query, remember
+from gpu_ops.spark.api.query import PlannedQuery, check_query
+from gpu_ops.spark.api.statements import Statement, StatementSet
 from gpu_ops.spark.api.static import has_result
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.state.address import Location, StateAddress
@@ -81,8 +82,58 @@ def sql(
     if not isinstance(query, str):
         raise DescriptionError(f"sql() takes the text of a query, not {type(query).__name__}")
     run: dict[str, Any] = {"state": state, "backend": backend, "partitions": partitions, "name": name}
+    options = {**run, "backlog": backlog, "emit": emit, "multi_way": multi_way}
+    made = run_query(query, {**(tables or {}), **inputs}, options)
+    if made.options["state"] is not None and emit != "at_end":
+        StatementSet((made,), made.changes, made.options["state"]).remember()
+    return made.changes
+
+
+def run_query(
+    query: str,
+    tables: Mapping[str, DataFrame | Stream],
+    options: Mapping[str, Any],
+    *,
+    statement: tuple[str, str] = ("", ""),
+    views: Mapping[str, tuple[object, ...]] | None = None,
+    changing: bool = False,
+    stacklevel: int = 3,
+) -> Statement:
+    """Makes the changelog of a query, which may be one of several that run together; errors have their place in it.
+
+    Args:
+        query: its text.
+        tables: what it reads.
+        options: as of `sql`.
+        statement: the name of its view or sink, and of the folder of its state below that of all.
+        views: by name the roots of the plans of tables that others of these queries make.
+        changing: whether its state folder is being made of another one, so that it is no query's yet.
+        stacklevel: of warnings, seen from the caller.
+    """
+    run = dict(options)
+    emit, multi_way = run.pop("emit"), run.pop("multi_way")
+    state = run["state"] = None if run["state"] is None else StateAddress.of(run["state"])
     try:
-        return _planned({**(tables or {}), **inputs}, query, emit, multi_way, {**run, "backlog": backlog})
+        planned = PlannedQuery.of(tables, query, emit, multi_way, state, views=views)
+        if run["backlog"]:
+            _check_backlog(planned.plan)
+        if state is not None and not changing:
+            check_query(state, planned)
+        with warnings.catch_warnings():
+            if state is None:
+                warnings.simplefilter("ignore", MemoryOnlyStateWarning)
+            changes = planned.changelog(run)
+        if state is None and changes.isStreaming and planned.plan.joins and not changing:
+            warnings.warn(
+                "sql() has no state= folder: its state lives in memory only, and a restart on an old checkpoint will "
+                "be refused",
+                MemoryOnlyStateWarning,
+                stacklevel=stacklevel,
+            )
+        if state is not None and emit == "at_end" and not changing:
+            has_result(changes, state)
+            planned.stored.create(Files.at(state))
+        return Statement(*statement, planned, run, changes)
     except GpuJoinError as error:
         with errors_at(_origin_in(query, str(error))):
             raise
@@ -94,35 +145,6 @@ def _origin_in(query: str, message: str) -> Origin:
     name = about and re.search(rf"(?<![\w.]){re.escape(about.group(1))}(?!\w)", query, re.IGNORECASE)
     start = name.start() if name else len(query) - len(query.lstrip())
     return Origin(query, *place_of(query, start))
-
-
-def _planned(
-    given_tables: Mapping[str, DataFrame | Stream], query: str, emit: Emit, multi_way: MultiWay, options: dict[str, Any]
-) -> DataFrame:
-    """The changelog of a query over tables; ``options``: those of its operators."""
-    state = options["state"] = None if options["state"] is None else StateAddress.of(options["state"])
-    planned = PlannedQuery.of(given_tables, query, emit, multi_way, state)
-    if options["backlog"]:
-        _check_backlog(planned.plan)
-    if state is not None:
-        check_query(state, planned)
-    with warnings.catch_warnings():
-        if state is None:
-            warnings.simplefilter("ignore", MemoryOnlyStateWarning)
-        changes = planned.changelog(options)
-    if state is None and changes.isStreaming and planned.plan.joins:
-        warnings.warn(
-            "sql() has no state= folder: its state lives in memory only, and a restart on an old checkpoint will be "
-            "refused",
-            MemoryOnlyStateWarning,
-            stacklevel=4,
-        )
-    if state is not None and emit == "at_end":
-        has_result(changes, state)
-        planned.stored.create(Files.at(state))
-    elif state is not None:
-        remember(changes, planned, state)
-    return changes
 
 
 def _check_backlog(planned: Plan) -> None:

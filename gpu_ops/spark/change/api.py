@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame
 
@@ -11,12 +12,12 @@ from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.errors import NotBuiltError
 from gpu_ops.query.plan import MultiWay
-from gpu_ops.spark.api.query import PlannedQuery
+from gpu_ops.spark.api.sql import run_query
+from gpu_ops.spark.api.statements import StatementSet
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.change.planner import ChangePlanner, QueryChange
+from gpu_ops.spark.change.planner import ChangePlanner, QueryChange, refuse_final
 from gpu_ops.spark.change.run import ChangeRun, undo
 from gpu_ops.spark.driver.checkpoint import Checkpoint
-from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.state.address import Location, StateAddress
 
@@ -67,16 +68,38 @@ def plan_change(
         >>> new = f"SELECT o.item, sum(o.amount * p.price) AS paid {joined} GROUP BY o.item"
         >>> print(gpu_ops.plan_change(new, old_state=folder + "/state", orders=orders, prices=prices))
         operators
-          regular join of o and p: as it was
+          regular join of o and p: changed, input 'o' had a column 'id' (int32), now it has none
           aggregate over it: new
+          result: SELECT is o.item AS item, sum_1 AS paid, and was id, o.item AS item, amount, price
         tables
           orders: its rows are in the state (1 rows); its source goes on where it stood
           prices: its rows are in the state (1 rows); its source goes on where it stood
         time: about 1 s for 2 rows of the state
     """
-    planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, StateAddress.of(old_state))
-    refuse_connect(planned.session)
-    return ChangePlanner(planned, StateAddress.of(old_state), read_again, missing).described()
+    options = {"state": None, "backend": "auto", "partitions": None, "name": None, "backlog": False}
+    new = _alone(query, {**(tables or {}), **inputs}, {**options, "emit": emit, "multi_way": multi_way})
+    return plan_statements(new, old_state=old_state, read_again=read_again, missing=missing)
+
+
+def plan_statements(
+    new: StatementSet, *, old_state: Location, read_again: Sequence[str], missing: Literal["refuse", "null"]
+) -> QueryChange:
+    """Tells what it would take to change queries that run together into others; see `plan_change`.
+
+    Args:
+        new: the new queries, without a state folder.
+        old_state: as of `plan_change`, like those that follow.
+        read_again: likewise.
+        missing: likewise.
+    """
+    return ChangePlanner(new, StateAddress.of(old_state), read_again, missing).described(count=True)
+
+
+def _alone(query: str, tables: Mapping[str, DataFrame | Stream], options: Mapping[str, Any]) -> StatementSet:
+    """A query that runs alone."""
+    refuse_final(options["emit"])
+    made = run_query(query, tables, options, changing=True)
+    return StatementSet((made,), made.changes, made.options["state"])
 
 
 def change(
@@ -155,23 +178,53 @@ def change(
         |      -D|  1|     3|
         +--------+---+------+
     """
-    address = StateAddress.of(state)
-    planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, address)
-    session = planned.session
-    refuse_connect(session)
-    changing = ChangePlanner(planned, StateAddress.of(old_state), read_again, missing, partitions)
-    described = changing.described()
-    empty_sink = empty_sink or write is None
+    options = {
+        "state": StateAddress.of(state), "backend": backend, "partitions": partitions, "name": name, "backlog": False,
+        "emit": emit, "multi_way": multi_way,
+    }  # fmt: skip
+    new = functools.partial(_alone, query, {**(tables or {}), **inputs}, options)
+    views = {} if write is None else {"": write}
+    return change_statements(
+        new, views, checkpoint=checkpoint, old_state=old_state, old_checkpoint=old_checkpoint, empty_sink=empty_sink,
+        read_again=read_again, missing=missing, partitions=partitions,
+    )  # fmt: skip
+
+
+def change_statements(
+    new: Callable[[], StatementSet],
+    views: Mapping[str, View],
+    *,
+    checkpoint: str,
+    old_state: Location,
+    old_checkpoint: str,
+    empty_sink: bool,
+    read_again: Sequence[str],
+    missing: Literal["refuse", "null"],
+    partitions: int | None,
+) -> QueryChange:
+    """Changes queries that run together into others; see `change`.
+
+    Args:
+        new: makes the new queries.
+        views: by the names of those that have a sink, what brings a micro-batch into it; none: nothing is written.
+        checkpoint: as of `change`, like those that follow.
+        old_state: likewise.
+        old_checkpoint: likewise.
+        empty_sink: likewise; all of them are new.
+        read_again: likewise.
+        missing: likewise.
+        partitions: likewise.
+    """
+    changing = ChangePlanner(new(), StateAddress.of(old_state), read_again, missing, partitions)
+    described = changing.described(count=False)
+    empty_sink = empty_sink or not views
     if described.unknown and not empty_sink:
         raise NotBuiltError(
             f"{described.unknown}, so what the sink gets is not known: with empty_sink=True a new one gets all rows"
         )
-    options = {
-        "state": address, "backend": backend, "partitions": partitions, "name": name, "backlog": False,
-    }  # fmt: skip
     sources = [one.source for one in changing.old.stored.sources]
-    work = ChangeRun(changing, options, checkpoint, Checkpoint.read(session, old_checkpoint, sources))
-    work.run(write, empty_sink=empty_sink)
+    work = ChangeRun(changing, checkpoint, Checkpoint.read(changing.session, old_checkpoint, sources), new)
+    work.run(views, empty_sink=empty_sink)
     return described
 
 
@@ -207,8 +260,6 @@ def undo_change(
     Example:
         >>> gpu_ops.undo_change(query, orders=orders, state="/data/state", write=view)  # doctest: +SKIP
     """
-    address = StateAddress.of(state)
-    planned = PlannedQuery.of({**(tables or {}), **inputs}, query, emit, multi_way, address)
-    refuse_connect(planned.session)
-    options = {"state": address, "backend": "auto", "partitions": None, "name": None, "backlog": False}
-    undo(planned, address, options, write)
+    options = {"state": StateAddress.of(state), "backend": "auto", "partitions": None, "name": None, "backlog": False}
+    old = _alone(query, {**(tables or {}), **inputs}, {**options, "emit": emit, "multi_way": multi_way})
+    undo(old, {} if write is None else {"": write})

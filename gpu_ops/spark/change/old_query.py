@@ -1,119 +1,84 @@
-"""The old query of a change, and where its state has the rows of each of its inputs, and its result."""
+"""The old queries of a change, and where their state has the rows of each input, and each result."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import StateError
-from gpu_ops.query.nodes import JoinNode, Plan, PlanNode, walk
+from gpu_ops.query.nodes import JoinNode, Plan, PlanNode, made_of, walk
 from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.query_frames import runner_of
+from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.datatypes import named_column, spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.column_metadata import changelog_columns
-from gpu_ops.spark.plan.stored_query import StoredQuery, folders_of, state_of_part
+from gpu_ops.spark.plan.stored_query import StoredQuery, folders_of
+from gpu_ops.spark.plan.stored_statements import StoredStatement, StoredStatements, folder_at, name_below
 from gpu_ops.spark.server.present import StoredOperator, why_no_result, why_no_rows
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.sources.state import read_state
-from gpu_ops.spark.tasks.state import CopyState, PresentResult
+from gpu_ops.spark.tasks.state import PresentResult
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import LATEST, MANIFEST, Manifest
+from gpu_ops.state.manifest import Manifest
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OldOperator:
-    """An operator of the old query, and where its state is."""
+    """An operator of the old query, and where its state is.
+
+    Attributes:
+        node: the operator.
+        own: the name of the folder that is its own where it is alone.
+        stored: its state.
+    """
 
     node: JoinNode
-    description: Description
+    own: str
     stored: StoredOperator
-    is_last: bool = True
-    """Whether it comes last of those in its folder."""
-    completed: bool = False
-    """Whether an operator of the same folder makes retractions of one of its inputs."""
+
+    @property
+    def description(self) -> Description:
+        """The description of the operator."""
+        return self.stored.description
+
+    def description_of(self, node: JoinNode) -> Description:
+        """The description of another operator that computes the same rows, and may tell of changes otherwise."""
+        inputs = zip(self.description.inputs, node.description.inputs, strict=True)
+        forgets = [dataclasses.replace(own, ttl_ms=new.ttl_ms) for own, new in inputs]
+        return self.description.with_inputs(forgets, node.description.emit)
 
     @property
     def partitions(self) -> int:
         """The number of partitions of its state."""
-        return Manifest.of(Files.at(self.stored.state)).partitions
+        return self.stored.manifest.partitions
 
     def rows(self, session: SparkSession) -> DataFrame:
         """The rows that its changelog comes to, with row kind ``+I``."""
         make_importable(session)
-        description = self.description.with_inputs(self.description.inputs, "per_batch")
-        types = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in description.output_schema])
+        described = self.description
+        described = described.with_inputs(described.inputs, "per_batch")
+        types = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in described.output_schema])
         numbers = session.range(0, self.partitions, 1, self.partitions)
         rows = numbers.mapInArrow(PresentResult(self.stored), types)
         return rows.select(*changelog_columns(self.description, "old", ""))
 
-    def copy(self, session: SparkSession, to: StateAddress, query_id: str, version: int, *, whole: bool) -> None:
-        """Copies its state into another folder, whose manifest is written last.
-
-        Args:
-            session: the session.
-            to: the folder.
-            query_id: Spark's id of the query that the copy is for.
-            version: the number of micro-batches that it stands for there.
-            whole: with all operators of its folder, if there are several in it.
-        """
-        make_importable(session)
-        alone = bool(self.stored.name) and not whole
-        stored = dataclasses.replace(self.stored, name=self.stored.name if alone else "")
-        below = Files.at(stored.state)
-        for name in () if alone else below.folders(LATEST):  # of inputs that are made retractions first
-            latest = dataclasses.replace(stored, state=stored.state.below(LATEST).below(name))
-            _copy(session, latest, to.below(LATEST).below(name), (query_id, version))
-        _copy(session, stored, to, (query_id, version), self.description.to_json() if alone else None)
-
-
-def _copy(
-    session: SparkSession,
-    stored: StoredOperator,
-    to: StateAddress,
-    of: tuple[str, int],
-    description: str | None = None,
-) -> None:
-    """Copies a state folder, or one operator of it, whose description that is, unless it is there already.
-
-    Args:
-        session: the session.
-        stored: the folder, and the operator.
-        to: the folder to write to.
-        of: the id of the query that the copy is for, and the number of its micro-batches that it stands for.
-        description: of the operator; None for the whole folder.
-    """
-    if Manifest.read(Files.at(to)) is not None:
-        return
-    query_id, version = of
-    found = Manifest.of(Files.at(stored.state))
-    order = found.union_order if description is None else None
-    manifest = Manifest(
-        description or found.description, found.partitions, query_id, distribution=found.distribution, union_order=order
-    )
-    numbers = session.range(0, found.partitions, 1, found.partitions)
-    numbers.mapInArrow(CopyState(stored, to, manifest, version), numbers.schema).collect()
-    Files.at(to).create(MANIFEST, manifest.to_json().encode())
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OldInput:
-    """The rows of an operator's input in the old state.
+    """The rows of an input in the old state.
 
     Attributes:
-        operator: the operator.
-        side: the number of the input.
-        node: the plan of what the input reads.
+        operator: the operator that keeps them.
+        side: the number of the operator's input.
+        node: what they are: a table, as it is filtered and projected.
     """
 
     operator: OldOperator
@@ -138,8 +103,23 @@ class OldInput:
         return rows.select(*map(named_column, source.schema.names))
 
 
-class OldQuery:
-    """The old query, and the state of each of its operators.
+@dataclasses.dataclass(frozen=True, eq=False)
+class OldStatement:
+    """One of the old queries.
+
+    Attributes:
+        of: its name, and whether it has a sink.
+        stored: the query.
+        plan: its plan, as this session makes it.
+    """
+
+    of: StoredStatement
+    stored: StoredQuery
+    plan: Plan
+
+
+class OldStatements:
+    """The old queries, and the state of each operator.
 
     Args:
         state: the folder.
@@ -151,29 +131,74 @@ class OldQuery:
 
     def __init__(self, state: StateAddress, session: SparkSession) -> None:
         self.state = state
-        files = Files.at(state)
-        stored = StoredQuery.read(files)
-        if stored is None:
+        files, statements, views = Files.at(state), list[OldStatement](), dict[str, tuple[object, ...]]()
+        found = StoredStatements.read(files)
+        for one in () if found is None else found.statements:
+            query = StoredQuery.read(Files.at(folder_at(state, one.folder)))
+            if query is None:
+                found = None
+                break
+            plan = query.plan(session, views)
+            statements.append(OldStatement(one, query, plan))
+            if one.name:
+                views[one.name] = tuple(part.root for part in plan.parts)
+        if found is None:
             raise StateError(
                 f"state folder {state} does not say which query it is of: it is none of gpu_ops.sql(), or the query "
                 "was last started with an earlier version. Start it once more with this version, and stop it"
             )
-        self.stored, self.plan = stored, stored.plan(session)
-        self.operators: dict[int, OldOperator] = {}
-        versions = set[int]()
-        for number, part in enumerate(self.plan.parts, 1):
-            base = state_of_part(state, number) if self.plan.others else state
-            for one in _operators_of(part, base):
-                self.operators[id(one.node)] = one
-                versions.add(one.stored.version)
+        self.stored, self.statements = found, tuple(statements)
+        self.operators = {id(one.node): one for one in self._operators()}
         if not self.operators:
             raise StateError(f"state folder {state} has no state: its query has had no micro-batch")
+        versions = {one.stored.version for one in self.operators.values()}
         if len(versions) > 1:
             raise StateError(
                 f"state folder {state} is in the middle of a micro-batch: its operators have done {sorted(versions)}. "
                 "Start the query again, and let it come to an end"
             )
         (self.version,) = versions
+
+    def _operators(self) -> Iterator[OldOperator]:
+        """The operators that have a state: in a folder each, or several in the one of the last of them."""
+        folders = dict[str, tuple[StateAddress, Manifest | None, int]]()
+        for one in self.statements:
+            for node, own in folders_of(one.plan, folder_at(self.state, one.of.folder)):
+                name = name_below(own.identity, self.state)
+                place = self.stored.places.get(name or "")
+                if place is None:
+                    continue
+                if place.folder not in folders:
+                    address = folder_at(self.state, place.folder)
+                    files = Files.at(address)
+                    manifest = Manifest.read(files)
+                    if manifest is not None:
+                        manifest.check_cut(files.location)
+                    version = 0 if manifest is None else stored_version(files, manifest)
+                    folders[place.folder] = address, manifest, version
+                address, manifest, version = folders[place.folder]
+                if manifest is not None:
+                    yield OldOperator(node, name or "", StoredOperator(address, version, place.vertex, manifest))
+
+    def place_of(self, own: str) -> StoredOperator | None:
+        """The state of an operator by the name of the folder that is its own; None where there is none."""
+        place = self.stored.places.get(own)
+        if place is None:
+            return None
+        address = folder_at(self.state, place.folder)
+        manifest = Manifest.read(Files.at(address))
+        return None if manifest is None else StoredOperator(address, self.version, place.vertex, manifest)
+
+    @functools.cached_property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of all queries."""
+        return tuple(one.plan for one in self.statements)
+
+    @functools.cached_property
+    def tables(self) -> frozenset[str]:
+        """The names of all tables that no view makes, in lower case."""
+        roots = (part.root for plan in self.plans for part in plan.parts)
+        return frozenset(name.lower() for root in roots for name in tables_of(root))
 
     @functools.cached_property
     def readings(self) -> list[OldInput]:
@@ -185,12 +210,23 @@ class OldQuery:
             if not has_operator(below)
         ]
 
-    def why_no_result(self) -> str | None:
-        """The reason why the query's result does not follow from its state; None if it does."""
-        for part in self.plan.parts:
+    def named(self, name: str) -> OldStatement | None:
+        """The query of a view or sink of a name, in whatever case; None where there is none."""
+        return next((one for one in self.statements if one.of.name.lower() == name.lower()), None)
+
+    def output(self, name: str, among: int) -> OldStatement | None:
+        """The query of a sink of a name; the only one where there are not several, here or ``among`` others."""
+        its = [one for one in self.statements if one.of.is_output]
+        if len(its) == among == 1:
+            return its[0]
+        return next((one for one in its if one.of.name and one.of.name.lower() == name.lower()), None)
+
+    def why_no_result(self, of: OldStatement) -> str | None:
+        """The reason why a query's result does not follow from the state; None if it does."""
+        for part in of.plan.parts:
             for node in grounds(part.root):
                 if not isinstance(node, JoinNode):
-                    return "a SELECT of the old UNION ALL has no operator, so no state has its rows"
+                    return "a SELECT without an operator has no state, which would have its rows"
                 one = self.operators.get(id(node))
                 why = "its inputs were static" if one is None else why_no_result(one.description)
                 if why is not None:
@@ -203,81 +239,65 @@ class OldQuery:
         Raises:
             StateError: which query runs.
         """
-        for one in self.operators.values():
-            user = Directory.of(session).state_in_use(one.stored.state)
+        for state in {one.stored.state for one in self.operators.values()}:
+            user = Directory.of(session).state_in_use(state)
             if user is not None:
-                raise StateError(
-                    f"state folder {one.stored.state} is in use by the running query {user}; stop it first"
-                )
+                raise StateError(f"state folder {state} is in use by the running query {user}; stop it first")
 
     @property
     def query_id(self) -> str:
         """Spark's id of the query."""
-        first = next(iter(self.operators.values()))
-        return Manifest.of(Files.at(first.stored.state)).query_id
+        return next(iter(self.operators.values())).stored.manifest.query_id
 
-    def result(self, session: SparkSession, plan: Plan | None = None) -> DataFrame:
-        """The rows that the query's changelog comes to, with row kind ``+I``.
+    def result(self, of: OldStatement, rows: Callable[[OldOperator], DataFrame]) -> DataFrame:
+        """The rows that a query's changelog comes to, with row kind ``+I``; ``rows``: gives those of its operators."""
 
-        Args:
-            session: the session.
-            plan: another query of the same operators, whose rows are wanted in the place of this one's.
-        """
-        frames = []
-        for was, part in zip(self.plan.parts, (plan or self.plan).parts, strict=True):
-            tops = zip(grounds(was.root), grounds(part.root), strict=True)
-            stand_ins = {id(node): self.operators[id(old)].rows(session) for old, node in tops}
-            frames.append(runner_of(part, stand_ins).result())
-        first, *others = frames
-        names = first.columns
-        return functools.reduce(lambda a, b: a.unionAll(b.toDF(*names)), others, first)
+        def of_view(scan: Scan) -> DataFrame:
+            view = self.named(scan.table.name)
+            assert view is not None
+            return as_table(self.result(view, rows), scan)
+
+        return present_rows(of.plan, lambda node: rows(self.operators[id(node)]), of_view, {})
 
 
-def _operators_of(part: Plan, base: StateAddress) -> Iterator[OldOperator]:
-    """The operators of a SELECT that have a state: in a folder each, or several in the one of the last of them."""
-    folders = {
-        id(node): folder for node, folder in folders_of(part, base) if Manifest.read(Files.at(folder)) is not None
-    }
-    for node in part.joins:
-        if id(node) not in folders:
-            continue
-        folder = folders[id(node)]
-        files = Files.at(folder)
-        manifest = Manifest.of(files)
-        manifest.check_cut(files.location)
-        version, description = stored_version(files, manifest), from_json(manifest.description)
-        if not isinstance(description, Dataflow):
-            yield OldOperator(node, description, StoredOperator(folder, version))
-            continue
-        below = [one for one in walk(node) if isinstance(one, JoinNode) and id(one) not in folders]
-        waiting = [*below, node]
-        shapes = [_shape(one.description) for one in waiting]
-        extra = {one.name for one in description.operators if _shape(one.description) not in shapes}
-        for vertex in description.operators:  # others are there, too: of sources whose rows are completed
-            if waiting and _shape(waiting[0].description) == _shape(vertex.description):
-                place = waiting.pop(0)
-                stored = StoredOperator(folder, version, vertex.name)
-                yield OldOperator(
-                    place,
-                    vertex.description,
-                    stored,
-                    is_last=place is node,
-                    completed=not extra.isdisjoint(vertex.sources),
-                )
-        if waiting:
-            raise StateError(
-                f"state folder {folder}: its query means other operators in this session than when it began; use the "
-                "settings and the version of that session"
-            )
+def as_table(rows: DataFrame, scan: Scan) -> DataFrame:
+    """The rows of a view, with its columns as those call them that read it."""
+    kind, *columns = rows.columns
+    names = zip(columns, scan.table.schema.names, strict=True)
+    return rows.select(named_column(kind), *(named_column(own).alias(name) for own, name in names))
 
 
-def _shape(description: Any) -> tuple[Any, ...]:
-    return type(description).__name__, [(column.name, column.type) for column in description.output]
+def present_rows(
+    plan: Plan,
+    of_ground: Callable[[PlanNode], DataFrame],
+    of_view: Callable[[Scan], DataFrame],
+    streams: Mapping[str, Stream],
+) -> DataFrame:
+    """The result of a query as it is now, made of those of its operators.
+
+    Args:
+        plan: of the query.
+        of_ground: gives the rows of one of its `grounds`.
+        of_view: gives the rows of a view that is made of operators.
+        streams: the tables of the query that no view makes.
+    """
+    frames = []
+    for part in plan.parts:
+        stand_ins, views = dict[int, DataFrame](), dict[str, Stream]()
+        for node in _tops(part.root):
+            if isinstance(node, Scan) and has_operator(node):
+                stand_ins[id(node)] = of_view(node)
+                views[node.table.name] = Stream(df=stand_ins[id(node)])
+            else:
+                stand_ins[id(node)] = of_ground(node)
+        frames.append(runner_of(part, stand_ins, {**streams, **views}).result())
+    first, *others = frames
+    return functools.reduce(lambda a, b: a.unionAll(b.toDF(*first.columns)), others, first)
 
 
 def has_operator(node: PlanNode) -> bool:
     """True if a node is an operator, or there is one below it."""
-    return any(isinstance(one, JoinNode) for one in walk(node))
+    return any(isinstance(one, JoinNode) for one in walk(node, views=True))
 
 
 def grounds(node: PlanNode) -> Iterator[PlanNode]:
@@ -285,21 +305,28 @@ def grounds(node: PlanNode) -> Iterator[PlanNode]:
     if isinstance(node, JoinNode) or not has_operator(node):
         yield node
         return
-    for below in cast("tuple[PlanNode, ...]", node.inputs):
+    for below in made_of(node):
         yield from grounds(below)
 
 
-def uses(planned: Plan) -> Iterator[PlanNode]:
-    """The rows of inputs that a query's operators read, or that come to its result without one."""
-    for part in planned.parts:
-        tops: list[PlanNode] = [part.root, *(below for node in part.joins for below in node.inputs)]
-        for node in tops:
-            yield from (one for one in grounds(node) if not isinstance(one, JoinNode))
+def _tops(node: PlanNode) -> Iterator[PlanNode]:
+    """The `grounds` of a plan, in which a view stands for its own."""
+    if isinstance(node, JoinNode | Scan) or not has_operator(node):
+        yield node
+        return
+    for below in made_of(node):
+        yield from _tops(below)
+
+
+def reads(nodes: Iterable[PlanNode]) -> list[PlanNode]:
+    """The `grounds` of nodes, each once."""
+    return list({id(one): one for node in nodes for one in grounds(node)}.values())
 
 
 def tables_of(node: PlanNode) -> set[str]:
-    """The names of the tables whose rows a node is made of."""
-    return {scan.table.name for scan in walk(node) if isinstance(scan, Scan)}
+    """The names of the tables, of no view, whose rows a node is made of."""
+    scans = (scan for scan in walk(node, views=True) if isinstance(scan, Scan))
+    return {scan.table.name for scan in scans if not scan.table.made_by}
 
 
 def said(node: PlanNode) -> str:
@@ -308,7 +335,8 @@ def said(node: PlanNode) -> str:
     kind = node.kind if node.kind in ("aggregate", "latest", "over", "top") else f"{node.kind} join"
     read = []
     for below in node.inputs:
-        scans = [scan.alias for scan in walk(below) if isinstance(scan, Scan)]
-        read.append("it" if has_operator(below) and len(node.inputs) == 1 else " and ".join(dict.fromkeys(scans)))
+        scans = [scan for scan in walk(below) if isinstance(scan, Scan)]
+        itself = has_operator(below) and len(node.inputs) == 1 and not any(scan.table.made_by for scan in scans)
+        read.append("it" if itself else " and ".join(dict.fromkeys(scan.alias for scan in scans)))
     joined = " and ".join(", ".join(read).rsplit(", ", 1))
     return f"{kind} {'over' if len(node.inputs) == 1 else 'of'} {joined}"

@@ -10,17 +10,26 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, walk
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, PlanNode
 from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.finish import calculated
-from gpu_ops.spark.api.query import PlannedQuery
+from gpu_ops.spark.api.statements import Statement, StatementSet
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldQuery, grounds, said, tables_of, uses
+from gpu_ops.spark.change.old_query import (
+    OldInput,
+    OldOperator,
+    OldStatement,
+    OldStatements,
+    grounds,
+    reads,
+    said,
+    tables_of,
+)
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.plan.changes import sliced
 from gpu_ops.spark.plan.stored_query import differences, said_differences, same_rows
-from gpu_ops.spark.server.present import why_no_result
+from gpu_ops.spark.server.present import why_no_copy, why_no_result
 from gpu_ops.state.address import StateAddress
 
 _SECONDS_A_ROW: Final = 4e-6
@@ -62,24 +71,38 @@ class OperatorChange(NamedTuple):
     why: str
 
 
+class OutputChange(NamedTuple):
+    """A result of either query, and what its sink gets in a change.
+
+    Attributes:
+        name: of the sink, or empty where it has none.
+        becomes: ``"as it was"``: the sink gets nothing. ``"changed"``: it gets the difference. ``"new"``: all rows.
+            ``"dropped"``: it stays as it is.
+        why: what differs, of what is above all operators.
+        unknown: why the old result does not follow from the state, so that only an empty sink can be filled; or empty.
+    """
+
+    name: str
+    becomes: Literal["as it was", "changed", "new", "dropped"]
+    why: str = ""
+    unknown: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class QueryChange:
-    """The effects of a change of a query on its operators, tables and result; `str` shows them.
+    """The effects of a change of a query on its operators, tables and results; `str` shows them.
 
     Attributes:
         operators: of both queries.
         tables: of the new query.
-        result: what of the SELECT differs, empty where nothing does.
+        outputs: the results; one but for a job of several INSERTs.
         version: the number of micro-batches that the old state holds.
-        unknown: why the old query's result does not follow from its state, so that only an empty sink can be filled;
-            empty where it does.
     """
 
     operators: tuple[OperatorChange, ...]
     tables: tuple[TableChange, ...]
-    result: str
+    outputs: tuple[OutputChange, ...]
     version: int
-    unknown: str = ""
 
     @property
     def rows(self) -> int:
@@ -91,13 +114,25 @@ class QueryChange:
         """The tables that are read from their sources' beginnings."""
         return tuple(table.name for table in self.tables if table.origin == "source")
 
+    @property
+    def unknown(self) -> str:
+        """The reason why an old result is not known, so that only an empty sink can be filled; empty where all are."""
+        return next((one.unknown for one in self.outputs if one.unknown), "")
+
     def __str__(self) -> str:
         lines = ["operators"]
         lines += [f"  {x.name}: {x.becomes}{', ' if x.why else ''}{x.why}" for x in self.operators]
-        if self.result:
-            lines.append(f"  result: {self.result}")
-        if self.unknown:
-            lines.append(f"  sink: a new one, to be filled with the whole result, as {self.unknown}")
+        if any(one.name for one in self.outputs):
+            lines.append("sinks")
+        for one in self.outputs:
+            of = f"  {one.name}: " if one.name else "  "
+            gets = {"as it was": "nothing differs", "new": "gets all rows", "dropped": "stays as it is"}
+            if one.unknown:
+                lines.append(f"{of}a new sink, to be filled with the whole result, as {one.unknown}")
+            elif one.name:
+                lines.append(f"{of}{gets.get(one.becomes, 'gets the difference')}{': ' * bool(one.why)}{one.why}")
+            elif one.why:
+                lines.append(f"  result: {one.why}")
         lines.append("tables")
         for table in self.tables:
             if table.origin == "state":
@@ -105,9 +140,10 @@ class QueryChange:
                 lines.append(f"  {table.name}: its rows are in the state{rows}; its source goes on where it stood")
             else:
                 lines.append(f"  {table.name}: its source is read from its beginning: {table.why}")
-        about = max(1, round(self.rows * _SECONDS_A_ROW))
-        sources = f", and for {', '.join(self.reads_sources)} what reading takes" if self.reads_sources else ""
-        lines.append(f"time: about {about} s for {self.rows:,} rows of the state{sources}")
+        if any(table.rows is not None for table in self.tables):
+            about = max(1, round(self.rows * _SECONDS_A_ROW))
+            sources = f", and for {', '.join(self.reads_sources)} what reading takes" if self.reads_sources else ""
+            lines.append(f"time: about {about} s for {self.rows:,} rows of the state{sources}")
         return "\n".join(lines)
 
 
@@ -126,12 +162,26 @@ class TakenRows(NamedTuple):
     missing: tuple[str, ...] = ()
 
 
+def refuse_final(emit: str) -> None:
+    """Refuses a query of which no row is ever taken back.
+
+    Raises:
+        NotBuiltError: it is one.
+    """
+    if emit in ("at_end", "at_watermark"):
+        raise NotBuiltError("a query whose rows are final (emit='at_end', 'at_watermark') is not changed: begin anew")
+
+
 class ChangePlanner:
-    """A change from an old query to a new one: where the rows of each of the new one's tables come from.
+    """A change from old queries to new ones: where the rows of each of the new ones' tables come from.
+
+    An operator that computes the rows that an old one does takes its state over. What another operator or a sink needs
+    of it is its present result. Where a table's rows are not there, its source is read from its beginning, and
+    everything that is made of it is built anew.
 
     Args:
-        planned: the new query.
-        state: the old query's state folder.
+        new: the new queries.
+        state: the old state folder.
         read_again: tables that may be read from their source's beginning.
         missing: what becomes of columns that the state does not hold.
         partitions: of the new query's operators; None for any number.
@@ -139,7 +189,7 @@ class ChangePlanner:
 
     def __init__(
         self,
-        planned: PlannedQuery,
+        new: StatementSet,
         state: StateAddress,
         read_again: Sequence[str],
         missing: Literal["refuse", "null"],
@@ -147,73 +197,110 @@ class ChangePlanner:
     ) -> None:
         if missing not in ("refuse", "null"):
             raise DescriptionError(f"missing={missing!r}; it is 'refuse' or 'null'")
-        self.planned, self.session = planned, planned.session
-        self.old, self._missing = OldQuery(state, self.session), missing
+        self.new, self.session = new, new.statements[0].planned.session
+        self.old, self._missing, self._partitions = OldStatements(state, self.session), missing, partitions
         self._read_again = {name.lower() for name in read_again}
-        unknown = self._read_again - {name.lower() for name in planned.streams}
+        self.streams = {name: side for one in new.used for name, side in one.planned.streams.items()}
+        known = dict(new.tables())
+        unknown = self._read_again - {name.lower() for name in known}
         if unknown:
             raise DescriptionError(f"read_again={sorted(unknown)[0]!r}: the query has no such table")
-        if planned.stored.emit in ("at_end", "at_watermark") or self.old.stored.emit in ("at_end", "at_watermark"):
-            raise NotBuiltError(
-                "a query whose rows are final (emit='at_end', 'at_watermark') is not changed: begin anew"
-            )
+        for stored in (*(one.planned.stored for one in new.used), *(one.stored for one in self.old.statements)):
+            refuse_final(stored.emit)
+        self.operators = [node for one in new.used for node in one.plan.joins]
+        """Of the new queries, those below first."""
         self.taken: dict[int, TakenRows] = {}
         self.tables: dict[str, TableChange] = {}
         self.kept: dict[int, OldOperator] = {}
-        """By node, the operators whose state is copied as it is."""
-        self.all_kept = False
-        """Whether all are, so that only what is above them is another one."""
-        self._choose(partitions)
+        """By node, the operators whose state is taken over."""
+        self._choose(dict(new.tables()))
 
-    def _choose(self, partitions: int | None) -> None:
-        """Finds the rows of each table, and operators that stay."""
-        why = self._take()
-        kept = self._all_as_they_were() or self._kept_without_rows(why)
-        others = {one.partitions for one in kept.values()} - {partitions}
-        if kept and partitions is not None and others:
-            if any(name.lower() not in self._read_again for name in why):
-                raise DescriptionError(
-                    f"partitions={partitions}: an operator is taken over as it is, in {others.pop()} partitions; leave "
-                    "partitions= out, or gpu_ops.rescale() the old state first"
-                )
-            kept = {}
-        if kept:
-            tables = {name for node in self.planned.plan.joins if id(node) in kept for name in tables_of(node)}
-            self.kept = kept
-            again = self._take()
-            if tables & again.keys():  # they are read from their beginning for others, so for these as well
-                self.kept = {}
-                self._take()
-            else:
-                why = again
-        self.all_kept = bool(self.kept) and len(self.kept) == len(self.planned.plan.joins)
-        known = {name.lower() for name in self.old.stored.tables}
-        for name, stream in self.planned.streams.items():
+    def _choose(self, tables: Mapping[str, Stream]) -> None:
+        """Finds operators that stay, and the rows of each table."""
+        why = {name: reason for name, side in tables.items() if (reason := _why_not_kept(side))}
+        why.update((name, "a new table") for name in tables if name.lower() not in self.old.tables)
+        while True:  # what is read from its beginning for one operator is so for all
+            before = len(why)
+            self._keep(why)
+            self._take(why)
+            if len(why) == before:
+                break
+        for name in tables:
             if name not in why:
                 self.tables[name] = TableChange(name, "state", "")
                 continue
-            new = name.lower() not in known
-            if not (new or stream.load is not None or name.lower() in self._read_again):
+            new = name.lower() not in self.old.tables
+            if not (new or tables[name].load is not None or name.lower() in self._read_again):
+                self._check_partitions(name)
                 raise DescriptionError(
                     f"table {name!r}: {why[name]}. So its source has to be read from its beginning: where it still has "
                     f"everything, read_again=[{name!r}]. Else begin anew, or ask for what the state has"
                 )
-            self.tables[name] = TableChange(name, "source", "a new table" if new else why[name])
+            self.tables[name] = TableChange(name, "source", why[name])
 
-    def _take(self) -> dict[str, str]:
-        """Finds the rows that operators read which do not stay; returns why the state has not all of some tables."""
-        stays = {id(use) for node in self.planned.plan.joins if id(node) in self.kept for use in walk(node)}
-        read = [use for use in uses(self.planned.plan) if id(use) not in stays]
-        why = {name: reason for name, side in self.planned.streams.items() if (reason := _why_not_kept(side))}
+    def _keep(self, why: Mapping[str, str]) -> None:
+        """Finds the operators that stay, where tables that are read from their beginning are known."""
+        self.kept = {
+            id(node): same
+            for node in self.operators
+            if not tables_of(node) & why.keys()
+            and (same := self.same(node)) is not None
+            and self._partitions in (None, same.partitions)
+            and why_no_copy(same.description, same.description_of(node)) is None
+        }
+
+    def same(self, node: JoinNode) -> OldOperator | None:
+        """The operator of the old queries that computes the same rows."""
+        return next((one for one in self.old.operators.values() if same_rows(one.node, node)), None)
+
+    def _check_partitions(self, table: str) -> None:
+        """Says where another number of partitions would do."""
+        for node in self.operators:
+            same = self.same(node) if table in tables_of(node) else None
+            if same is not None and self._partitions not in (None, same.partitions):
+                raise DescriptionError(
+                    f"partitions={self._partitions}: an operator is taken over as it is, in {same.partitions} "
+                    "partitions; leave partitions= out, or gpu_ops.rescale() the old state first"
+                )
+
+    def needed(self) -> list[PlanNode]:
+        """Finds what is read of the old state: present results of operators that stay, and rows of inputs."""
+        built = [node for node in self.operators if id(node) not in self.kept]
+        results = [root for one in self.new.outputs if not self.as_it_was(one) for root in one.roots]
+        found = reads([*(below for node in built for below in node.inputs), *results])
+        return [node for node in found if id(node) in self.kept or not isinstance(node, JoinNode)]
+
+    def as_it_was(self, output: Statement) -> bool:
+        """True if a sink gets nothing, as its result is what it was."""
+        old = self.old_of(output)
+        if old is None or len(old.plan.parts) != len(output.plan.parts):
+            return False
+        if any(table in self._read for root in output.roots for table in tables_of(root)):
+            return False
+        return all(same_rows(a.root, b) for a, b in zip(old.plan.parts, output.roots, strict=True))
+
+    def old_of(self, output: Statement) -> OldStatement | None:
+        """The old query whose sink a new one has: that of its name, or the only one if there is one in either."""
+        return self.old.output(output.name, len(self.new.outputs))
+
+    def _take(self, why: dict[str, str]) -> None:
+        """Finds the rows of inputs that are needed, and adds why the state does not have all of some tables."""
+        self._read = set(why)
+        read = self.needed()
         by_time = {
             id(use)
-            for node in self.planned.plan.joins
-            if node.description.by_time
+            for node in self.operators
+            if node.description.by_time and id(node) not in self.kept
             for below in node.inputs
             for use in grounds(below)
         }
         self.taken = {}
         for use in read:
+            if isinstance(use, JoinNode):
+                no_result = why_no_result(self.kept[id(use)].description)
+                if no_result is not None:
+                    why.update((table, f"{said(use)}: {no_result}") for table in tables_of(use) - why.keys())
+                continue
             found = _BY_TIME if id(use) in by_time else self._rows_of(use)
             if isinstance(found, str):
                 why.update((table, found) for table in tables_of(use) - why.keys())
@@ -229,39 +316,6 @@ class ChangePlanner:
                     other = next(iter(tables & why.keys()))
                     why.update((table, f"as {other!r} is") for table in tables - why.keys())
                     again = True
-        return why
-
-    def _same(self, node: JoinNode) -> OldOperator | None:
-        """The operator of the old query that computes the same rows."""
-        return next((one for one in self.old.operators.values() if same_rows(one.node, node)), None)
-
-    def _all_as_they_were(self) -> dict[int, OldOperator]:
-        """The operators of the old query for all those of the new one; none where one of them is another one."""
-        old, new = self.old.plan, self.planned.plan
-        if any(_why_not_kept(side) for side in self.planned.streams.values()) or self.old.why_no_result() is not None:
-            return {}
-        if len(old.joins) != len(new.joins) or [*map(_tops, old.parts)] != [*map(_tops, new.parts)]:
-            return {}
-        pairs = list(zip(old.joins, new.joins, strict=True))
-        if not all(same_rows(*pair) and id(pair[0]) in self.old.operators for pair in pairs):
-            return {}
-        return {id(node): self.old.operators[id(was)] for was, node in pairs}
-
-    def _kept_without_rows(self, why: Mapping[str, str]) -> dict[int, OldOperator]:
-        """Operators that stay as they are, with those below them, as the state lacks rows to build them of."""
-        kept: dict[int, OldOperator] = {}
-        unknown = {name for name, side in self.planned.streams.items() if _why_not_kept(side)}
-        unknown |= self.planned.streams.keys() - self.old.stored.tables.keys()
-        for node in self.planned.plan.joins:
-            direct = {name for below in node.inputs for use in grounds(below) if not isinstance(use, JoinNode)
-                      for name in tables_of(use)}  # fmt: skip
-            below = [one for one in walk(node) if isinstance(one, JoinNode)]
-            same = {id(one): old for one in below if (old := self._same(one)) is not None}
-            whole = len(same) == len(below) and why_no_result(same[id(node)].description) is None
-            whole = whole and not any(one.completed for one in same.values())
-            if direct & why.keys() and not tables_of(node) & unknown and whole:
-                kept |= same
-        return kept
 
     def _rows_of(self, use: PlanNode) -> TakenRows | str:
         """The rows in the state that something is made of, or the reason why there are none."""
@@ -286,8 +340,8 @@ class ChangePlanner:
             return reading.why_not
         (was, old_scan), (now, scan) = _calc_of(reading.node), _calc_of(use)
         if old_scan is None or scan is None:
-            return "it is united with others, or grouped, below its operator"
-        different = next(differences(old_scan, scan), None)
+            return "it is united with others, grouped, or read by a view, below its operator"
+        different = next(differences(old_scan, scan, results=True), None)
         if different is not None:
             return different
         has, needs = _plain(was, old_scan), _needed(now, scan)
@@ -307,51 +361,67 @@ class ChangePlanner:
 
     # --- in words ----------------------------------------------------------------------------
 
-    def described(self) -> QueryChange:
-        """The change in words."""
-        operators, old = [], list(self.old.plan.joins)
-        for node in self.planned.plan.joins:
+    def described(self, *, count: bool) -> QueryChange:
+        """The change in words; ``count``: with the number of rows, which takes reading them."""
+        operators, old = [], [node for plan in self.old.plans for node in plan.joins]
+        for node in self.operators:
             same = next((one for one in old if same_rows(one, node)), None)
             alike = next((one for one in old if one.kind == node.kind and tables_of(one) == tables_of(node)), None)
             was = same or alike
             if was is not None:
                 old.remove(was)
             if same is not None:
-                how = "its state is taken over" if id(node) in self.kept else "built of the rows in the state"
+                how = "its state is taken over" if id(node) in self.kept else "built anew"
                 operators.append(OperatorChange(said(node), "as it was", how))
             elif was is not None:
-                operators.append(OperatorChange(said(node), "changed", next(said_differences(was, node))))
+                why = next(said_differences(was, node, results=True))
+                operators.append(OperatorChange(said(node), "changed", why))
             else:
                 operators.append(OperatorChange(said(node), "new", ""))
         operators += [OperatorChange(said(node), "dropped", "") for node in old]
-        counts = {one: one.rows(self.session).count() for one in {x.reading for x in self.taken.values()}}
         tables = []
         for name, table in self.tables.items():
-            its = {x.reading for use in uses(self.planned.plan) if name in tables_of(use)
-                   for x in [self.taken.get(id(use))] if x is not None}  # fmt: skip
-            tables.append(table._replace(rows=sum(counts[x] for x in its)) if its else table)
-        roots = zip(self.old.plan.parts, self.planned.plan.parts, strict=False)
-        tops = [(a.root, b.root) for a, b in roots]
-        result = next((text for a, b in tops for text in _top_differences(a, b)), "")
-        return QueryChange(tuple(operators), tuple(tables), result, self.old.version, self.old.why_no_result() or "")
+            its = {one for one in self.old.readings if count and table.origin == "state" and one.why_not is None
+                   and {x.lower() for x in tables_of(one.node)} == {name.lower()}}  # fmt: skip
+            taken = its & {x.reading for x in self.taken.values()} or set(list(its)[:1])
+            tables.append(table._replace(rows=sum(x.rows(self.session).count() for x in taken)) if taken else table)
+        return QueryChange(tuple(operators), tuple(tables), tuple(self._outputs()), self.old.version)
 
-    @property
-    def _tops(self) -> dict[int, OldOperator]:
-        """By node, the operators that stay and are read by others."""
-        below = {
-            id(one) for node in self.planned.plan.joins if id(node) in self.kept for x in node.inputs for one in walk(x)
-        }
-        return {number: old for number, old in self.kept.items() if number not in below}
+    def _outputs(self) -> Iterator[OutputChange]:
+        """Yields what becomes of each result."""
+        known = set[str]()
+        for one in self.new.outputs:
+            old = self.old_of(one)
+            if old is None:
+                yield OutputChange(one.name, "new")
+                continue
+            known.add(old.of.name)
+            called = "" if old.of.name.lower() == one.name.lower() else f"it was called {old.of.name}"
+            if self.as_it_was(one):
+                yield OutputChange(one.name, "as it was", called)
+                continue
+            pairs = zip(old.plan.parts, one.roots, strict=False)
+            why = next((text for a, b in pairs for text in _top_differences(a.root, b)), "")
+            said = ", ".join(filter(None, (called, why)))
+            yield OutputChange(one.name, "changed", said, self.old.why_no_result(old) or "")
+        for before in self.old.statements:
+            if before.of.is_output and before.of.name not in known:
+                yield OutputChange(before.of.name, "dropped")
 
     @property
     def readings(self) -> list[OldInput | OldOperator]:
         """The rows that are taken from the old state, each once."""
-        return list(dict.fromkeys([*(taken.reading for taken in self.taken.values()), *self._tops.values()]))
+        found = [self.kept.get(id(node)) or self.taken[id(node)].reading for node in self.needed()
+                 if id(node) in self.kept or id(node) in self.taken]  # fmt: skip
+        return list(dict.fromkeys(found))
 
     def stand_ins(self, rows: Callable[[OldInput | OldOperator], DataFrame]) -> dict[int, DataFrame]:
         """By node, what new operators read where it is made of rows in the old state; ``rows``: gives these."""
-        found = {number: rows(old) for number, old in self._tops.items()}
-        for use in uses(self.planned.plan):
+        found = {}
+        for use in self.needed():
+            if id(use) in self.kept:
+                found[id(use)] = rows(self.kept[id(use)])
+                continue
             taken = self.taken.get(id(use))
             if taken is None:
                 continue
@@ -363,7 +433,7 @@ class ChangePlanner:
             now, scan = _calc_of(use)
             assert scan is not None
             columns = [named_column(theirs).alias(name) for name, theirs in taken.source.items()]
-            types = {x.name: x.dataType for x in self.planned.streams[scan.table.name].df.schema}
+            types = {x.name: x.dataType for x in self.streams[scan.table.name].df.schema}
             columns += [f.lit(None).cast(types[name]).alias(name) for name in taken.missing]
             if scan.row_kind is not None:
                 columns.append(kind.alias(scan.row_kind))
@@ -373,10 +443,10 @@ class ChangePlanner:
         return found
 
 
-def _tops(part: Plan) -> list[int | None]:
-    """The places, among the operators of a SELECT, of those that its rows come from; None for rows without one."""
-    places = {id(node): place for place, node in enumerate(part.joins)}
-    return [places.get(id(node)) for node in grounds(part.root)]
+def _top_differences(old: PlanNode, new: PlanNode) -> Iterator[str]:
+    """Differences above all operators, in words."""
+    if isinstance(old, Calc) and isinstance(new, Calc):
+        yield from (text for text in said_differences(dataclasses.replace(old, input=new.input), new))
 
 
 def _why_not_kept(side: Stream) -> str | None:
@@ -388,18 +458,12 @@ def _why_not_kept(side: Stream) -> str | None:
     return None
 
 
-def _top_differences(old: PlanNode, new: PlanNode) -> Iterator[str]:
-    """Differences above all operators, in words."""
-    if isinstance(old, Calc) and isinstance(new, Calc):
-        yield from (text for text in said_differences(dataclasses.replace(old, input=new.input), new))
-
-
 def _calc_of(node: PlanNode) -> tuple[Calc | None, Scan | None]:
     """The filter and projection of an input's rows, and the input; None for what there is not."""
     node = node.input if isinstance(node, LocalAggregate) else node
     calc = node if isinstance(node, Calc) else None
     below = node if calc is None else calc.input
-    return calc, below if isinstance(below, Scan) else None
+    return calc, below if isinstance(below, Scan) and not below.table.made_by else None
 
 
 def _plain(calc: Calc | None, scan: Scan) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """A query that changes keeps its state: the new query's state is built from the rows that the old one's holds.
 
 What a query has put out so far, folded, follows from the rows of its inputs that are still there, and most operators
-keep these rows. So the new query is run once over them, silently: that fills its state, and gives its result. What the
-sink gets is the difference between the old result and the new one, in one micro-batch. The sources go on in a new
+keep these rows. Operators that compute the same rows as before take their state over. Others are run once, silently,
+over these rows and the present results of those: that fills their state, and gives the new result. What a sink gets is
+the difference between the old result and the new one, in one micro-batch. The sources go on in a new
 checkpoint where the old query's stood. A table of which the state does not hold what the new query needs is read from
 its source's beginning instead, and nothing else is.
 
@@ -11,9 +12,11 @@ interrupted is run again, and goes on where it was. In the new state folder::
 
     changing.json                 names the old one, until the change is done
     change/inputs/<n>             rows of the old state, as Parquet
-    change/checkpoint             of the query that fills the state
-    change/result/batch=<n>       its changelog
-    change/difference             what the sink gets
+    change/checkpoint             of the query that fills the state of operators that are built
+    change/result/batch=<n>       its changelog, or outputs
+    change/filled                 once it is done
+    assembled.json                the manifests of all states, once these are written
+    change/difference/<n>         what each sink gets
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import dataclasses
 import functools
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -32,23 +35,43 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import NotBuiltError, StateError
 from gpu_ops.query.catalyst import java_class
-from gpu_ops.spark.api.query import CHANGED, CHANGING, PlannedQuery, stored_sources, table_of
-from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldQuery
+from gpu_ops.query.nodes import walk
+from gpu_ops.query.relations import Scan
+from gpu_ops.spark.api.outputs import outputs
+from gpu_ops.spark.api.query import CHANGED, CHANGING
+from gpu_ops.spark.api.statements import Statement, StatementSet, as_it_is
+from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldStatements, as_table, grounds, present_rows
 from gpu_ops.spark.change.planner import ChangePlanner
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
-from gpu_ops.spark.driver.executors import as_hadoop_has_it
+from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
-from gpu_ops.spark.plan.stored_query import StoredQuery, folders_of
+from gpu_ops.spark.plan.stored_query import folders_of
+from gpu_ops.spark.plan.stored_statements import (
+    EngineState,
+    StatePlace,
+    StoredStatements,
+    engines_of,
+    folder_at,
+    name_below,
+    places_of,
+)
+from gpu_ops.spark.server.present import AssembledState, StoredOperator, why_no_result
 from gpu_ops.spark.sinks.changes import COUNT, View, net
 from gpu_ops.spark.sources.topics import topics_beside
+from gpu_ops.spark.tasks.state import AssembleState
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import MANIFEST, Manifest
+from gpu_ops.state.manifest import LATEST, MANIFEST, Manifest
 
 _FOLDER: Final = "change"
 _DIFFERENCE: Final = "difference"
+_FILLED: Final = "filled"
+_ASSEMBLED: Final = "assembled.json"
+_OUTPUT: Final = "output_"
+"""What the outputs of the run are called, behind it their number; no view's name has such a column."""
+
 _ROWS_IN_A_FILE: Final = 1_000_000
 _FILES_AT_ONCE: Final = 4
 """Files of rows in one micro-batch that fills the state."""
@@ -59,40 +82,45 @@ class ChangeRun:
 
     Args:
         changing: what is to be done.
-        options: of the new query's operators.
         checkpoint: the new one.
         old: the old one.
+        again: makes the new queries once more.
     """
 
-    def __init__(self, changing: ChangePlanner, options: Mapping[str, Any], checkpoint: str, old: Checkpoint) -> None:
-        self._changing, self._options, self._checkpoint, self._old = changing, options, checkpoint, old
-        self._planned, self._session = changing.planned, changing.session
-        self._state: StateAddress = options["state"]
+    def __init__(
+        self, changing: ChangePlanner, checkpoint: str, old: Checkpoint, again: Callable[[], StatementSet]
+    ) -> None:
+        self._changing, self._checkpoint, self._old, self._again = changing, checkpoint, old, again
+        self._new, self._session = changing.new, changing.session
+        assert self._new.state is not None
+        self._state: StateAddress = self._new.state
         self._files = Files.at(self._state)
         self._below = as_hadoop_has_it(self._state.below(_FOLDER))
+        built = {id(node) for node in changing.operators if id(node) not in changing.kept}
+        self._built = [one for one in self._new.outputs if self._is_built(one, built)]
+        """The outputs that a run over old rows makes: others have no operator that is built."""
 
-    def run(self, write: View | None, *, empty_sink: bool) -> None:
-        """Does all that is left to do."""
+    def _is_built(self, output: Statement, built: Set[int]) -> bool:
+        below = walk(*output.roots, views=True)
+        again = {name for name, table in self._changing.tables.items() if table.origin == "source"}
+        return any(id(node) in built or (isinstance(node, Scan) and node.table.name in again) for node in below)
+
+    def run(self, views: Mapping[str, View], *, empty_sink: bool) -> None:
+        """Does all that is left to do.
+
+        Args:
+            views: by the names of outputs, what brings a micro-batch into their sinks; nothing is written without.
+            empty_sink: whether the sinks get all rows.
+        """
         self._check()
         query_id = self._begin()
-        built = dataclasses.replace(self._old, query_id=query_id) if self._changing.all_kept else self._built()
-        self._copy(built)
-        difference = self._difference(empty_sink=empty_sink)
-        if write is not None:
-            _write(write, difference, built.query_id, built.version - 1)
-        self._finish(built)
-
-    def _copy(self, built: Checkpoint) -> None:
-        """Copies the state of operators that stay."""
-        whole = self._changing.all_kept
-        for node, folder in folders_of(self._planned.plan, self._state):
-            old = self._changing.kept.get(id(node))
-            if old is not None and (old.is_last or not whole):
-                old.copy(self._session, folder, built.query_id, built.version, whole=whole)
-            files = Files.at(folder)
-            manifest = Manifest.read(files) if self._changing.kept else None
-            if manifest is not None and manifest.join_number is not None:  # there were less where others stay
-                _write_text(files, MANIFEST, dataclasses.replace(manifest, join_number=None).to_json())
+        build = self._fill() if self._built else dataclasses.replace(self._old, query_id=query_id)
+        self._assemble(build)
+        for output in self._new.outputs:
+            difference = self._difference(output, empty_sink=empty_sink or not views)
+            if views:
+                _write(views[output.name], difference, build.query_id, build.version - 1)
+        self._finish(build)
 
     def _check(self) -> None:
         """Refuses what is not as it has to be, before anything is changed."""
@@ -108,9 +136,9 @@ class ChangeRun:
                 f"state folder {old.state} belongs to query {old.query_id}, and the checkpoint to "
                 f"{self._old.query_id}: give those of one query"
             )
-        for name, table in self._changing.tables.items():
-            if table.origin == "state" and self._planned.streams[name].df.isStreaming:
-                for source in sources_of(self._planned.streams[name].df):
+        for name, side in self._new.tables():
+            if self._changing.tables[name].origin == "state" and side.df.isStreaming:
+                for source in sources_of(side.df):
                     self._number_in_old(name, source)
 
     def _number_in_old(self, table: str, source: StreamSource) -> int:
@@ -140,8 +168,9 @@ class ChangeRun:
 
     def _number_in_build(self, source: StreamSource) -> int:
         """The number of a source in the checkpoint of the run that filled the state."""
-        loads = [one.number for one in self._sources if one.same_load(source)]
-        return loads[0] if loads else next(x.number for x in self._sources if x.description == source.description)
+        sources = sources_of(self._filling)
+        loads = [one.number for one in sources if one.same_load(source)]
+        return loads[0] if loads else next(x.number for x in sources if x.description == source.description)
 
     def _begin(self) -> str:
         """Marks the new folder as one that is being filled, if it is new or was marked so.
@@ -149,7 +178,10 @@ class ChangeRun:
         Returns:
             An id for the new query, if no query is run to fill the folder.
         """
-        content = {"other": str(self._changing.old.state), "query": self._planned.stored.text}
+        content = {
+            "other": str(self._changing.old.state),
+            "query": [one.planned.stored.text for one in self._new.statements],
+        }
         found = self._files.read(CHANGING)
         query_id = str(uuid.uuid4()) if found is None else json.loads(found.to_pybytes()).pop("query_id")
         content["query_id"] = query_id
@@ -158,7 +190,7 @@ class ChangeRun:
                 f"state folder {self._state} is being filled by another change: give state= and checkpoint= new folders"
             )
         if found is None:
-            if StoredQuery.read(self._files) is not None or Manifest.read(self._files) is not None:
+            if StoredStatements.read(self._files) is not None or Manifest.read(self._files) is not None:
                 raise StateError(f"state folder {self._state} has a query's state: give state= a new folder")
             self._files.create(CHANGING, json.dumps(content).encode())
         return query_id
@@ -176,55 +208,195 @@ class ChangeRun:
         configuration = self._session._jsparkSession.sessionState().newHadoopConf()
         return bool(path.getFileSystem(configuration).exists(path))
 
-    def _built(self) -> Checkpoint:
+    @functools.cached_property
+    def _filling(self) -> DataFrame:
+        """The changelog, or the outputs, of the new queries over the rows of the old state."""
+        stand_ins = self._changing.stand_ins(self._streamed)
+        made = dict[str, DataFrame]()
+        for one in self._new.used:
+            roots = {id(root) for output in self._built for root in walk(*output.roots, views=True)}
+            if id(one.roots[0]) not in roots:
+                continue
+            rows = one.planned.changelog(one.options, stand_ins, made)
+            if one in self._built:
+                made[f"{_OUTPUT}{self._built.index(one)}"] = rows
+            if not (one.is_output and one.as_view is as_it_is):
+                made[one.name] = one.as_view(rows)
+        frames = {name: made[name] for name in (f"{_OUTPUT}{number}" for number in range(len(self._built)))}
+        return outputs(**frames) if len(frames) > 1 else next(iter(frames.values()))
+
+    def _streamed(self, reading: OldInput | OldOperator) -> DataFrame:
+        """Rows of the old state as a stream."""
+        frame = self._frames[reading]
+        read = self._session.readStream.schema(frame.schema).option("maxFilesPerTrigger", _FILES_AT_ONCE)
+        return _as_changelog(read.parquet(self._input(reading)), frame.schema)
+
+    def _static(self, reading: OldInput | OldOperator) -> DataFrame:
+        """Rows of the old state at once."""
+        schema = self._frames[reading].schema
+        return _as_changelog(self._session.read.schema(schema).parquet(self._input(reading)), schema)
+
+    def _input(self, reading: OldInput | OldOperator) -> str:
+        """The place of rows of the old state, which are read from it once."""
+        return self._part(f"inputs/{list(self._frames).index(reading)}", lambda: self._frames[reading])
+
+    @functools.cached_property
+    def _frames(self) -> dict[OldInput | OldOperator, DataFrame]:
+        """The rows that are taken from the old state; behind them those of which only an old result is made."""
+        old = self._changing.old
+        nodes = [
+            node for one in old.statements if one.of.is_output for part in one.plan.parts for node in grounds(part.root)
+        ]
+        of_results = [old.operators[id(node)] for node in nodes if id(node) in old.operators]
+        every = dict.fromkeys([*self._changing.readings, *of_results])
+        known = (one for one in every if isinstance(one, OldInput) or why_no_result(one.description) is None)
+        return {one: one.rows(self._session) for one in known}
+
+    def _fill(self) -> Checkpoint:
         """Fills the new state, and keeps the changelog that comes out; returns the checkpoint of that."""
-        numbers = {reading: number for number, reading in enumerate(self._changing.readings)}
-
-        def rows(reading: OldInput | OldOperator) -> DataFrame:
-            frame = reading.rows(self._session)
-            location = self._part(f"inputs/{numbers[reading]}", lambda: frame)
-            read = self._session.readStream.schema(frame.schema).option("maxFilesPerTrigger", _FILES_AT_ONCE)
-            return _as_changelog(read.parquet(location), frame.schema)
-
-        changes = self._planned.changelog(self._options, self._changing.stand_ins(rows))
-        below = self._below
+        changes, below = self._filling, self._below
 
         def keep(batch: DataFrame, number: int) -> None:
             batch.write.mode("overwrite").parquet(f"{below}/result/batch={number}")
 
-        if not self._has(_DIFFERENCE):  # later it would read on, past what the sink was given
+        if not self._has(_FILLED):  # later it would read on, past what the sink was given
             writer = changes.writeStream.foreachBatch(keep).option("checkpointLocation", f"{below}/checkpoint")
             names = ", ".join(plan.name for plan in plans_of(changes))
             writer.queryName(f"{names}: change").trigger(availableNow=True).start().awaitTermination()
-        self._sources = sources_of(changes)
-        return Checkpoint.read(self._session, f"{below}/checkpoint", self._sources)
+            self._part(_FILLED, lambda: self._session.range(0))
+        return Checkpoint.read(self._session, f"{below}/checkpoint", sources_of(changes))
+
+    def _assemble(self, build: Checkpoint) -> None:
+        """Gives the engines of the new query the states of operators that stay, and of those that were built."""
+        content = self._files.read(_ASSEMBLED)
+        if content is None:
+            made: dict[str, Any] = self._assembled(build)
+            _write_text(self._files, _ASSEMBLED, json.dumps(made))
+        else:
+            made = json.loads(content.to_pybytes())
+        for folder, text in made["manifests"].items():
+            _write_text(Files.at(folder_at(self._state, folder)), MANIFEST, text)
+        for folder in made["drop"]:
+            files = Files.at(folder_at(self._state, folder))
+            files.delete([MANIFEST])
+            files.delete_folder("p")
+
+    def _assembled(self, build: Checkpoint) -> dict[str, Any]:
+        """Writes the states of all engines.
+
+        Returns:
+            The manifests that they get, by folder, and folders that fall away.
+        """
+        filled = {one.folder: one for one in engines_of(self._filling, self._state)} if self._built else {}
+        there = places_of(list(filled.values()))
+        manifests = dict[str, str]()
+        for engine in engines_of(self._new.changes, self._state):
+            states = {
+                own: state for own in engine.operators if (state := self._state_of(own, build, there)) is not None
+            }
+            if not states:
+                continue  # it is over static inputs alone
+            partitions = {state.manifest.partitions for state in states.values()}
+            together = states.keys() == engine.operators.keys() and partitions == {engine.plan.partitions}
+            parts = [engine] if together else [*self._apart(engine)]
+            for part in parts:
+                its = {name: states[own] for own, name in part.operators.items() if own in states}
+                if not its:
+                    continue
+                (cut,) = {state.manifest.partitions for state in its.values()}
+                wanted = dataclasses.replace(part.plan.manifest(build.query_id, None), partitions=cut)
+                present = Manifest.read(Files.at(folder_at(self._state, part.folder)))
+                as_it_is = present is not None and all(
+                    there.get(own) == StatePlace(part.folder, name) and own not in self._kept_names
+                    for own, name in part.operators.items()
+                )
+                if as_it_is and present is not None and present.digest == wanted.digest:
+                    wanted = dataclasses.replace(present, join_number=None, union_order=wanted.union_order)
+                else:
+                    wanted = dataclasses.replace(wanted, generation=0 if present is None else present.generation + 1)
+                    self._write_state(AssembledState(folder_at(self._state, part.folder), wanted, build.version, its))
+                manifests[part.folder] = wanted.to_json()
+        return {"manifests": manifests, "drop": [folder for folder in filled if folder not in manifests]}
+
+    def _write_state(self, state: AssembledState) -> None:
+        why = state.why_not()
+        if why is not None:
+            raise NotBuiltError(f"the state of an operator cannot be taken over: {why}: begin anew")
+        make_importable(self._session)
+        numbers = self._session.range(0, state.manifest.partitions, 1, state.manifest.partitions)
+        numbers.mapInArrow(AssembleState(state), numbers.schema).collect()
+
+    @staticmethod
+    def _apart(engine: EngineState) -> Iterator[EngineState]:
+        """The operators of an engine as engines of their own."""
+        for own, plan in zip(engine.operators, engine.plan.in_task, strict=True):
+            alone = dataclasses.replace(plan, dataflow=None, chained=(), union_order=None)
+            yield EngineState(own, alone, {own: ""})
+
+    def _state_of(self, own: str, build: Checkpoint, there: Mapping[str, StatePlace]) -> StoredOperator | None:
+        """The state of a new operator by the name of the folder that is its own; None where it has none."""
+        if own in self._kept_names:
+            return self._changing.old.place_of(self._kept_names[own])
+        place = there.get(own)
+        if place is None:
+            return None
+        address = folder_at(self._state, place.folder)
+        manifest = Manifest.read(Files.at(address))
+        return None if manifest is None else StoredOperator(address, build.version, place.vertex, manifest)
 
     @functools.cached_property
-    def _changes(self) -> DataFrame:
-        """The changelog of the new query, as it will run."""
-        return self._planned.changelog(self._options)
+    def _kept_names(self) -> dict[str, str]:
+        """By the names of the folders that are new operators' own, the old one's, of operators that stay."""
+        found = dict[str, str]()
+        for one in self._new.used:
+            for node, address in folders_of(one.plan, folder_at(self._state, one.folder)):
+                old, own = self._changing.kept.get(id(node)), name_below(address.identity, self._state)
+                if old is not None and own is not None:
+                    found[own] = old.own
+                    for side in range(len(node.inputs)):  # of inputs that are made retractions first
+                        latest = [f"{name}/{LATEST}/{side}".lstrip("/") for name in (own, old.own)]
+                        found[latest[0]] = latest[1]
+        return found
 
-    def _difference(self, *, empty_sink: bool) -> DataFrame:
-        """Gives the rows that are no more, and those that are new, which the sink gets."""
-        schema = self._changes.schema
+    def _difference(self, output: Statement, *, empty_sink: bool) -> DataFrame:
+        """Gives the rows that are no more, and those that are new, which a sink gets."""
+        schema, changing = output.changes.schema, self._changing
 
         def rows() -> DataFrame:
-            old = self._changing.old
-            if self._changing.all_kept:
-                new = old.result(self._session, self._planned.plan)
-            else:
-                new = self._session.read.schema(schema).parquet(f"{self._below}/result/*")
-            return _net(schema, new, None if empty_sink else old.result(self._session))
+            if changing.as_it_was(output) and not empty_sink:
+                return self._session.createDataFrame([], schema)
+            old = changing.old_of(output)
+            before = None if empty_sink or old is None else changing.old.result(old, self._static)
+            return _net(schema, self._result(output), before)
 
-        return _as_changelog(self._session.read.schema(schema).parquet(self._part(_DIFFERENCE, rows)), schema)
+        name = f"{_DIFFERENCE}/{self._new.outputs.index(output)}"
+        return _as_changelog(self._session.read.schema(schema).parquet(self._part(name, rows)), schema)
+
+    def _result(self, output: Statement) -> DataFrame:
+        """The result of a new query."""
+        if output in self._built:
+            schema, number = self._filling.schema, self._built.index(output)
+            kept = self._session.read.schema(schema).parquet(f"{self._below}/result/*")
+            if len(self._built) == 1:
+                return kept
+            name = f"{_OUTPUT}{number}"
+            return kept.where(f.col(name).isNotNull()).select(f"{name}.*")
+        stand_ins = self._changing.stand_ins(self._static)
+
+        def of_view(scan: Scan) -> DataFrame:
+            view = next(one for one in self._new.used if one.name.lower() == scan.table.name.lower())
+            rows = present_rows(view.plan, lambda node: stand_ins[id(node)], of_view, view.planned.streams)
+            return as_table(rows, scan)
+
+        return present_rows(output.plan, lambda node: stand_ins[id(node)], of_view, output.planned.streams)
 
     def _finish(self, build: Checkpoint) -> None:
         """Writes the new checkpoint, and opens the new folder in place of the old one."""
-        of_table = {name: sources_of(side.df) for name, side in self._planned.streams.items() if side.df.isStreaming}
         parts: list[tuple[Checkpoint, int]] = []
-        sources = sources_of(self._changes)
+        new = self._again()  # as it is made when it starts: states that are there decide which operators go together
+        sources = sources_of(new.changes)
         for source in sources:
-            table = table_of(source, of_table)
+            table = new.table_of(source)
             if table is not None and self._changing.tables[table].origin == "state":
                 parts.append((self._old, self._number_in_old(table, source)))
             else:
@@ -233,15 +405,16 @@ class ChangeRun:
             self._session, self._checkpoint, build.query_id, build.version - 1, parts, build=build, sources=sources,
             beside=topics_beside(self._session, parts),
         )  # fmt: skip
-        stored = dataclasses.replace(self._planned.stored, sources=stored_sources(self._changes, self._planned.streams))
-        stored.write(self._files)
+        new.write()
         _put(Files.at(self._changing.old.state), CHANGED, self._state)
         self._files.delete([CHANGING])
 
 
-def undo(planned: PlannedQuery, state: StateAddress, options: Mapping[str, Any], write: View | None) -> None:
-    """Gives a sink the result that an old query had, and opens its state folder again; see `gpu_ops.undo_change`."""
-    session, files = planned.session, Files.at(state)
+def undo(old_queries: StatementSet, views: Mapping[str, View]) -> None:
+    """Gives sinks the results that old queries had, and opens their state folder again; see `gpu_ops.undo_change`."""
+    state = old_queries.state
+    assert state is not None
+    session, files = old_queries.statements[0].planned.session, Files.at(state)
     content = files.read(CHANGED)
     if content is None:
         raise StateError(
@@ -250,16 +423,23 @@ def undo(planned: PlannedQuery, state: StateAddress, options: Mapping[str, Any],
     other = StateAddress.of(json.loads(content.to_pybytes())["other"])
     if Files.at(other).read(CHANGING) is not None:
         raise StateError(f"the change into state folder {other} was not done to its end: run it again first")
-    new, old = OldQuery(other, session), OldQuery(state, session)
+    new, old = OldStatements(other, session), OldStatements(state, session)
     for one in (new, old):
         one.check_stopped(session)
-        why = one.why_no_result()
-        if write is not None and why is not None:
-            raise NotBuiltError(f"the change cannot be undone in the sink: {why}")
-    if write is not None:
-        schema = planned.changelog(options).schema
-        difference = _net(schema, old.result(session), new.result(session)).localCheckpoint()
-        _write(write, _as_changelog(difference, schema), new.query_id, new.version)
+    differences = []
+    for output in old_queries.outputs if views else ():
+        was, now = (one.output(output.name, len(old_queries.outputs)) for one in (old, new))
+        if was is None or now is None:
+            continue  # the other query had no such sink
+        for one, of in ((new, now), (old, was)):
+            why = one.why_no_result(of)
+            if why is not None:
+                raise NotBuiltError(f"the change cannot be undone in the sink: {why}")
+        schema = output.changes.schema
+        before, after = (one.result(of, lambda x: x.rows(session)) for one, of in ((old, was), (new, now)))
+        differences.append((views[output.name], _as_changelog(_net(schema, before, after).localCheckpoint(), schema)))
+    for view, difference in differences:
+        _write(view, difference, new.query_id, new.version)
     _put(Files.at(other), CHANGED, state)
     files.delete([CHANGED])
 

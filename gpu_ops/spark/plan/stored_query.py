@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, Self
 
 from pyspark.sql import SparkSession
 from pyspark.sql import types as st
@@ -17,12 +17,12 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Emit, as_written
 from gpu_ops.errors import StateError
 from gpu_ops.fields import decoded, encoded
-from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union, walk
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union, made_of, walk
 from gpu_ops.query.plan import MultiWay, plan
 from gpu_ops.query.relations import Scan, Table
-from gpu_ops.spark.driver.stream_sources import StreamSource
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import description_differences
 
 QUERY: Final = "query.json"
 """The file of a query in its state folder: beside the manifest of its operator, or above the folders of several."""
@@ -32,18 +32,6 @@ OF_TABLE: Final = (
     "name", "schema", "row_kind", "unique_key", "updates", "event_times", "sequence_by", "ttl_ms", "grows",
 )  # fmt: skip
 """The fields of a table that the file has."""
-
-
-class StoredSource(NamedTuple):
-    """A source of a query, in the order in which its checkpoint counts them.
-
-    Attributes:
-        table: the query's table that it belongs to; None for one that this package made.
-        source: the source.
-    """
-
-    table: str | None
-    source: StreamSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +45,6 @@ class StoredQuery:
         multi_way: as in `gpu_ops.sql`.
         emit: likewise.
         operators: how many it has.
-        sources: of its checkpoint; empty where that is not known.
     """
 
     text: str
@@ -66,11 +53,18 @@ class StoredQuery:
     multi_way: MultiWay
     emit: Emit
     operators: int
-    sources: tuple[StoredSource, ...] = ()
 
-    def plan(self, session: SparkSession) -> Plan:
-        """Plans the query as it was planned."""
-        return plan(self.text, self.tables, session, schemas=self.schemas, emit=self.emit, multi_way=self.multi_way)
+    def plan(self, session: SparkSession, views: Mapping[str, tuple[object, ...]] | None = None) -> Plan:
+        """Plans the query as it was planned.
+
+        Args:
+            session: the session.
+            views: by name the roots of the plans of those of its tables that other queries make.
+        """
+        tables = {
+            name: dataclasses.replace(table, made_by=of_name(views or {}, name)) for name, table in self.tables.items()
+        }
+        return plan(self.text, tables, session, schemas=self.schemas, emit=self.emit, multi_way=self.multi_way)
 
     def _content(self) -> dict[str, Any]:
         tables = {
@@ -82,8 +76,6 @@ class StoredQuery:
             content["operators"] = self.operators
         if self.emit != "at_end":
             content["emit"] = self.emit
-        if self.sources:
-            content["sources"] = [[one.table, one.source.to_dict()] for one in self.sources]
         return content
 
     @classmethod
@@ -97,12 +89,9 @@ class StoredQuery:
         for name, given in content["tables"].items():
             schemas[name] = st.StructType.fromJson(json.loads(given.pop("spark")))
             tables[name] = decoded(Table, given)
-        sources = tuple(
-            StoredSource(table, StreamSource.from_dict(source)) for table, source in content.get("sources", ())
-        )
         return cls(
             content["query"], tables, schemas, content["multi_way"], content.get("emit", "at_end"),
-            content.get("operators", 1), sources,
+            content.get("operators", 1),
         )  # fmt: skip
 
     def same_text(self, other: StoredQuery) -> bool:
@@ -181,46 +170,74 @@ def _content(files: Files) -> dict[str, Any]:
 # --- plans that are compared ------------------------------------------------------------------------
 
 
-def differences(old: PlanNode, new: PlanNode) -> Iterator[str]:
-    """Yields in words what is different in two plans; nothing where they compute the same rows of the same inputs."""
+def differences(old: PlanNode, new: PlanNode, *, results: bool = False) -> Iterator[str]:
+    """Yields in words what is different in two plans; nothing where they compute the same rows of the same inputs.
+
+    Args:
+        old: a plan.
+        new: another one.
+        results: whether only what follows from the rows counts, and not how changes are told (``emit=``), nor after
+            which time rows are forgotten (``ttl=``).
+    """
     if type(old) is not type(new):
         yield f"{_named(new)} is in the place of {_named(old)}"
         return
     if isinstance(old, Scan) and isinstance(new, Scan):
-        fields = ("name", "row_kind", "unique_key", "updates", "sequence_by", "ttl_ms")
-        for field in fields:
-            was, now = getattr(old.table, field), getattr(new.table, field)
-            if was != now:
-                yield f"input {new.table.name!r}: {field} is {now!r}, and was {was!r}"
-        return
-    if isinstance(old, Calc) and isinstance(new, Calc):
+        yield from _of_inputs(old.table, new.table, results=results)
+    elif isinstance(old, Calc) and isinstance(new, Calc):
         yield from _different("WHERE", " AND ".join(old.where), " AND ".join(new.where))
         yield from _different("SELECT", _selected(old), _selected(new))
         yield from _different("the column of row kinds", str(old.row_kind), str(new.row_kind))
     elif isinstance(old, JoinNode) and isinstance(new, JoinNode):
-        if old.description.to_json() != new.description.to_json():
-            yield f"{_named(new)} is described otherwise"
+        described = _described(old, results=results), _described(new, results=results)
+        if described[0] != described[1]:
+            yield next(description_differences(*described), f"{_named(new)} is described otherwise")
     elif isinstance(old, LocalAggregate) and isinstance(new, LocalAggregate):
         one, other = (dataclasses.replace(node, input=old.input) for node in (old, new))
         if one != other:
             yield "groups of rows before the shuffle are others"
-    below = cast("tuple[PlanNode, ...]", old.inputs), cast("tuple[PlanNode, ...]", new.inputs)
+    below = made_of(old), made_of(new)
     if len(below[0]) != len(below[1]):
         yield f"{_named(new)} has {len(below[1])} inputs, and had {len(below[0])}"
         return
     for was, now in zip(*below, strict=True):
-        yield from differences(was, now)
+        yield from differences(was, now, results=results)
 
 
-def said_differences(old: PlanNode, new: PlanNode) -> Iterator[str]:
+def _of_inputs(old: Table, new: Table, *, results: bool) -> Iterator[str]:
+    """Differences of two inputs; of views the order of columns counts, as their plans have other names."""
+    for field in ("name", "row_kind", "unique_key", "updates", "sequence_by", *([] if results else ["ttl_ms"])):
+        was, now = getattr(old, field), getattr(new, field)
+        if was != now:
+            yield f"input {new.name!r}: {field} is {now!r}, and was {was!r}"
+    if (old.made_by or new.made_by) and old.schema.names != new.schema.names:
+        yield f"view {new.name!r} has the columns {', '.join(new.schema.names)}, and had {', '.join(old.schema.names)}"
+
+
+def _described(node: JoinNode, *, results: bool) -> dict[str, Any]:
+    """An operator's description as it is compared."""
+    described: dict[str, Any] = json.loads(node.description.to_json())
+    if results:
+        described.pop("emit", None)
+        for source in described["inputs"]:
+            source.pop("ttl_ms", None)
+    return described
+
+
+def of_name(views: Mapping[str, tuple[object, ...]], name: str) -> tuple[object, ...]:
+    """The roots of the plan of a view, whose name is told without regard to case; none of a table that is none."""
+    return next((roots for view, roots in views.items() if view.lower() == name.lower()), ())
+
+
+def said_differences(old: PlanNode, new: PlanNode, *, results: bool = False) -> Iterator[str]:
     """Yields the `differences` of two plans with columns as the queries write them."""
     scans = [node.alias for node in walk(old, new) if isinstance(node, Scan)]
-    yield from (as_written(text, scans) for text in differences(old, new))
+    yield from (as_written(text, scans) for text in differences(old, new, results=results))
 
 
 def same_rows(old: PlanNode, new: PlanNode) -> bool:
-    """True if two plans compute the same rows of the same inputs."""
-    return next(differences(old, new), None) is None
+    """True if two plans compute the same rows of the same inputs, however they tell of changes."""
+    return next(differences(old, new, results=True), None) is None
 
 
 def _different(what: str, was: str, now: str) -> Iterator[str]:

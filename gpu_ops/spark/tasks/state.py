@@ -1,16 +1,18 @@
-"""Tasks that read a state folder: the present result of an operator, and copies of its state."""
+"""Tasks that read state folders: the present result of an operator, and states made of those of operators elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import pyarrow as pa
 
-from gpu_ops.spark.server.present import StoredOperator
+from gpu_ops.spark.server.present import AssembledState, StoredOperator
 from gpu_ops.spark.tasks.arrow import ArrowTask
 from gpu_ops.spark.tasks.engine import look_in, program_paths
-from gpu_ops.state.address import StateAddress
-from gpu_ops.state.manifest import Manifest
+
+_AT_ONCE: Final = 1 << 16
+"""Rows that go to Spark in one batch."""
 
 
 class PresentResult(ArrowTask):
@@ -31,29 +33,25 @@ class PresentResult(ArrowTask):
         for batch in batches:
             for partition in batch.column(0).to_pylist():
                 for rows in self._operator.result(partition):
-                    yield from rows.to_batches()
+                    yield from rows.to_batches(_AT_ONCE)
 
 
-class CopyState(ArrowTask):
-    """Function for ``mapInArrow``: takes numbers of partitions, copies what an operator has there, and yields them.
+class AssembleState(ArrowTask):
+    """Function for ``mapInArrow``: takes numbers of partitions, writes the state of each, and yields them.
 
     Args:
-        operator: the operator; of a dataflow as a whole where it has no name.
-        to: the folder to write to.
-        manifest: the manifest that this folder gets.
-        version: the number of micro-batches that the copy stands for.
+        state: the state.
     """
 
-    __name__ = "gpu_join_copy"
+    __name__ = "gpu_join_assemble"
 
-    def __init__(self, operator: StoredOperator, to: StateAddress, manifest: Manifest, version: int) -> None:
-        self._operator, self._to, self._manifest, self._version = operator, to, manifest, version
-        self._paths = program_paths()
+    def __init__(self, state: AssembledState) -> None:
+        self._state, self._paths = state, program_paths()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copies each partition named."""
+        """Writes each partition named."""
         look_in(self._paths)
         for batch in batches:
             for partition in batch.column(0).to_pylist():
-                self._operator.copy(partition, self._to, self._manifest, self._version)
+                self._state.write(partition)
             yield batch

@@ -1,0 +1,218 @@
+"""Random dataflows that are changed into others without Spark: rows of inputs out of a state into new engines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from oracle.dataflows import expected, operators, sources, sql, trace
+from oracle.drive import ROW_KIND, Event, fold, tables
+from oracle.sql import FoldedInput
+
+from gpu_ops.descriptions.dataflow import Dataflow
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.server.present import StoredOperator, why_no_result, why_no_rows
+from gpu_ops.spark.server.stored_rows import TableAtVersion
+from gpu_ops.spark.wire.command import ApplyCommand, Wire
+from gpu_ops.spark.wire.hashes import partition_of
+from gpu_ops.state.address import StateAddress
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
+
+EMITS = ["per_event", "per_batch"]
+
+
+def wire_of(inputs: Sequence[Input]) -> tuple[Wire, pa.Schema]:
+    """Each column of each input in a column of its own."""
+    columns, fields = [], [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
+    for number, source in enumerate(inputs):
+        kinds = [] if source.row_kind is None else [pa.field(source.row_kind, pa.string())]
+        for field in (*source.schema, *kinds):
+            fields.append(pa.field(f"c{len(columns)}", field.type))
+            columns.append((*(field.name if n == number else None for n in range(len(inputs))), fields[-1].name))
+    return Wire("__side", "__order", tuple(columns)), pa.schema(fields)
+
+
+def packed(wire: Wire, schema: pa.Schema, batch: dict[str, Any]) -> pa.Table:
+    parts = []
+    for side, (table, order) in enumerate(zip(batch["inputs"], batch["orders"], strict=True)):
+        own = {column[-1]: table[column[side]] for column in wire.union_columns if column[side] is not None}
+        own |= {"__side": pa.array([side] * len(table), pa.int8()), "__order": pa.array(order, pa.int64())}
+        parts.append(pa.table([own.get(x.name, pa.nulls(len(table), x.type)) for x in schema], schema=schema))
+    return pa.concat_tables(parts)
+
+
+def divided(flow: Dataflow, batch: dict[str, Any], partitions: int) -> list[dict[str, Any]]:
+    """A micro-batch's rows of each partition."""
+    parts: list[dict[str, Any]] = [{"inputs": [], "orders": []} for _ in range(partitions)]
+    for number, (table, order) in enumerate(zip(batch["inputs"], batch["orders"], strict=True)):
+        columns = [table[by.columns[number]].cast(by.type).combine_chunks() for by in flow.shuffled_by]
+        target = partition_of(columns, table.num_rows, partitions) if columns else np.zeros(table.num_rows, np.int64)
+        for partition, part in enumerate(parts):
+            mine = np.flatnonzero(target == partition)
+            part["inputs"].append(table.take(pa.array(mine)))
+            part["orders"].append(np.asarray(order)[mine])
+    return parts
+
+
+class StoredFlow:
+    """A dataflow whose partitions keep their state in a folder."""
+
+    def __init__(self, flow: Dataflow, folder: Path, partitions: int, rng: random.Random) -> None:
+        self.flow, self.address, self.version = flow, StateAddress.of(str(folder)), 0
+        self.wire, self._schema = wire_of(flow.inputs)
+        options = rng.choice([{}, {"snapshot_every": 1}, {"snapshot_every": 3}])
+        self._partitions = [
+            PartitionState(
+                ApplyCommand(
+                    "j", self.address, flow.to_json(), "q", 0, number, partitions, "cpu", self.wire, options,
+                )
+            )
+            for number in range(partitions)
+        ]  # fmt: skip
+        self.changes: list[Any] = []
+
+    def process(self, batch: dict[str, Any]) -> None:
+        parts = divided(self.flow, batch, len(self._partitions))
+        for partition, part in zip(self._partitions, parts, strict=True):
+            applied = partition.apply(self.version, packed(self.wire, self._schema, part), self.wire)
+            self.changes += rows_of(applied.changelog)
+        self.version += 1
+
+    def close(self) -> None:
+        for partition in self._partitions:
+            partition.close()
+
+    def rows(self, source: Input, rng: random.Random) -> pa.Table:
+        """The rows of an input, of any operator that reads it from outside."""
+        readers = [
+            (vertex, side)
+            for vertex in self.flow.operators
+            for side, name in enumerate(vertex.sources)
+            if name == source.name and why_no_rows(vertex.description, side) is None
+        ]
+        vertex, side = rng.choice(readers)
+        table = TableAtVersion.of(self.address, f"{vertex.name}.{vertex.description.sides[side]}", self.version)
+        schema = source.schema
+        batches = [batch for n in range(len(self._partitions)) for batch in table.read(n)]
+        found = pa.Table.from_batches(batches, table.schema)
+        found = pa.Table.from_arrays(found.columns[: len(schema)], schema=schema)
+        return found if source.row_kind is None else found.append_column(ROW_KIND, pa.array(["+I"] * len(found)))
+
+    def result(self) -> Counter[Any]:
+        """The present result of the last operator."""
+        manifest = Manifest.of(Files.at(self.address))
+        stored = StoredOperator(self.address, self.version, self.flow.operators[-1].name, manifest)
+        return fold([row for n in range(len(self._partitions)) for table in stored.result(n) for row in rows_of(table)])
+
+
+def rows_of(changelog: pa.Table) -> list[tuple[str, tuple[Any, ...]]]:
+    return [(kind, tuple(row)) for kind, *row in zip(*(c.to_pylist() for c in changelog.columns), strict=True)]
+
+
+def has_rows(flow: Dataflow, source: Input) -> bool:
+    """Whether an operator that reads an input keeps its rows."""
+    return any(
+        name == source.name and why_no_rows(vertex.description, side) is None
+        for vertex in flow.operators
+        for side, name in enumerate(vertex.sources)
+    )
+
+
+def flow_of(rng: random.Random, inputs: Sequence[Input], emit: str) -> Dataflow:
+    return Dataflow(tuple(inputs), operators(rng, inputs, emit, alike=rng.random() < 0.5))
+
+
+def check(seed: int, folder: Path) -> None:
+    """Changes a dataflow twice, each time at any version, and looks at each micro-batch before and after."""
+    rng = random.Random(seed)
+    every = [
+        dataclasses.replace(x, row_kind=None, unique_key=None, updates="retract") if rng.random() < 0.3 else x
+        for x in sources(rng)
+    ]
+    events: list[Event] = [
+        (side, kind, row)
+        for side, kind, row in trace(rng, every, rng.choice([0, 20, 60]))
+        if kind == "+I" or every[side].row_kind is not None
+    ]
+    folded = [FoldedInput(s.schema.names, s.unique_key) for s in every]
+    places = rng.sample(range(len(every)), rng.randint(1, len(every)))
+    flow = flow_of(rng, [every[n] for n in places], rng.choice(EMITS))
+    at, sink, was = 0, Counter[Any](), None
+    for number in range(3):
+        with contextlib.ExitStack() as stack:
+            partitions = rng.randint(1, 3) if flow.shuffled_by else 1
+            stored = StoredFlow(flow, folder / str(number), partitions, rng)
+            stack.callback(stored.close)
+            if was is not None:
+                fill(stored, was, places, events[:at], rng)
+                sink = fold(stored.changes)  # what is put in place of the old result
+                assert sink == expected(flow, [folded[n] for n in places], sql(flow)), "right after the change"
+            until = at + rng.randint(0, len(events) - at)
+            for batch, changes in later(flow, places, events[at:until], rng):
+                stored.process(batch)
+                for side, kind, row in changes:
+                    folded[side].apply(kind, row)
+                now = expected(flow, [folded[n] for n in places], sql(flow))
+                assert fold(stored.changes) == now
+            at = until
+            if stored.version and why_no_result(flow.operators[-1].description) is None:
+                assert stored.result() == fold(stored.changes), "the old result"
+            was = stored
+        places = rng.sample(range(len(every)), rng.randint(1, len(every)))
+        flow = flow_of(rng, [every[n] for n in places], rng.choice(EMITS))
+
+
+def later(
+    flow: Dataflow, places: Sequence[int], events: Sequence[Event], rng: random.Random
+) -> list[tuple[dict[str, Any], list[Event]]]:
+    """The events of a dataflow's inputs in micro-batches, and with each all events of its time."""
+    own = {place: number for number, place in enumerate(places)}
+    found, start = [], 0
+    while start < len(events):
+        stop = min(len(events), start + rng.choice([1, 7, 30]))
+        changes = list(events[start:stop])
+        its = tables(flow, [(own[side], kind, row) for side, kind, row in changes if side in own])
+        found.append(({"inputs": [table for table, _ in its], "orders": [order for _, order in its]}, changes))
+        start = stop
+    return found
+
+
+def fill(new: StoredFlow, old: StoredFlow, places: Sequence[int], events: Sequence[Event], rng: random.Random) -> None:
+    """Fills a new dataflow with the rows in an old one's state, and with the history of what is not there."""
+    known = {source.name for source in old.flow.inputs if old.version and has_rows(old.flow, source)}
+    own = {place: number for number, place in enumerate(places)}
+    history = tables(new.flow, [(own[side], kind, row) for side, kind, row in events if side in own])
+    brought = [
+        old.rows(source, rng) if source.name in known else table
+        for source, (table, _) in zip(new.flow.inputs, history, strict=True)
+    ]
+    size = max(1, *map(len, brought))
+    step = rng.randint(1, size)
+    for start in range(0, size, step):
+        parts = [table.slice(start, step) for table in brought]
+        counts = np.cumsum([0, *map(len, parts)])
+        orders = [np.arange(first, first + len(part)) for first, part in zip(counts, parts, strict=False)]
+        new.process({"inputs": parts, "orders": orders})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_change_goes_on_with_the_rows_in_state(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1000 + int(os.environ.get("GPU_JOIN_CHANGES", "1000")), 50))
+def test_fresh_changes(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + 50):
+        check(seed, tmp_path / str(seed))
