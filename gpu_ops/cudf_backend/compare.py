@@ -157,16 +157,16 @@ def grouped(
         return search.grouped(kernels, types, own, hashes)
     by, bits = compared(types, (own, own)), np.int64(size.bit_length())
     known = by is not None
-    packed = cp.empty(size, np.uint64)
+    scratch = cp.empty(4 * size + 1, np.int64)  # of all four at once: each of its own is a call
+    packed, order, begins = scratch[:size].view(np.uint64), scratch[size : 2 * size], scratch[2 * size : 3 * size]
     launch("pack_positions", size, hashes, np.int64(size), bits, packed)
     packed.sort()
-    order, begins = cp.empty((2, size), np.int64)
     told = by if known else np.zeros(1, COMPARED)
     launch("begin_groups", size, told, packed, np.int64(size), bits, order, begins)
     running = cp.cumsum(begins)
     total = int(running[-1])
     groups, parted = total & 0xFFFFFFFF, total >> 32
-    group, bounds = begins, cp.empty(groups + 1, np.int64)
+    group, bounds = begins, scratch[3 * size : 3 * size + groups + 1]  # there are at most as many as rows
     launch("number_groups", size, running, np.int64(size), group, bounds)
     unlike: Positions = order[:0]
     if parted:  # where the count of them grows

@@ -132,7 +132,8 @@ def _entry_ranges(
     """
     lookups = probe_rows.size * len(runs)
     shape = (run_table(runs, by_time=times is not None), np.int64(probe_rows.size), np.int64(lookups), probe_rows)
-    begins, counts = cp.empty(lookups, np.int32), cp.empty(lookups, np.int64)
+    scratch = cp.empty(3 * lookups, np.int32)  # of both at once: each of its own is a call
+    counts, begins = scratch[: 2 * lookups].view(np.int64), scratch[2 * lookups :]
     span = times or (probe_rows.view(np.int64), probe_rows.view(np.int64))  # of runs without times nobody reads it
     launch("find", lookups, *shape, *span, begins, counts)
     return shape, begins, counts

@@ -570,8 +570,7 @@ def _compared(table: KeyedTable, frame: Frame, rows: Positions) -> tuple[tuple[C
 
 def _present_before(batch: _InputChanges, insert: Array, present: Array) -> Array:
     """Flags changes whose key has a row when they come; ``present``: of each key, before the first."""
-    before = batch.table.kernels.xp.empty(insert.size, bool)
-    before[1:] = insert[:-1]
+    before = batch.table.kernels.xp.concatenate([insert[:1], insert[:-1]])
     before[batch.groups.starts] = present
     return before
 
