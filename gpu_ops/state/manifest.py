@@ -41,7 +41,7 @@ LATEST: Final = "latest"
 FINISHED: Final = "finished.json"
 """Beside the manifest once the output at the end of input has been handed out."""
 
-_OPTIONAL: Final = ("union_order", "sealed")
+_OPTIONAL: Final = ("union_order", "sealed", "reads_once")
 """Fields that a manifest has only where there is something to say."""
 
 _ADVICE = "give state= a new folder (and the query a new checkpoint), or delete this one"
@@ -64,6 +64,8 @@ class Manifest:
             checkpoint counts its sources; None where it is unknown, likewise.
         sealed: names the `gpu_ops.rescale` that is about to put other partitions in place of these; until it has, or
             has given up, no micro-batch is answered.
+        reads_once: whether a source that several inputs are made of is read once, and so is one source of the query's
+            checkpoint; None where it is read for each of them, as in earlier versions.
         raw: the file's content.
     """
 
@@ -76,6 +78,7 @@ class Manifest:
     join_number: int | None = None
     union_order: str | None = None
     sealed: str | None = None
+    reads_once: bool | None = None
     raw: bytes = dataclasses.field(default=b"", repr=False, compare=False)
 
     def content(self, files: Files) -> Files:
@@ -417,6 +420,7 @@ _FITS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "join_number": lambda value: value is None or _whole(1)(value),
     "union_order": lambda value: value is None or _is_text(value),
     "sealed": lambda value: value is None or _is_text(value),
+    "reads_once": (None, True).__contains__,
 }
 """The fields of a manifest, and what each can be."""
 

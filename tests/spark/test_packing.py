@@ -11,15 +11,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as hs
 
 from cpu_fallback.hashing import hash_columns
+from gpu_ops.conditions import Expression, parse
 from gpu_ops.descriptions.keys import key_type
+from gpu_ops.descriptions.projection import ROWS, Projection, column_of
+from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.tasks import packing
 from gpu_ops.spark.tasks.arrow import TaskIdentity
-from gpu_ops.spark.tasks.packing import Packer, files_in_order
+from gpu_ops.spark.tasks.packing import FileRows, Pack, Packer, PackForSeveral, files_in_order
+from gpu_ops.spark.tasks.rows import Slices
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried, Message
 from gpu_ops.state import blocks
 from gpu_ops.state.blocks import Blocks, FilePart, Mapped
@@ -316,3 +321,42 @@ def test_files_are_in_the_order_of_their_times_and_names() -> None:
         pa.RecordBatch.from_pydict({"path": ["c"], "time": [1]}, files),
     ]
     assert files_in_order(iter(batches)) == [("c", 1), ("a", 2), ("b", 2)]
+
+
+@given(
+    sizes=hs.lists(hs.integers(0, 400), min_size=1, max_size=4),
+    cuts=hs.lists(hs.sampled_from([None, 50]), min_size=2, max_size=3),
+    seed=hs.integers(0, 1 << 30),
+)
+def test_a_file_that_is_read_once_gives_each_input_what_it_would_read(
+    tmp_path_factory: Any, sizes: list[int], cuts: list[int | None], seed: int
+) -> None:
+    folder, rng = tmp_path_factory.mktemp("read"), np.random.default_rng(seed)
+    whole = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+    files = []
+    for number, size in enumerate(sizes):
+        columns = [rng.integers(0, 9, size), rng.integers(0, 99, size), rng.integers(0, 10**9, size)]
+        rows = pa.table([pa.array(x).cast(f.type) for x, f in zip(columns, whole, strict=True)], schema=whole)
+        pq.write_table(rows, folder / f"{number}.parquet", row_group_size=64)
+        files.append((f"{folder}/{number}.parquet", number))
+    listed = pa.record_batch([pa.array([f for f, _ in files]), pa.array([n for _, n in files])], ["path", "time"])
+    format_of, packs = FileFormat("parquet", whole), []
+    for number, cut in enumerate(cuts):
+        names = ("k", "n") if number % 2 else ("n", "at")
+        schema = pa.schema([whole.field(name) for name in names])
+        tests = () if cut is None else (parse(f"n < {cut}", {ROWS: whole}),)
+        where = tuple(Expression(x.sql, x.root, {ROWS: ("n",)}) for x in tests)
+        projection = Projection(tuple(column_of(field) for field in schema), where)
+        reader = FileRows(format_of, f"in{number}", projection, schema)
+        if number == 1:  # grouped as it is read
+            out = pa.schema([("k", pa.int64()), ("most", pa.int64())])
+            columns = Projection.all(whole)
+            slices = Slices("at", 10**6, 10**6, 0, (("k", None),), (("max", "n"),), whole, out)
+            reader, schema = FileRows(format_of, f"in{number}", columns, whole, slices), out
+        own = packer(number, schema, ((schema.names[0], pa.int64()),))
+        packs.append(Pack(own, reader, Projection.all(schema)))
+    assert all(pack.reads_as(packs[0]) for pack in packs)
+    together = [row for batch in PackForSeveral(packs).run(iter([listed])) for row in batch.to_pylist()]
+    for number, pack in enumerate(packs):
+        alone = [row for batch in pack.run(iter([listed])) for row in batch.to_pylist()]
+        assert [row for row in together if Message.of(row["about"]).input == number] == alone

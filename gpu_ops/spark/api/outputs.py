@@ -27,10 +27,12 @@ from gpu_ops.spark.plan.changes import (
     JoinChanges,
     OperatorChainBuilder,
     SourceScan,
+    brought_by_spark,
     changes_in,
     encoded,
     in_one_task,
     observed_once,
+    reads_once,
 )
 from gpu_ops.spark.plan.column_metadata import OUTPUT, outputs_of
 from gpu_ops.spark.plan.one_engine import one_engine
@@ -194,11 +196,22 @@ class _Together:
     def _engine(self) -> DataflowTask | None:
         return one_engine(self._builder.plans, self._builder.operators, list(self._sources)) if self._sources else None
 
+    @functools.cached_property
+    def _brought(self) -> tuple[list[DataFrame], list[int]]:
+        """What Spark's union is of; see `gpu_ops.spark.plan.changes.brought_by_spark`."""
+        first = next(iter(self._union_inputs.values()))
+        states = [operator.task.command["state"] for operator in self._builder.operators]
+        return brought_by_spark(self._union_inputs, first.schema, once=reads_once(states))
+
     def _task(self) -> tuple[OperatorTask, JoinPlan]:
         """The function of the task, and the plan of its last operator."""
         if self._alone is not None:
             return self._alone.task, self._alone.plan
-        operators, engine, plan = self._builder.operators, self._engine, self._builder.plan(tuple(self._union_inputs))
+        operators, engine, plan = (
+            self._builder.operators,
+            self._engine,
+            self._builder.plan(self._union_inputs, self._brought[1]),
+        )
         below = [plan_id for source in self._sources.values() for plan_id in source.plan.below]
         ids = [operator.task.plan_id for operator in operators]
         plan = dataclasses.replace(plan, below=tuple(dict.fromkeys([*reversed(ids), *below])))
@@ -234,9 +247,9 @@ class _Together:
                 for name, (source, projection) in self.changes.items()
             ),
         )
-        brought = functools.reduce(
-            DataFrame.unionAll, observed_once(list(self._union_inputs.values()), plan.in_task)
-        ).repartition(plan.tasks, "route")
+        brought = functools.reduce(DataFrame.unionAll, observed_once(self._brought[0], plan.in_task)).repartition(
+            plan.tasks, "route"
+        )
         rows = encoded(brought, plan, function, st.StructType([st.StructField(x, types[x]) for x in self.changes]))
         if len(self.changes) == len(types):
             return rows

@@ -65,6 +65,8 @@ class JoinPlan:
         dataflow: the description of all operators of its task, where one engine has them; else None.
         sources: for each input the plan id of the operator of its task that makes it, or None.
         union_inputs: what Spark's union brings to its task, in order: an operator's plan id and its input's number.
+        brought: for each of them the place of its rows among those of Spark's union: several inputs may be made of one
+            source, which is read once.
         below: the plan ids of all operators below it, the nearest first.
         outputs: where its task gives several outputs, the plan ids of the operators that make them; else empty.
     """
@@ -94,6 +96,7 @@ class JoinPlan:
     dataflow: Description | None = None
     sources: tuple[str | None, ...] = ()
     union_inputs: tuple[str, ...] = ()
+    brought: tuple[int, ...] = ()
     below: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 

@@ -37,10 +37,12 @@ from gpu_ops.spark.plan.changes import (
     JoinChanges,
     OperatorChainBuilder,
     SourceScan,
+    brought_by_spark,
     holds_sources,
     in_one_task,
     observed_once,
     observing,
+    reads_once,
     source_of,
 )
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
@@ -131,11 +133,12 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         like = next(iter(union_inputs.values()))
         union_inputs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
     function = fused or (OperatorChain(chain.operators) if below else task)
-    plan = dataclasses.replace(chain.plan(tuple(union_inputs)), shares=task.shares)
+    brought, places = brought_by_spark(union_inputs, _PACKED_TYPE, once=task.command["reads_once"])
+    plan = dataclasses.replace(chain.plan(union_inputs, places), shares=task.shares)
     if fused is not None:
         fused.command["union_order"] = fused.union_order(union_inputs)
         plan = dataclasses.replace(plan, dataflow=fused.dataflow, union_order=fused.command["union_order"])
-    union = functools.reduce(DataFrame.unionAll, observed_once(list(union_inputs.values()), plan.in_task))
+    union = functools.reduce(DataFrame.unionAll, observed_once(brought, plan.in_task))
     output = output_type(description, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
@@ -188,6 +191,7 @@ def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionC
         "description": plan.description.to_json(),
         "partitions": plan.partitions,
         "union_order": plan.union_order,
+        "reads_once": reads_once([state]),
         "backend": plan.backend,
         "wire": wire(layout).to_dict(),
         "options": {"backlog": True} if plan.backlog else {},

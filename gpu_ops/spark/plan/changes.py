@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -23,8 +23,11 @@ from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import Selection, selection, selection_of_join
 from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, Encoded, OperatorTask, Task
-from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
+from gpu_ops.spark.tasks.packing import FileRows, Pack, Packer, PackForSeveral, ReadFiles
 from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Slices
+from gpu_ops.state.address import StateAddress
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
@@ -197,7 +200,74 @@ def union_inputs_of(node: Any, plan: JoinPlan) -> dict[str, Any]:
             waiting += reversed(children_of(below))
         else:
             found.append(below)
-    return dict(zip(plan.union_inputs, found, strict=True))
+    return {use: found[place] for use, place in zip(plan.union_inputs, plan.brought, strict=True)}
+
+
+def reads_once(states: Iterable[StateAddress | None]) -> bool:
+    """False for a query that began when each input had a source of its own: its checkpoint goes on with these."""
+    stored = (Manifest.read(Files.at(state)) for state in states if state is not None)
+    return all(found is None or bool(found.reads_once) for found in stored)
+
+
+def brought_by_spark(
+    union_inputs: Mapping[str, DataFrame], packed_type: st.StructType, *, once: bool
+) -> tuple[list[DataFrame], list[int]]:
+    """What Spark's union is of: a source that several inputs of a task are made of is read once for all of them.
+
+    Args:
+        union_inputs: the packed rows of the inputs, by their use.
+        packed_type: the type of packed rows.
+        once: False where each input has a source of its own.
+
+    Returns:
+        The rows that Spark's union is of, and for each input the place of its own among them.
+    """
+    brought, places = list[_Brought](), list[int]()
+    for use, frame in union_inputs.items():
+        own = _Brought.of(frame, use)
+        place = next((n for n, other in enumerate(brought) if once and other.reads_as(own)), len(brought))
+        places.append(place)
+        if place == len(brought):
+            brought.append(own)
+        else:
+            brought[place].packs.extend(own.packs)
+    return [one.rows(packed_type) for one in brought], places
+
+
+class _Brought(NamedTuple):
+    """Packed rows of one or more inputs, and what they are made of.
+
+    Attributes:
+        frame: the rows of the first input, perhaps with those of others.
+        below: the node of what is read.
+        packs: a function for each of the inputs; none where these are not rows that Arrow reads.
+    """
+
+    frame: DataFrame
+    below: Any
+    packs: list[Pack]
+
+    @classmethod
+    def of(cls, frame: DataFrame, use: str) -> Self:
+        """Finds how the rows of an input are read; they may be read with those of others."""
+        node = analyzed(frame)
+        function = function_of(node, frame.sparkSession) if str(node.nodeName()) in MAPS else None
+        packs = getattr(function, "packs", (function,))
+        own = [pack for pack in packs if isinstance(pack, Pack) and pack.packer.use == use]
+        return cls(frame, node.children().head() if own else node, own)
+
+    def reads_as(self, other: Self) -> bool:
+        """True if both read one source in one way."""
+        return bool(self.packs and other.packs) and bool(
+            self.below.equals(other.below) and self.packs[0].reads_as(other.packs[0])
+        )
+
+    def rows(self, packed_type: st.StructType) -> DataFrame:
+        """The rows of all inputs."""
+        if not self.packs:
+            return self.frame
+        function = self.packs[0] if len(self.packs) == 1 else PackForSeveral(self.packs)
+        return frame_of(self.frame.sparkSession, self.below).mapInArrow(function, packed_type)
 
 
 MOST_IN_ONE_TASK: Final = 4
@@ -250,7 +320,9 @@ class OperatorChainBuilder:
         """Takes the operators of the task that makes some changes."""
         for plan, node in zip(changes.plan.in_task, changes.task.operators, strict=True):
             order = node.task.command["union_order"]  # of its own inputs, also where one engine has others with it
-            alone = dataclasses.replace(plan, chained=(), dataflow=None, below=(), union_inputs=(), union_order=order)
+            alone = dataclasses.replace(
+                plan, chained=(), dataflow=None, below=(), union_inputs=(), brought=(), union_order=order
+            )
             self._plans.setdefault(plan.plan_id, alone)
             self._tasks.setdefault(plan.plan_id, node.task)
             self._edges.setdefault(plan.plan_id, {}).update(
@@ -267,14 +339,17 @@ class OperatorChainBuilder:
         """The operators that run in the task, the last one last."""
         return [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
 
-    def plan(self, union_inputs: tuple[str, ...]) -> JoinPlan:
+    def plan(self, union_inputs: Iterable[str], brought: Iterable[int]) -> JoinPlan:
         """The plan of the last operator, which has those of the others.
 
         Args:
             union_inputs: what Spark brings to the task.
+            brought: see `gpu_ops.spark.driver.queries.JoinPlan`.
         """
         *chained, plan = self.plans
-        return dataclasses.replace(plan, chained=tuple(chained), union_inputs=union_inputs)
+        return dataclasses.replace(
+            plan, chained=tuple(chained), union_inputs=tuple(union_inputs), brought=tuple(brought)
+        )
 
 
 def source_of(df: DataFrame) -> SourceScan | None:

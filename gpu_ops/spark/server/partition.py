@@ -129,6 +129,7 @@ class PartitionState:
             command.query_id,
             join_number=command.join_number,
             union_order=command.union_order,
+            reads_once=command.reads_once or None,
         )
         self._backend, self._options = command.backend, dict(command.options)
         self._clock = clock or (lambda: time.time_ns() // 1_000_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from gpu_ops.files.new_columns import log_new_columns
 from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values
 from gpu_ops.messages.rows import Bad, MessageFormat, MessageRows
 from gpu_ops.spark.tasks.arrow import ArrowTask, TaskIdentity, combined, source_partition, task_identity
-from gpu_ops.spark.tasks.packing import OrderedBatches, Pack, Packer
+from gpu_ops.spark.tasks.packing import OrderedBatches, Pack, Packer, RowReader
 from gpu_ops.values import typed
 
 _log = logging.getLogger(__name__)
@@ -91,6 +91,15 @@ class ReadMessages(ArrowTask):
     def parts(self, batches: Iterator[pa.RecordBatch]) -> list[OrderedBatches]:
         """The rows of a partition's messages, as one part."""
         return [(combined(self(batches)), source_partition(), "")]
+
+    def for_all(self, readers: Sequence[RowReader]) -> ReadMessages:
+        """Makes the reader for several inputs: a message is parsed as a whole."""
+        del readers
+        return self
+
+    def of(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows as they are."""
+        return iter(rows)
 
     def packing(self, packer: Packer, projection: Projection) -> Pack:
         """Makes the function that reads the same messages and packs their rows."""

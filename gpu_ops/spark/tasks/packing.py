@@ -6,9 +6,12 @@ those. Rows that Arrow reads, as those of `gpu_ops.read_files`, never turn into 
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +60,11 @@ class Packer(NamedTuple):
     first: FirstOfGroup | None = None
     blocks: Blocks | None = None
     shares: int = 1
+
+    @property
+    def use(self) -> str:
+        """What the rows are for: the operator's plan id, and the number of its input."""
+        return f"{self.operator}.{self.number}"
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -171,15 +179,23 @@ class FileRows(NamedTuple):
         Raises:
             BadInputError: the file cannot be read.
         """
-        rows = (
-            project(self.projection, batch, self.schema)
-            for batch in self.format.read(uri, self.projection.names, self.name)
-        )
-        yield from rows if self.slices is None else self.slices.of(rows)
+        yield from self.of(self.format.read(uri, self.projection.names, self.name))
+
+    def of(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Filters, projects and aggregates rows as they stand in a file."""
+        projected = (project(self.projection, batch, self.schema) for batch in rows)
+        yield from projected if self.slices is None else self.slices.of(projected)
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[OrderedBatches]:
         """The rows of a task's files, a part for each file."""
         return ((self.read(uri), time, uri) for uri, time in files_in_order(batches))
+
+    def for_all(self, readers: Sequence[RowReader]) -> FileRows:
+        """Makes the reader of all columns that some readers of these files need, as they stand in the files."""
+        needed = {name for reader in readers for name in cast("FileRows", reader).projection.names}
+        whole = self.format.schema
+        schema = pa.schema([field for field in whole if field.name in needed] or [whole.field(0)])
+        return FileRows(self.format, self.name, Projection.all(schema), schema)
 
 
 class RowReader(Protocol):
@@ -187,6 +203,12 @@ class RowReader(Protocol):
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterable[OrderedBatches]:
         """Returns the rows part by part, in their order."""
+
+    def for_all(self, readers: Sequence[RowReader]) -> RowReader:
+        """Makes the reader of what several readers of one source, itself among them, are made of."""
+
+    def of(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Makes the rows that this one reads of those that the reader for all reads."""
 
 
 class Pack(ArrowTask):
@@ -201,15 +223,70 @@ class Pack(ArrowTask):
     __name__ = "gpu_join_pack_read"
 
     def __init__(self, packer: Packer, reader: RowReader, projection: Projection) -> None:
-        self._packer, self._reader, self._projection = packer, reader, projection
+        self.packer, self.reader, self._projection = packer, reader, projection
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the partition, packed."""
-        parts = self._reader.parts(batches)
-        yield from self._packer.pack((map(self._of, rows), time, place) for rows, time, place in parts)
+        yield from self.of(self.reader.parts(batches))
 
-    def _of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        return project(self._projection, rows, self._packer.schema)
+    def of(self, parts: Iterable[OrderedBatches]) -> Iterator[pa.RecordBatch]:
+        """Yields what the reader has read, packed."""
+        yield from self.packer.pack((map(self._projected, rows), time, place) for rows, time, place in parts)
+
+    def _projected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return project(self._projection, rows, self.packer.schema)
+
+    def reads_as(self, other: Pack) -> bool:
+        """True if both read one source in one way, which can then be read once for both."""
+        own, its = self.reader, other.reader
+        if isinstance(own, FileRows) and isinstance(its, FileRows):
+            return own.format == its.format
+        return pickle.dumps(own) == pickle.dumps(its)
+
+
+class PackForSeveral(ArrowTask):
+    """Function for ``mapInArrow``: reads a source once, and yields the rows of several inputs as `PACKED`.
+
+    Args:
+        packs: a function for each of the inputs; all of them read one source in one way.
+    """
+
+    __name__ = Pack.__name__
+
+    def __init__(self, packs: Sequence[Pack]) -> None:
+        self.packs = tuple(packs)
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of the partition, packed for each input; the input that has read least goes on first."""
+        readers = [pack.reader for pack in self.packs]
+        parts = readers[0].for_all(readers).parts(batches)
+        events = (((number, *part), batch) for number, (rows, *part) in enumerate(parts) for batch in rows)
+        feeds = [_Feed(feed) for feed in itertools.tee(events, len(self.packs))]
+        waiting = [(feed, pack.of(feed.parts(pack.reader))) for feed, pack in zip(feeds, self.packs, strict=True)]
+        while waiting:
+            feed, packed = min(waiting, key=lambda one: one[0].read)
+            made = next(packed, None)
+            if made is None:
+                waiting.remove((feed, packed))
+            else:
+                yield made
+
+
+class _Feed:
+    """The rows that one of several inputs is given, and how many batches of them it has read."""
+
+    def __init__(self, events: Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]) -> None:
+        self._events, self.read = events, 0
+
+    def parts(self, reader: RowReader) -> Iterator[OrderedBatches]:
+        """The rows of the input's own reader, part by part; a part without rows does not come."""
+        for (_, time, place), events in itertools.groupby(self._events, key=operator.itemgetter(0)):
+            yield reader.of(self._batches(events)), time, place
+
+    def _batches(self, events: Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        for _, batch in events:
+            self.read += 1
+            yield batch
 
 
 class ReadFiles(ArrowTask):

@@ -180,6 +180,7 @@ class ApplyCommand:
         backlog: whether the micro-batch is backlog.
         join_number: the join's number in its query, see `gpu_ops.state.manifest.Manifest`.
         union_order: the order in which the inputs stand in Spark's union, see there.
+        reads_once: whether a source of several inputs is read once, see there.
         call: a name of this exchange, by which its progress is asked for.
         shared_in: a run of the query in which several operators take this micro-batch's changes, so that each asks for
             them: they are computed once.
@@ -206,6 +207,7 @@ class ApplyCommand:
     backlog: bool = False
     join_number: int | None = None
     union_order: str | None = None
+    reads_once: bool = False
     call: str | None = None
     shared_in: str | None = None
     answers: str | None = None
