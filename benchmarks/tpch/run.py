@@ -1,11 +1,12 @@
 """TPC-H's Q3, Q4, Q5, Q10, Q12, Q13, Q18 and Nexmark's q4, q5, q7, q9 on two cores: ours on Spark against Flink SQL.
 
-    python -m benchmarks.tpch [--scale 1] [--files 8] [--events 3000000] [--queries q3,q18,nexmark_q5] [--partitions 1]
+    python -m benchmarks.tpch [--scale 1] [--files 8] [--events 3000000] [--queries q3,nexmark_q5] [--partitions 1 2]
 
 Both read the same CSV files of insertions, with the columns that a query reads, and write to a sink that drops the
 rows. Ours takes them in `--files` micro-batches, through `gpu_ops.read_files`, and writes its state durably; Flink
-has its state on the heap and no checkpoints, and takes the best of `--parallelism` tasks. Ours has `--partitions`: with
-one, the operators of a query are one engine, and the tasks that read have all cores all the same. Times are from the
+has its state on the heap and no checkpoints. Of `--parallelism` tasks of Flink's the best count, and so does the best
+of our `--partitions`: with one, the operators of a query are one engine, and the tasks that read have all cores all the
+same; with two, operators whose keys agree are an engine on each core. Times are from the
 start of the first micro-batch to the end of the last, and of Flink's INSERT. Each has run before in its JVM; of Flink's
 runs behind the first, `--warmup` of them, the fastest counts. Ours does without the JVM's second compiler
 (`recommended_conf(arrow_rows=True)`), Flink's JVM is as it comes.
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2, help="runs of each before")
     parser.add_argument("--parallelism", type=int, nargs="+", default=[2], help="of Flink")
-    parser.add_argument("--partitions", type=int, default=1, help="of ours")
+    parser.add_argument("--partitions", type=int, nargs="+", default=[1, 2], help="of ours")
     parser.add_argument("--no-flink", action="store_true", help="ours alone")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "tpch.json")
     options = parser.parse_args()
@@ -90,7 +91,7 @@ def main() -> None:
     for name in names:
         if name not in known:
             raise SystemExit(f"no query {name!r}; there are {', '.join(known)}")
-    settings = {k: getattr(options, k) for k in ("scale", "events", "files", "parallelism", "partitions", "warmup")}
+    settings = {k: getattr(options, k) for k in ("scale", "events", "files", "parallelism", "warmup")}
     settings |= {"master": "local[2]", "flink": FLINK_VERSION, "jvm": FIRST_COMPILER}
     results = earlier(options.out, settings)
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
@@ -245,28 +246,35 @@ def measure(spark: SparkSession, case: Case, folder: Path, options: argparse.Nam
     """One query: checked, then ours and Flink's in turns."""
     data = folder / case.name
     rows = _write(case, data, options.files)
-    answer = check(spark, case, data, options.partitions)
-    cases: dict[str, Any] = {"ours": again(lambda: ours(spark, case, data, options.partitions))}
+    answers = {check(spark, case, data, count) for count in options.partitions}
+    cases: dict[str, Any] = {
+        f"ours_{count}": again(lambda count=count: ours(spark, case, data, count)) for count in options.partitions
+    }
     for parallelism in [] if options.no_flink else options.parallelism:
         text = [script(case, data)] * (options.warmup + 1)
         cases[f"flink_{parallelism}"] = lambda text=text, tasks=parallelism: _best(run_sql(text, tasks)[1:])
     for _ in range(options.warmup // 2):  # the check was one, and each has one of its own
-        cases["ours"]()
+        for count in options.partitions:
+            cases[f"ours_{count}"]()
     runs = interleave(cases, options.rounds)
     shutil.rmtree(data)
     rates = {name: summarise(rows / found["seconds"] for found in measured) for name, measured in runs.items()}
-    rates["ours_with_planning"] = summarise(rows / found["with_planning"] for found in runs["ours"])
-    medians, batches = {n: round(r.median) for n, r in rates.items()}, [r["batch_seconds"] for r in runs["ours"]]
+    own = max((name for name in rates if name.startswith("ours")), key=lambda name: rates[name].median)
+    rates["ours_with_planning"] = summarise(rows / found["with_planning"] for found in runs[own])
+    medians, batches = {n: round(r.median) for n, r in rates.items()}, [r["batch_seconds"] for r in runs[own]]
     print(case.name, medians, batches, file=sys.stderr, flush=True)
     if options.no_flink:
         return {}
     best = max((name for name in rates if name.startswith("flink")), key=lambda name: rates[name].median)
     return {
         "rows": rows,
-        "answer_rows": answer,
+        "answer_rows": answers.pop(),
+        "partitions": options.partitions,
+        "measured": time.strftime("%Y-%m-%d"),
         "rows_per_second": rates,
+        "ours_best": own,
         "flink_best": best,
-        "over_flink": ratio(rates["ours"], rates[best]),
+        "over_flink": ratio(rates[own], rates[best]),
         "with_planning_over_flink": ratio(rates["ours_with_planning"], rates[best]),
         "rounds": options.rounds,
         "load_1_minute": round(os.getloadavg()[0], 2),
