@@ -198,7 +198,7 @@ class _Together:
 
     @functools.cached_property
     def _brought(self) -> tuple[list[DataFrame], list[int]]:
-        """What Spark's union is of; see `gpu_ops.spark.plan.changes.brought_by_spark`."""
+        """Lists the parts of Spark's union; see `gpu_ops.spark.plan.changes.brought_by_spark`."""
         first = next(iter(self._union_inputs.values()))
         states = [operator.task.command["state"] for operator in self._builder.operators]
         return brought_by_spark(self._union_inputs, first.schema, once=reads_once(states))

@@ -63,7 +63,7 @@ class Packer(NamedTuple):
 
     @property
     def use(self) -> str:
-        """What the rows are for: the operator's plan id, and the number of its input."""
+        """Names the input that the rows are for: the operator's plan id, and the number of its input."""
         return f"{self.operator}.{self.number}"
 
     @property
