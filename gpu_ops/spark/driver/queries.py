@@ -60,6 +60,7 @@ class JoinPlan:
         loaded: the inputs that were static: in a micro-batch their rows come before all others.
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
         union_order: the numbers of its inputs as they stand in Spark's union.
+        reads_once: whether a source of several inputs is read once, see `gpu_ops.state.manifest.Manifest`.
         row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
         chained: the other operators of its task, each behind those that it reads.
         dataflow: the description of all operators of its task, where one engine has them; else None.
@@ -92,6 +93,7 @@ class JoinPlan:
     query: str | None = None
     row_times: tuple[str, ...] = ()
     union_order: str | None = None
+    reads_once: bool = False
     chained: tuple[JoinPlan, ...] = ()
     dataflow: Description | None = None
     sources: tuple[str | None, ...] = ()
@@ -118,7 +120,10 @@ class JoinPlan:
     def manifest(self, query_id: str, number: int | None) -> Manifest:
         """The manifest that the join's state folder must have, as the join of that number in a query."""
         description = (self.dataflow or self.description).to_json()
-        return Manifest(description, self.partitions, query_id, join_number=number, union_order=self.union_order)
+        return Manifest(
+            description, self.partitions, query_id, join_number=number, union_order=self.union_order,
+            reads_once=self.reads_once or None,
+        )  # fmt: skip
 
     def carried_by(self, output: st.StructType) -> st.StructType:
         """A copy of a schema whose metadata carries this plan, for ``mapInArrow``."""

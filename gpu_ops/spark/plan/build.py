@@ -97,6 +97,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     plan = dataclasses.replace(
         plan,
         union_order=",".join(map(str, order)),
+        reads_once=reads_once([state]),
         read=tuple(None if reading is None else str(reading) for reading in readings),
         reported=metrics_reported(session),
         below=tuple(dict.fromkeys(below.plan_id for number in order for below in plans_of(inputs[number]))),
@@ -133,7 +134,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         like = next(iter(union_inputs.values()))
         union_inputs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
     function = fused or (OperatorChain(chain.operators) if below else task)
-    brought, places = brought_by_spark(union_inputs, _PACKED_TYPE, once=task.command["reads_once"])
+    brought, places = brought_by_spark(union_inputs, _PACKED_TYPE, once=plan.reads_once)
     plan = dataclasses.replace(chain.plan(union_inputs, places), shares=task.shares)
     if fused is not None:
         fused.command["union_order"] = fused.union_order(union_inputs)
@@ -191,7 +192,7 @@ def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionC
         "description": plan.description.to_json(),
         "partitions": plan.partitions,
         "union_order": plan.union_order,
-        "reads_once": reads_once([state]),
+        "reads_once": plan.reads_once,
         "backend": plan.backend,
         "wire": wire(layout).to_dict(),
         "options": {"backlog": True} if plan.backlog else {},

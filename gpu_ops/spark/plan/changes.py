@@ -212,7 +212,7 @@ def reads_once(states: Iterable[StateAddress | None]) -> bool:
 def brought_by_spark(
     union_inputs: Mapping[str, DataFrame], packed_type: st.StructType, *, once: bool
 ) -> tuple[list[DataFrame], list[int]]:
-    """Lists the parts of Spark's union; a source that several inputs of a task are made of is read once for all of them.
+    """Lists the parts of Spark's union; a source of several inputs of a task is read once for all of them.
 
     Args:
         union_inputs: the packed rows of the inputs, by their use.
