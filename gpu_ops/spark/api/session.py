@@ -34,6 +34,9 @@ RECOMMENDED: Final[dict[str, str]] = {
     # Streaming queries without a state of Spark's own, as ours are to it: a micro-batch is one job, planned once. Else
     # each shuffle is a job of its own, and the plan is made anew behind it.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    # Each part of a union has tasks of its own. Else one task may compute an operator's partition twice, for two parts,
+    # which is refused: it cannot be told from one that computes two partitions.
+    "spark.sql.unionOutputPartitioning": "false",
 }
 
 OLDEST: Final = (3, 5)
@@ -197,6 +200,10 @@ def recommended_conf(*, arrow_rows: bool = False) -> dict[str, str]:
 
     - ``spark.sql.adaptive.streaming.stateless.enabled=false``: one job instead of two. In streaming queries a join of
       Spark's own with a static table then is planned by the sizes known beforehand.
+
+    And so that an operator may be read by several parts of a union (Spark 4.1 and later):
+
+    - ``spark.sql.unionOutputPartitioning=false``: each part has tasks of its own.
 
     Returns:
         Names and values of Spark settings.

@@ -87,7 +87,8 @@ class JoinState:
         if self.evaluations.setdefault(request.attempt, request.evaluation) != request.evaluation:
             raise DescriptionError(
                 "one task computes several partitions of the join: use repartition() instead of coalesce() "
-                "on a changelog"
+                "on a changelog; in a union of what is made of one changelog set spark.sql.unionOutputPartitioning to "
+                "false, as gpu_ops.spark.recommended_conf() does"
             )
 
     def note_death(self, request: LocateRequest, death: Death | None) -> None:
