@@ -28,6 +28,7 @@ class Query:
         self.files = Source(spark, folder / "in", SCHEMA)
         self.rows: Counter[tuple[Any, ...]] = Counter()
         self._number = 0
+        self.changes: Any = None
 
     def more(self, files: int) -> None:
         for _ in range(files):
@@ -38,7 +39,9 @@ class Query:
     def run(self) -> int:
         """One run over what has come; the number of sources."""
         table = gpu_ops.read_files(self.spark, str(self.folder / "in"), "json", SCHEMA, maxFilesPerTrigger=1)
-        found = gpu_ops.sql(QUERY, tables={"b": table}, state=str(self.folder / "state"), partitions=self.partitions)
+        self.changes = found = gpu_ops.sql(
+            QUERY, tables={"b": table}, state=str(self.folder / "state"), partitions=self.partitions
+        )
 
         def fold(batch: Any, _: int) -> None:
             for kind, *row in batch.collect():
@@ -58,6 +61,8 @@ def test_one_source_over_restarts(spark: Any, tmp_path: Path, partitions: int) -
     query = Query(spark, tmp_path, partitions)
     query.more(2)
     assert query.run() == 1
+    said = gpu_ops.explain(query.changes)
+    assert said.count(", read once for 2 inputs") == 2, said
     query.more(2)
     assert query.run() == 1
 

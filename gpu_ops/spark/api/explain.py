@@ -70,7 +70,8 @@ def explain(df: DataFrame) -> str:
     queries = [plan.query for plan in plans if plan.query is not None]
     names = {plan.plan_id: plan.name for plan in plans}
     last = {one.plan_id: plan for plan in plans if plan.dataflow is not None for one in plan.chained}
-    texts = [_explain(plan, names, df, last.get(plan.plan_id)) for plan in plans]
+    together = {use: count for plan in plans for use, count in plan.read_together.items()}
+    texts = [_explain(plan, names, df, together, last.get(plan.plan_id)) for plan in plans]
     selection = selection_of_join(df)
     outputs = outputs_of(df)
     if outputs:
@@ -107,8 +108,18 @@ def _pictures(node: Any) -> list[str]:
     return [boxes[plan_id] for plan_id in plan.outputs or (plan.plan_id,)]
 
 
-def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame, last: JoinPlan | None = None) -> str:
-    """An operator in words; ``last``: of those in its engine the one whose changes come out, if that is another."""
+def _explain(
+    plan: JoinPlan, names: Mapping[str, str], df: DataFrame, together: Mapping[str, int], last: JoinPlan | None = None
+) -> str:
+    """Puts an operator into words.
+
+    Args:
+        plan: of the operator.
+        names: of all operators, by their plan ids.
+        df: what they are of.
+        together: see `JoinPlan.read_together`.
+        last: of the operators in its engine the one whose changes come out, if that is another.
+    """
     description = plan.description
     state = str(plan.state or "in memory only: a restart on an old checkpoint is refused")
     if description.emit != "at_end" and len(description.inputs) > 2:
@@ -149,7 +160,9 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame, last: Join
         if side in plan.loaded:
             lines.append("              static: read once, before the first micro-batch")
         if plan.read and plan.read[side] is not None:
-            lines.append(f"              read by Arrow: {plan.read[side]}")
+            inputs_of = together.get(f"{plan.plan_id}.{side}")
+            once = f", read once for {inputs_of} inputs" if inputs_of else ""
+            lines.append(f"              read by Arrow: {plan.read[side]}{once}")
     if plan.reported:
         lines.append(line("metrics", "reported to the driver by the tasks: join_progress() and listeners have them"))
     return "\n".join(lines)

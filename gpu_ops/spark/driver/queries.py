@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -111,6 +112,12 @@ class JoinPlan:
     def tasks(self) -> int:
         """The number of Spark tasks that bring its rows and take its changes."""
         return 1 if self.chained and self.dataflow is None else self.partitions * self.shares
+
+    @property
+    def read_together(self) -> Mapping[str, int]:
+        """The inputs of its task whose source is read once for several, named as in ``union_inputs``; for how many."""
+        counts = Counter(self.brought)
+        return {use: counts[at] for use, at in zip(self.union_inputs, self.brought, strict=True) if counts[at] > 1}
 
     @property
     def function_name(self) -> str:
