@@ -264,6 +264,14 @@ def random_query(rng: random.Random) -> str:
     return f"SELECT {'DISTINCT ' * (shape == 'distinct')}{chosen} {rest}"
 
 
+def query_of_all(rng: random.Random) -> str:
+    """A random query in which no join is left out, as it is where only distinct rows of an outer join's side count."""
+    while True:
+        query = random_query(rng)
+        if "JOIN" not in query or ("DISTINCT" not in query and ("GROUP" not in query or re.search("count|sum", query))):
+            return query
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
 def test_random_changes(spark: Any, tmp_path: Path, seed: int) -> None:
@@ -271,11 +279,11 @@ def test_random_changes(spark: Any, tmp_path: Path, seed: int) -> None:
     inputs, table = Inputs(spark, tmp_path, rng), Table()
     for _ in range(rng.randint(1, 3)):
         inputs.add()
-    query, folder, emit = random_query(rng), tmp_path / "0", rng.choice(["per_batch", "per_event"])
+    query, folder, emit = query_of_all(rng), tmp_path / "0", rng.choice(["per_batch", "per_event"])
     run(inputs, query, folder, table, partitions=rng.randint(1, 2), emit=emit)
     assert table.rows == inputs.result(query), query
     for number in range(1, 3):
-        new, before = random_query(rng), folder
+        new, before = query_of_all(rng), folder
         if rng.random() < 0.5:
             inputs.add()
         folder, options = tmp_path / str(number), {"partitions": rng.randint(1, 2), "emit": emit}
@@ -609,14 +617,6 @@ def test_a_view_is_read_by_an_operator_and_by_what_only_spark_computes(
     assert Counter(dict(row)["id"] for row in jobs.sinks["a"].rows.elements()) == ids + ids
 
 
-def query_of_all(rng: random.Random) -> str:
-    """A random query in which no join is left out, as it is where only distinct rows of an outer join's side count."""
-    while True:
-        query = random_query(rng)
-        if "JOIN" not in query or ("DISTINCT" not in query and ("GROUP" not in query or re.search("count|sum", query))):
-            return query
-
-
 def random_job(rng: random.Random, before: Any = None) -> tuple[dict[str, str], dict[str, str]]:
     """Views and INSERTs; of a job before, some stay as they were."""
     views = {"v": rng.choice([WIDE, INNER, f"{WIDE} WHERE o.amount > 2"])} if rng.random() < 0.6 else {}
@@ -769,7 +769,7 @@ def test_a_change_that_is_killed_goes_on(spark: Any, tmp_path: Path, seed: int) 
             run(inputs, old, tmp_path / "old", table, partitions=2)  # without new rows: it is as it was
             assert table.rows == inputs.result(old)
     whole, folder = Table(), tmp_path / "new"
-    whole(spark.read.parquet(str(folder / "state" / "change" / "difference")), 0)  # of an empty sink: all rows
+    whole(spark.read.parquet(str(folder / "state" / "change" / "difference" / "0")), 0)  # of an empty sink: all rows
     assert whole.rows == inputs.result(new)
     inputs.add()
     run(inputs, new, folder, whole, partitions=2)
