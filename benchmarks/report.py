@@ -400,7 +400,8 @@ def tpch_rows() -> list[Row]:
     for name, found in data["results"].items():
         kind, query = ("Nexmark", name.removeprefix("nexmark_")) if name.startswith("nexmark_") else ("TPC-H", name)
         size = sizes[kind == "Nexmark"]
-        what = f"{kind} {query.upper()}, {size}, `read_files` (CSV), over Flink SQL"
+        where = f"{found['processor'].split('(')[0].strip()}, {found['measured']}"
+        what = f"{kind} {query.upper()}, {size}, `read_files` (CSV), over Flink SQL ({where})"
         rows.append((what, spread(found["over_flink"]), "benchmarks.tpch"))
     return rows
 

@@ -38,7 +38,7 @@ from pyarrow import csv
 from pyspark.sql import DataFrame, SparkSession
 
 import gpu_ops
-from benchmarks.common import again, interleave, ratio, summarise, write_results
+from benchmarks.common import again, interleave, machine, ratio, summarise, write_results
 from benchmarks.flink.run import FLINK_VERSION, run_sql
 from benchmarks.nexmark import generator, whole
 from benchmarks.nexmark.pipelines import run
@@ -91,7 +91,7 @@ def main() -> None:
     for name in names:
         if name not in known:
             raise SystemExit(f"no query {name!r}; there are {', '.join(known)}")
-    settings = {k: getattr(options, k) for k in ("scale", "events", "files", "parallelism", "warmup")}
+    settings = {k: getattr(options, k) for k in ("scale", "events", "files", "parallelism")}
     settings |= {"master": "local[2]", "flink": FLINK_VERSION, "jvm": FIRST_COMPILER}
     results = earlier(options.out, settings)
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
@@ -270,6 +270,8 @@ def measure(spark: SparkSession, case: Case, folder: Path, options: argparse.Nam
         "rows": rows,
         "answer_rows": answers.pop(),
         "partitions": options.partitions,
+        "warmup": options.warmup,
+        "processor": machine()["processor"],
         "measured": time.strftime("%Y-%m-%d"),
         "rows_per_second": rates,
         "ours_best": own,
