@@ -37,7 +37,7 @@ def part_of(module: str, inside: str | None = None) -> str | None:
         return names[2] if names[:2] == ["gpu_ops", inside] and len(names) > 2 else None
     if names[0] != "gpu_ops":
         return names[0]
-    if names[1:3] in (["operators", "core"], ["spark", "datatypes"]):
+    if names[1:3] == ["operators", "core"]:
         return "/".join(names[1:3])
     return names[1] if len(names) > 1 else None
 

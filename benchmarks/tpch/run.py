@@ -47,7 +47,7 @@ from benchmarks.spark_queries import local_session
 from gpu_ops.demo import tpch
 from gpu_ops.demo.tpch import difference
 from gpu_ops.spark.api.session import FIRST_COMPILER
-from gpu_ops.spark.datatypes import spark_type
+from gpu_ops.spark_types import spark_type
 
 TIMES: Final = "dateTime"
 """Nexmark's event time."""

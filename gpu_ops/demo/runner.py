@@ -29,8 +29,8 @@ from gpu_ops.jobs.screen import Screen, screen
 from gpu_ops.memory import size_text
 from gpu_ops.spark import session
 from gpu_ops.spark.api.session import FIRST_COMPILER
-from gpu_ops.spark.datatypes import arrow_rows
 from gpu_ops.spark.metrics.progress import JoinProgress, followed, join_progress
+from gpu_ops.spark_types import arrow_rows
 
 DEFAULT_SCALE: Final = 0.1
 MICRO_BATCHES: Final = 12

@@ -21,8 +21,8 @@ from rich.text import Text
 from gpu_ops.jobs.datagen import beyond_end
 from gpu_ops.jobs.tables import KINDS, OBSERVED
 from gpu_ops.memory import size_text
-from gpu_ops.spark.datatypes import arrow_rows
 from gpu_ops.spark.metrics.progress import JoinProgress, join_progress, observed_metrics
+from gpu_ops.spark_types import arrow_rows
 
 _MOST: Final = 20
 """Rows of the result, or changes of a micro-batch, at most."""

@@ -30,7 +30,6 @@ from gpu_ops.query.errors import CHANGING, SqlError
 from gpu_ops.query.read import changes_each_time
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
-from gpu_ops.spark.datatypes import named_column, nullable
 from gpu_ops.spark.failures import message_in, package
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.settings import metrics_reported
@@ -44,6 +43,7 @@ from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.iceberg import read_iceberg
 from gpu_ops.spark.sources.jdbc import read_table
 from gpu_ops.spark.sources.kafka import MessageSource
+from gpu_ops.spark_types import named_column, nullable
 
 _FILES: Final = ("parquet", "json", "csv")
 _INFERENCE: Final = ("mergeSchema", "inferSchema", "samplingRatio")

@@ -24,7 +24,7 @@ from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.query.errors import PlacedError, SqlError, without_generated_names
 from gpu_ops.query.expressions import leaves
 from gpu_ops.query.places import position, position_of
-from gpu_ops.spark.datatypes import arrow_type
+from gpu_ops.spark_types import arrow_type
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
 

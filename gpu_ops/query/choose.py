@@ -35,7 +35,7 @@ from gpu_ops.query.expressions import Expr, JoinReader, NotOursError, QueryColum
 from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import Called, JoinOf, LatestOf, OfGroups, Relation, RowByRow, Scan, UnionOf
 from gpu_ops.query.scope import Scope
-from gpu_ops.spark.datatypes import is_binary_collated
+from gpu_ops.spark_types import is_binary_collated
 
 Computed = dict[QueryColumn, Expr]
 """Columns to compute below an operator."""

@@ -23,7 +23,7 @@ from gpu_ops.query.places import words_of
 from gpu_ops.query.relations import AggregateCall, AggregateOf, Compute, Expand, Relation, SessionsOf
 from gpu_ops.query.scope import Below, Scope, collated
 from gpu_ops.query.sessions import SESSION, Session, session_of
-from gpu_ops.spark.datatypes import is_window
+from gpu_ops.spark_types import is_window
 
 # --- GROUP BY ---------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from gpu_ops.query.places import position_of
 from gpu_ops.query.read import Outputs, PlanReader
 from gpu_ops.query.rewrite import Same, in_two_phases, normalized, repeated, upserted, with_ends, with_numbers
 from gpu_ops.query.runs import MultiWayRun, run_of, segments
-from gpu_ops.spark.datatypes import spark_type
+from gpu_ops.spark_types import spark_type
 
 MultiWay = Literal["auto", "never"]
 """Whether joins that share a key become one multi-way join."""

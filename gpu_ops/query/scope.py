@@ -14,7 +14,7 @@ from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Expr, QueryColumn, tree
 from gpu_ops.query.places import position_of, words_of
 from gpu_ops.query.relations import Compute, Relation
-from gpu_ops.spark.datatypes import is_binary_collated
+from gpu_ops.spark_types import is_binary_collated
 
 
 class Scope:

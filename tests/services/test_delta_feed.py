@@ -104,7 +104,7 @@ class Table:
         spark.sql(f"CREATE TABLE {self.name} ({listed}) USING delta {layout} TBLPROPERTIES ({given})")
 
     def rows(self, low: int, high: int) -> Any:
-        from gpu_ops.spark.datatypes import arrow_schema
+        from gpu_ops.spark_types import arrow_schema
 
         schema = arrow_schema(self.spark.read.format("delta").load(str(self.path)).schema, "table")
         some = self.choice.sample(range(low, high), 5)
@@ -181,7 +181,7 @@ def comparable(table: pa.Table) -> collections.Counter[str]:
 
 def feeds(spark: Any, path: Path, first: int, last: int, zone: str) -> tuple[pa.Table, pa.Table]:
     """Spark's feed of some versions, and ours of the same columns."""
-    from gpu_ops.spark.datatypes import arrow_schema
+    from gpu_ops.spark_types import arrow_schema
 
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     frame = reader.option("startingVersion", first).option("endingVersion", last).load(str(path))

@@ -29,7 +29,7 @@ from gpu_ops.errors import BadInputError
 from gpu_ops.files.calendars import Calendar
 from gpu_ops.files.columns import WrongError
 from gpu_ops.files.formats import FileFormat
-from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark_types import arrow_schema
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 

@@ -25,11 +25,11 @@ from pyspark.sql import types as spark_types
 
 from gpu_ops import sinks
 from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError, NotBuiltError
-from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.failures import package
 from gpu_ops.spark.sinks import delta
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges
 from gpu_ops.spark.sinks.delta_tables import InterferenceError, ViewTable
+from gpu_ops.spark_types import arrow_schema
 from gpu_ops.state.address import StateAddress
 from spark.views import Checked, Shop, in_rows
 

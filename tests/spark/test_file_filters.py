@@ -11,9 +11,9 @@ import pytest
 import gpu_ops
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.errors import EvaluationError
-from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.plan.changes import source_of
 from gpu_ops.spark.tasks.packing import FileRows, Pack, Packer
+from gpu_ops.spark_types import arrow_schema
 from spark.support import settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]

@@ -23,7 +23,7 @@ from gpu_ops.errors import GpuJoinError
 from gpu_ops.jobs import runner, tables
 from gpu_ops.jobs.job import JobSource, load
 from gpu_ops.jobs.sql_text import JobError
-from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark_types import arrow_schema
 from spark.support import fold
 
 pytestmark = pytest.mark.spark

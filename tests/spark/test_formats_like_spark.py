@@ -15,7 +15,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.errors import BadInputError
 from gpu_ops.files.formats import OPTIONS, FileFormat
-from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark_types import arrow_schema
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 

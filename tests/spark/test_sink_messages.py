@@ -19,8 +19,8 @@ from pyspark.sql.types import StructField, StructType
 from gpu_ops import sinks
 from gpu_ops.errors import DescriptionError
 from gpu_ops.messages.rows import MessageFormat
-from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.sinks import changes
+from gpu_ops.spark_types import spark_type
 
 pytestmark = pytest.mark.spark
 

@@ -13,8 +13,8 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.plan.build import union_columns
+from gpu_ops.spark_types import arrow_schema
 
 TYPES = {"int": st.IntegerType(), "long": st.LongType(), "double": st.DoubleType(), "string": st.StringType()}
 

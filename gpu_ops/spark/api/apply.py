@@ -29,7 +29,6 @@ from gpu_ops.spark.api.streams import (
     resolve_keys,
     without_hidden,
 )
-from gpu_ops.spark.datatypes import ignores_case, unlike_bytes
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import warn_of_local_folder
 from gpu_ops.spark.driver.queries import JoinPlan, plans_of
@@ -37,6 +36,7 @@ from gpu_ops.spark.plan.build import build, build_bounded, collated_key
 from gpu_ops.spark.plan.column_metadata import delays, lost_row_time, retracting
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
 from gpu_ops.spark.tasks.functions import CoGroupTask
+from gpu_ops.spark_types import ignores_case, unlike_bytes
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open

@@ -35,7 +35,6 @@ from gpu_ops.spark.api.streams import (
     two_streams,
     with_options,
 )
-from gpu_ops.spark.datatypes import is_window, named_column
 from gpu_ops.spark.plan.column_metadata import (
     LATE_SIDES,
     SIDE,
@@ -48,6 +47,7 @@ from gpu_ops.spark.plan.column_metadata import (
     made_by,
 )
 from gpu_ops.spark.tasks.functions import ProcessPairs, applied_schema
+from gpu_ops.spark_types import is_window, named_column
 
 ProcessFunction = Callable[[pa.RecordBatch], pa.RecordBatch | tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]]
 """Takes joined pairs, and returns rows, alone or with those of side outputs by name."""

@@ -18,8 +18,8 @@ from gpu_ops.query.nodes import Calc, JoinNode, Plan
 from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.static import is_stream
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.plan.stored_query import folders_of
+from gpu_ops.spark_types import named_column
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -24,7 +24,6 @@ from gpu_ops.query.expressions import QueryColumn
 from gpu_ops.query.nodes import Calc, PlanNode
 from gpu_ops.query.places import position
 from gpu_ops.spark.api.streams import without_hidden
-from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.driver.queries import plans_of
@@ -35,6 +34,7 @@ from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.tasks.engine import LeftOver
 from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.wire.command import parse_join
+from gpu_ops.spark_types import spark_type
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files

@@ -29,9 +29,9 @@ from gpu_ops.query.errors import NOW
 from gpu_ops.spark.api.apply import apply_operator, check_frames
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
 from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, resolve, resolve_all, with_options
-from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
+from gpu_ops.spark_types import is_window, named_column, spelling
 
 _FILTER: Final = re.compile(r"(.*\))\s*filter\s*\(\s*where\s+(.+)\)\s*", re.IGNORECASE | re.DOTALL)
 

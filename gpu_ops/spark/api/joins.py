@@ -35,12 +35,12 @@ from gpu_ops.spark.api.streams import (
     two_streams,
     with_options,
 )
-from gpu_ops.spark.datatypes import arrow_schema, ignores_case, spelling
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.tasks.engine import LookupFunction, Lookups, LookupTask
 from gpu_ops.spark.tasks.functions import CoGroupTask, applied_schema
+from gpu_ops.spark_types import arrow_schema, ignores_case, spelling
 
 
 @with_options(JoinOptions)

@@ -19,7 +19,6 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.apply import check_frames
-from gpu_ops.spark.datatypes import ignores_case, named_column, nullable
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.failures import data_frame
@@ -38,6 +37,7 @@ from gpu_ops.spark.plan.column_metadata import OUTPUT, outputs_of
 from gpu_ops.spark.plan.one_engine import one_engine
 from gpu_ops.spark.tasks.join import DataflowTask, EncodeChanges, Encoded, OperatorChain, OperatorTask
 from gpu_ops.spark.tasks.rows import StructColumn
+from gpu_ops.spark_types import ignores_case, named_column, nullable
 
 
 def outputs(**changelogs: DataFrame) -> DataFrame:

@@ -22,9 +22,9 @@ from gpu_ops.spark.api.column_order import as_stored
 from gpu_ops.spark.api.query_frames import QueryRunner, has_begun, scans_of, union
 from gpu_ops.spark.api.static import as_streams
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.plan.column_metadata import delays
 from gpu_ops.spark.plan.stored_query import StoredQuery, folders_of, of_name, said_differences, state_of_part
+from gpu_ops.spark_types import named_column
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 

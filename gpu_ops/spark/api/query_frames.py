@@ -25,11 +25,11 @@ from gpu_ops.spark.api.by_time import timed, timed_input
 from gpu_ops.spark.api.finish import calculated, check_runs
 from gpu_ops.spark.api.static import as_streams, beside_streams
 from gpu_ops.spark.api.streams import Stream, as_input
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.failures import data_frame, message_in
 from gpu_ops.spark.plan.changes import observed_once, sliced
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, delays, is_changelog
+from gpu_ops.spark_types import named_column
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -31,12 +31,12 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.query.catalyst import items, java_class
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, one_machine
 from gpu_ops.spark.driver.queries import takes_what_is_there
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.plan.column_metadata import is_changelog
+from gpu_ops.spark_types import named_column
 from gpu_ops.state import files
 from gpu_ops.state.address import StateAddress
 

@@ -28,10 +28,10 @@ from gpu_ops.query.expressions import Expr, NotOursError, QueryColumn
 from gpu_ops.query.places import position
 from gpu_ops.query.read import PlanReader
 from gpu_ops.query.relations import Table
-from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.column_metadata import derived_key, is_changelog, never_retracts
 from gpu_ops.spark.sources.change_feed import CHANGE_TYPE, in_order_of_commits, is_change_feed
+from gpu_ops.spark_types import arrow_schema, spelling
 from gpu_ops.state.address import Location
 
 Taking = TypeVar("Taking", bound=Callable[..., DataFrame])

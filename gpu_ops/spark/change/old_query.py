@@ -15,7 +15,6 @@ from gpu_ops.query.nodes import JoinNode, Plan, PlanNode, made_of, walk
 from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.query_frames import runner_of
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.datatypes import named_column, spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.column_metadata import changelog_columns
@@ -25,6 +24,7 @@ from gpu_ops.spark.server.present import StoredOperator, why_no_result, why_no_r
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.sources.state import read_state
 from gpu_ops.spark.tasks.state import PresentResult
+from gpu_ops.spark_types import named_column, spark_type
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

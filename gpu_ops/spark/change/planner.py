@@ -25,11 +25,11 @@ from gpu_ops.spark.change.old_query import (
     said,
     tables_of,
 )
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.plan.changes import sliced
 from gpu_ops.spark.plan.stored_query import differences, said_differences, same_rows
 from gpu_ops.spark.server.present import why_no_copy, why_no_result
+from gpu_ops.spark_types import named_column
 from gpu_ops.state.address import StateAddress
 
 _SECONDS_A_ROW: Final = 4e-6

@@ -42,7 +42,6 @@ from gpu_ops.spark.api.query import CHANGED, CHANGING
 from gpu_ops.spark.api.statements import Statement, StatementSet, as_it_is
 from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldStatements, as_table, grounds, present_rows
 from gpu_ops.spark.change.planner import ChangePlanner
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.driver.queries import plans_of
@@ -61,6 +60,7 @@ from gpu_ops.spark.server.present import AssembledState, StoredOperator, why_no_
 from gpu_ops.spark.sinks.changes import COUNT, View, net
 from gpu_ops.spark.sources.topics import topics_beside
 from gpu_ops.spark.tasks.state import AssembleState
+from gpu_ops.spark_types import named_column
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, MANIFEST, Manifest

@@ -27,7 +27,6 @@ from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError
 from gpu_ops.operators.groups.top import FirstOfGroup
-from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import JoinPlan, plans_of
@@ -56,6 +55,7 @@ from gpu_ops.spark.tasks.rows import EncodeRows
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
+from gpu_ops.spark_types import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import Blocks
 from gpu_ops.state.files import Files

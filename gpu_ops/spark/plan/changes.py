@@ -16,7 +16,6 @@ from gpu_ops.descriptions.projection import Projection
 from gpu_ops.query.catalyst import frame_of, scala_seq
 from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark import sources
-from gpu_ops.spark.datatypes import arrow_schema, named_column, spark_type
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, function_of, metadata_of, plans_of
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
@@ -25,6 +24,7 @@ from gpu_ops.spark.plan.selection import Selection, selection, selection_of_join
 from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, Encoded, OperatorTask, Task
 from gpu_ops.spark.tasks.packing import FileRows, Pack, Packer, PackForSeveral, ReadFiles
 from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Slices
+from gpu_ops.spark_types import arrow_schema, named_column, spark_type
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -15,9 +15,9 @@ from pyspark.sql import functions as f
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import LATER, Description, OutputColumn
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, plans_in
 from gpu_ops.spark.failures import data_frame
+from gpu_ops.spark_types import named_column
 
 CHANGELOG: Final = "gpu_ops.changelog"
 """Metadata key of the row-kind column; its value is the join's name."""

@@ -38,9 +38,9 @@ from gpu_ops.conditions.expressions import (
 from gpu_ops.descriptions.projection import ROWS, Projection
 from gpu_ops.query.catalyst import ansi_mode, arrow_type_of, id_of, items
 from gpu_ops.query.expressions import STRUCTURES, Expr, TreeReader
-from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed
 from gpu_ops.spark.plan.column_metadata import hides_metrics, observed_join
+from gpu_ops.spark_types import arrow_type
 
 _ALIKE: Final = (
     st.BooleanType, st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.FloatType, st.DoubleType,

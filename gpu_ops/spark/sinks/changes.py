@@ -24,13 +24,13 @@ from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.messages.json_texts import writes
-from gpu_ops.spark.datatypes import arrow_schema, ignores_case, named_column, spark_type, spelling
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import data_frame, message_in, refuse_connect
 from gpu_ops.spark.plan.changes import encoded_in_tasks
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
 from gpu_ops.spark.tasks.messages import JsonTexts, MessageWriter
 from gpu_ops.spark.tasks.rows import EncodeRows
+from gpu_ops.spark_types import arrow_schema, ignores_case, named_column, spark_type, spelling
 
 COUNT: Final = "gpu_ops_count"
 """The column of a view without a key that says how many times the row is there."""

@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.spark.datatypes import arrow_rows
 from gpu_ops.spark.failures import DELTA_SETTINGS, message_in, package
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
 from gpu_ops.spark.sinks.delta_tables import InterferenceError, ViewTable
 from gpu_ops.spark.sinks.files import address_of
+from gpu_ops.spark_types import arrow_rows
 
 _TRANSACTION: Final = "spark.databricks.delta.write."
 

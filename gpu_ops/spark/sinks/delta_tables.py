@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import types as st
 
 from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError, NotBuiltError
-from gpu_ops.spark.datatypes import is_binary_collated, nullable
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges
 from gpu_ops.spark.tasks.file import WrittenFile
+from gpu_ops.spark_types import is_binary_collated, nullable
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 

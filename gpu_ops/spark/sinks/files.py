@@ -24,12 +24,12 @@ from pyspark.sql.streaming import StreamingQuery
 
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import java_class
-from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.changes import encoded_in_tasks
 from gpu_ops.spark.sinks.changes import View, query_of, started
 from gpu_ops.spark.sinks.delta_tables import DeltaCommit
 from gpu_ops.spark.tasks.file import FILE_COLUMN, STAGING, FileWriter, WrittenFile
+from gpu_ops.spark_types import arrow_schema, spelling
 from gpu_ops.state.address import KINDS, StateAddress
 from gpu_ops.state.files import Files
 

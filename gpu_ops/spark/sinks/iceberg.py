@@ -21,10 +21,10 @@ from pyspark.sql import types as st
 
 from gpu_ops.errors import DatabaseError, DescriptionError, GpuJoinError
 from gpu_ops.files.iceberg import cast_columns, catalog_of, check_nulls, in_iceberg, plain_schema
-from gpu_ops.spark.datatypes import arrow_rows, arrow_schema, is_binary_collated
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
 from gpu_ops.spark.sinks.delta import repeated
 from gpu_ops.spark.sinks.delta_tables import TYPES, InterferenceError
+from gpu_ops.spark_types import arrow_rows, arrow_schema, is_binary_collated
 
 _BATCH_OF: Final = "gpu_ops.batch."
 """The table's property with the last micro-batch of a query, before the query's id."""

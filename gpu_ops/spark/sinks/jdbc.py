@@ -13,12 +13,12 @@ from pyspark.sql import types as st
 
 from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError
 from gpu_ops.spark.database import Connection
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.sinks import postgres
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
 from gpu_ops.spark.sinks.merging import STAGED, Merge, bring
 from gpu_ops.spark.tasks.marks import Marks
+from gpu_ops.spark_types import named_column
 
 _ATTEMPT: Final = "gpu_ops_attempt"
 """The column of the task attempt that staged a row; the column `STAGED` says how many times the row comes or goes. Only

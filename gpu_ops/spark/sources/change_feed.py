@@ -22,10 +22,10 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.changelog import RETRACTIONS
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import items
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import analyzed
 from gpu_ops.spark.tasks.arrow import ArrowTask
+from gpu_ops.spark_types import named_column
 
 CHANGE_TYPE: Final = "_change_type"
 _VERSION: Final = "_commit_version"

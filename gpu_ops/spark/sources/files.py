@@ -17,12 +17,12 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
-from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.sources import ARROW
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.packing import FileRows, ReadFiles
+from gpu_ops.spark_types import arrow_schema
 
 SOURCE_OPTIONS: Final = (
     "maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "maxCachedFiles",

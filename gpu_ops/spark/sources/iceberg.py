@@ -19,9 +19,9 @@ from gpu_ops.errors import BadInputError, DescriptionError, NotBuiltError
 from gpu_ops.files.columns import WrongError, names_within, part_of
 from gpu_ops.files.iceberg import cast_columns, catalog_of, check_nulls, plain_schema
 from gpu_ops.files.new_columns import log_new_columns
-from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import refuse_connect
+from gpu_ops.spark_types import spark_type
 
 if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None:
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition

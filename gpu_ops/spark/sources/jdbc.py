@@ -16,8 +16,8 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.database import POSTGRES, Connection
-from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
+from gpu_ops.spark_types import named_column
 
 _INSTANT: Final = (
     "CASE WHEN {0} >= '0001-12-31 00:00:00+00 BC' AND {0} < '0001-01-01 00:00:00+00' "

@@ -17,7 +17,6 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.messages.avro import SchemaRegistry
 from gpu_ops.messages.encodings import PLACEHOLDER
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
-from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.starts import check_starts
 from gpu_ops.spark.failures import data_frame, refuse_connect, refuse_gone
@@ -27,6 +26,7 @@ from gpu_ops.spark.sources import ARROW
 from gpu_ops.spark.sources.topics import MARK, check_topics
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, ReadMessages
+from gpu_ops.spark_types import arrow_schema, named_column, nullable, spelling
 from gpu_ops.values import arrow_zone
 
 BAD_MESSAGE: Final = "bad_message"

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.server.stored_rows import TableAtVersion
+from gpu_ops.spark_types import spark_type
 from gpu_ops.state.address import Location
 
 if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not None:

@@ -13,9 +13,9 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.changelog import INSERT, LATE_ROW_KIND, ROW_KIND_COLUMN, SHORT_STRINGS
 from gpu_ops.descriptions.join import CoGroup
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.failures import refuse_gone
 from gpu_ops.spark.tasks.arrow import ArrowTask
+from gpu_ops.spark_types import arrow_type
 
 
 class ProcessPairs(ArrowTask):
