@@ -6,6 +6,7 @@ import json
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,30 @@ def test_rows_of_all_types_by_way_of_kafka(spark: Any, tmp_path: Path, topic: An
                     assert by_id(read.filter(pa.array([kind in some for kind in kinds]))) == by_id(wanted)
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_topic_that_a_query_names_twice_is_read_once(spark: Any, tmp_path: Path, topic: Any, partitions: int) -> None:
+    one, choice, sent = topic(2), random.Random(partitions), list[dict[str, int]]()
+    query = "SELECT t.k, t.v, n.top FROM t JOIN (SELECT k, max(v) AS top FROM t GROUP BY k) n ON t.k = n.k"
+    rows: Counter[tuple[Any, ...]] = Counter()
+
+    def fold(batch: Any, _: int) -> None:
+        for kind, *row in batch.collect():
+            rows[tuple(row)] += 1 if kind in ("+I", "+U") else -1
+
+    for _ in range(3):
+        new = [{"k": choice.randrange(4), "v": choice.randrange(30)} for _ in range(25)]
+        for number in range(2):
+            one.send(*new[number::2], partition=number)
+        sent += new
+        tables = {"t": one.rows(spark, "k INT, v INT")}
+        changes = gpu_ops.sql(query, tables=tables, state=str(tmp_path / "state"), partitions=partitions)
+        assert gpu_ops.explain(changes).count("read once for 2 inputs") == 2
+        writer = changes.writeStream.foreachBatch(fold).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        top = {k: max(x["v"] for x in sent if x["k"] == k) for k in {x["k"] for x in sent}}
+        assert +rows == Counter((x["k"], x["v"], top[x["k"]]) for x in sent)
+        assert not -rows
+    offsets = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert len(offsets.read_text().splitlines()) == 3
