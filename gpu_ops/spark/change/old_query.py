@@ -19,7 +19,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.stored_query import StoredQuery, folders_of
-from gpu_ops.spark.plan.stored_statements import StoredStatement, StoredStatements, folder_at, name_below
+from gpu_ops.spark.plan.stored_statements import StatePlace, StoredStatement, StoredStatements, folder_at, name_below
 from gpu_ops.spark.server.present import StoredOperator, why_no_result, why_no_rows
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.sources.state import read_state
@@ -28,6 +28,15 @@ from gpu_ops.spark_types import named_column, spark_type
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
+
+
+def operator_at(state: StateAddress, place: StatePlace | None, version: int) -> StoredOperator | None:
+    """Finds the state of an operator by its place below a folder; None where there is none."""
+    if place is None:
+        return None
+    address = folder_at(state, place.folder)
+    manifest = Manifest.read(Files.at(address))
+    return None if manifest is None else StoredOperator(address, version, place.vertex, manifest)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,12 +191,7 @@ class OldStatements:
 
     def place_of(self, own: str) -> StoredOperator | None:
         """The state of an operator by the name of the folder that is its own; None where there is none."""
-        place = self.stored.places.get(own)
-        if place is None:
-            return None
-        address = folder_at(self.state, place.folder)
-        manifest = Manifest.read(Files.at(address))
-        return None if manifest is None else StoredOperator(address, self.version, place.vertex, manifest)
+        return operator_at(self.state, self.stored.places.get(own), self.version)
 
     @functools.cached_property
     def plans(self) -> tuple[Plan, ...]:

@@ -40,7 +40,15 @@ from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.outputs import outputs
 from gpu_ops.spark.api.query import CHANGED, CHANGING
 from gpu_ops.spark.api.statements import Statement, StatementSet, as_it_is
-from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldStatements, as_table, grounds, present_rows
+from gpu_ops.spark.change.old_query import (
+    OldInput,
+    OldOperator,
+    OldStatements,
+    as_table,
+    grounds,
+    operator_at,
+    present_rows,
+)
 from gpu_ops.spark.change.planner import ChangePlanner
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
@@ -337,12 +345,7 @@ class ChangeRun:
         """The state of a new operator by the name of the folder that is its own; None where it has none."""
         if own in self._kept_names:
             return self._changing.old.place_of(self._kept_names[own])
-        place = there.get(own)
-        if place is None:
-            return None
-        address = folder_at(self._state, place.folder)
-        manifest = Manifest.read(Files.at(address))
-        return None if manifest is None else StoredOperator(address, build.version, place.vertex, manifest)
+        return operator_at(self._state, there.get(own), build.version)
 
     @functools.cached_property
     def _kept_names(self) -> dict[str, str]:
