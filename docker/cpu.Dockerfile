@@ -37,7 +37,7 @@ WORKDIR /home/joiner/gpu-join
 COPY --chown=joiner . .
 # the project's own extras carry its pins
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir '.[demo,notebooks,metrics,delta]' 'pyspark==4.2.0' 'pandas==2.3.3' 'pyarrow==26.0.1' \
+RUN pip install --no-cache-dir '.[demo,notebooks,metrics,delta,iceberg,kafka]' 'pyspark==4.2.0' 'pandas==2.3.3' 'pyarrow==26.0.1' \
     && mv /opt/jars/*.jar "$(python -c 'import pyspark; print(pyspark.__path__[0])')/jars/"
 
 USER 1000

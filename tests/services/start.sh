@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Real parts for tests/services: Kafka, YARN, Postgres, and the jars of Spark's sinks.
+# Real parts for tests/services: Kafka, YARN, Postgres, the jars of Spark's sinks, and Iceberg's with its Spark.
 # usage: start.sh FOLDER    start what is not running (the first time Maven fetches the jars, some minutes)
 #        start.sh FOLDER stop
 set -euo pipefail
@@ -21,7 +21,7 @@ if [ "${2:-}" = stop ]; then
   exit 0
 fi
 
-for what in spark:jars kafka:kafka/lib yarn:yarn/lib; do
+for what in spark:jars kafka:kafka/lib yarn:yarn/lib iceberg:iceberg; do
   folder="$home/${what#*:}"
   if ! cmp -s "$here/${what%:*}.xml" "$folder/.complete"; then
     if mvn -q -B -f "$here/${what%:*}.xml" dependency:copy-dependencies -DoutputDirectory="$folder"; then
@@ -31,6 +31,15 @@ for what in spark:jars kafka:kafka/lib yarn:yarn/lib; do
     fi
   fi
 done
+
+# the newest Spark that Iceberg has a jar for: it refuses to load into a newer one
+if [ -f "$home/iceberg/.complete" ] && [ ! -f "$home/spark-4.1/.complete" ]; then
+  if python3 -m pip install -q --target "$home/spark-4.1" pyspark==4.1.4; then
+    touch "$home/spark-4.1/.complete"
+  else
+    echo "SKIPPED: PySpark 4.1 cannot be fetched, so Iceberg's jar cannot be tested" >&2
+  fi
+fi
 
 if [ ! -f "$home/kafka/lib/.complete" ]; then
   :

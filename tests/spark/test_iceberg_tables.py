@@ -54,7 +54,7 @@ pytestmark = pytest.mark.spark
 
 def loaded(catalog: Catalog) -> Any:
     """The catalog by its own package."""
-    return pyiceberg.catalog.load_catalog("default", **catalog.properties)
+    return pyiceberg.catalog.load_catalog(**{"name": "default", **catalog.properties})
 
 
 class Catalog:

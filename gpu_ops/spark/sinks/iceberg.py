@@ -35,6 +35,9 @@ _FEW: Final = 100
 _CAME_BETWEEN: Final = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
 """Errors of ``pyiceberg`` where another writer may have been faster, or the answer was lost."""
 
+_NEWEST: Final = 2
+"""The newest version of Iceberg's format that ``pyiceberg`` writes."""
+
 _SURVIVORS: Final = 64 << 20
 """Bytes of rows of several files that are written to one."""
 
@@ -159,6 +162,11 @@ class _IcebergTable:
         Raises:
             DescriptionError: it has other columns.
         """
+        if table.format_version > _NEWEST:
+            raise DescriptionError(
+                f"view {self._name}: its table is of Iceberg's format version {table.format_version}, and pyiceberg "
+                f"writes up to {_NEWEST}: create it with 'format-version' = '{_NEWEST}'"
+            )
         names = changes.check(self._name, schema.names)
         check_nulls(f"view {self._name}", schema)
         for field in table.schema().fields:

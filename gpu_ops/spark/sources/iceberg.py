@@ -170,11 +170,13 @@ class SnapshotReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # ty
             raise BadInputError(self._name, gone, problem)
         columns = table.schema().select(*schema.names)
         task = _files(table, start, end)[path]
-        rows = ArrowScan(table.metadata, table.io, columns, AlwaysTrue()).to_table([task])
         try:
+            rows = ArrowScan(table.metadata, table.io, columns, AlwaysTrue()).to_table([task])
             yield from cast_columns(rows.select(schema.names), schema).to_batches()
         except WrongError as error:
             raise BadInputError(self._name, error.column, f"{path}: {error}", error.sample) from error
+        except (pa.ArrowException, ValueError, NotImplementedError) as error:
+            raise BadInputError(self._name, None, f"{path} cannot be read by pyiceberg: {error}") from error
 
     def _table(self) -> Any:
         return _opened(self._name, self._catalog)
