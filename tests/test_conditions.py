@@ -316,7 +316,7 @@ def total_order(x: float) -> tuple[bool, float]:
 
 @pytest.mark.parametrize("type_", [pa.float32(), pa.float64()], ids=str)
 @pytest.mark.parametrize("nan", [True, False], ids=["nan", "no-nan"])
-@pytest.mark.parametrize("operator", ["=", "<>", "<", "<=", ">", ">=", "<=>"])
+@pytest.mark.parametrize("operator", ["=", "==", "<>", "<", "<=", ">", ">=", "<=>"])
 def test_floats_have_a_total_order(operator: str, nan: bool, type_: pa.DataType) -> None:
     values = SPECIAL if nan else SPECIAL[:-1]
     pairs = [(x, y) for x in values for y in values]
@@ -679,6 +679,7 @@ ERRORS = [
     ("left.name = 'x", 1, 13, "not closed"),
     ("left.`name = 'x'", 1, 6, "not closed"),
     ("left.name = 'x' /* why", 1, 17, "not closed"),
+    ("left.name = '", 1, 13, "not closed"),
     ("left.amount > :p", 1, 15, "found ':'"),
     ("left.amount > ?", 1, 15, "found '?'"),
     ("left.amount\n  > right.flor", 2, 5, "no column 'right.flor'; there are right.floor, right."),

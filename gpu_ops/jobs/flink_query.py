@@ -17,10 +17,10 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from sqlglot import TokenType
-from sqlglot.errors import TokenError
 
 from gpu_ops.descriptions.times import UNITS_MS
-from gpu_ops.query.by_time import QuerySql, QueryText, Rewriting
+from gpu_ops.query.by_time import QueryText, Rewriting
+from gpu_ops.sql_tokens import UnclosedError, tokenize
 
 _FUNCTIONS: Final = {"TUMBLE": ("SIZE",), "HOP": ("SLIDE", "SIZE"), "CUMULATE": ("STEP", "SIZE"), "SESSION": ("GAP",)}
 """Functions of windows, and the names of their intervals in order."""
@@ -134,8 +134,8 @@ def translated(text: str, times: ProcessingTimes = ProcessingTimes()) -> FlinkQu
         SqlError: what is not understood, with line and column in the text.
     """
     try:
-        tokens = QuerySql().tokenize(text)
-    except TokenError:  # Spark says where
+        tokens = tokenize(text)[:-1]
+    except UnclosedError:  # Spark says where
         return FlinkQuery(text, text)
     return _Translation(text, tokens).done(times)
 

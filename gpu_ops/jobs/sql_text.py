@@ -7,16 +7,15 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from sqlglot import Token
 from sqlglot import TokenType as T
-from sqlglot.dialects.spark import Spark
-from sqlglot.errors import TokenError
 
 from gpu_ops.descriptions.times import UNITS_MS
 from gpu_ops.errors import DatabaseError, DescriptionError, NotBuiltError, with_caret
 from gpu_ops.jobs.secrets import Secrets
+from gpu_ops.sql_tokens import END, QUOTED, JobSql, UnclosedError, tokenize
 
 
 class JobError(DescriptionError):
@@ -114,32 +113,6 @@ def milliseconds(text: str) -> int:
 
 Item = TypeVar("Item")
 
-_BLANK: Final = re.compile(r"(?:\s|--[^\n]*|/\*.*?\*/)*", re.DOTALL)
-"""Space and comments."""
-
-_QUOTED: Final = (T.STRING, T.IDENTIFIER)
-_END: Final = T.BREAK
-_UNCLOSED: Final = "a quote or comment is opened here and not closed"
-
-
-class JobSql(Spark):
-    """Spark's tokens, but names in double quotes and doubled quotes in strings as Flink has them."""
-
-    class Tokenizer(Spark.Tokenizer):
-        """Keywords are single words, so that each word of a statement is a token."""
-
-        QUOTES: ClassVar = ["'"]
-        IDENTIFIERS: ClassVar = ["`", '"']
-        STRING_ESCAPES: ClassVar = ["\\", "'"]
-        HEX_STRINGS: ClassVar = []
-        NUMERIC_LITERALS: ClassVar = {}
-        COMMANDS: ClassVar = set()
-        NESTED_COMMENTS = False
-        KEYWORDS: ClassVar = {
-            **{word: kind for word, kind in Spark.Tokenizer.KEYWORDS.items() if word.isidentifier()},
-            "BYTES": T.BINARY,
-        }
-
 
 _HINT: Final = re.compile(r"(?s)'(?:[^'\\]|''|\\.)*'|`[^`]*`|\"[^\"]*\"|--[^\n]*|/\*\+(?P<hint>.*?)\*/|/\*.*?\*/")
 """What a hint may stand in, and a hint."""
@@ -196,29 +169,6 @@ def _hint(cursor: Cursor, at: int) -> Hint:
     return Hint(name.text.upper(), tuple(values), at)
 
 
-def tokenize(file: Text, text: str) -> list[Token]:
-    """The tokens of a text, and one for its end; the file is for errors.
-
-    Raises:
-        JobError: a quote or comment that is not closed.
-    """
-    try:
-        tokens = JobSql().tokenize(text)
-    except TokenError as error:
-        quote = re.search(r":(\d+)$", str(error.__cause__))
-        comment = max(0, text.find("/*", text.rfind("*/") + 1))
-        raise file.error(_UNCLOSED, int(quote[1]) if quote else comment) from error
-    length, before = len(text), 0
-    tokens.append(Token(_END, "", start=length, end=length))
-    for token in tokens:
-        # sqlglot takes what follows an unclosed comment for a part of it
-        blank = _BLANK.match(text, before)
-        if blank is not None and blank.end() < token.start:
-            raise file.error(_UNCLOSED, blank.end())
-        before = token.end + 1
-    return tokens
-
-
 class Cursor:
     """Reads the tokens of a file one after the other.
 
@@ -234,7 +184,10 @@ class Cursor:
             text: what is read, of the same length; by default all that stands in the file.
         """
         self.file, self.text, self._next = file, file.text if text is None else text, 0
-        self._tokens = tokenize(file, self.text)
+        try:
+            self._tokens = tokenize(self.text, JobSql)
+        except UnclosedError as error:
+            raise file.error(str(error), error.start) from error
 
     @property
     def token(self) -> Token:
@@ -244,17 +197,17 @@ class Cursor:
     @property
     def at_end(self) -> bool:
         """True if no token is left."""
-        return self.token.token_type == _END
+        return self.token.token_type == END
 
     @property
     def is_word(self) -> bool:
         """True if the next token is a word without quotes."""
-        return self.token.token_type not in _QUOTED and self.token.text.isidentifier()
+        return self.token.token_type not in QUOTED and self.token.text.isidentifier()
 
     @property
     def is_plain(self) -> bool:
         """True if the next token is a word or number without quotes, or both, such as ``60sec``."""
-        return self.token.token_type not in _QUOTED and re.fullmatch(r"[\w.]+", self.token.text) is not None
+        return self.token.token_type not in QUOTED and re.fullmatch(r"[\w.]+", self.token.text) is not None
 
     @property
     def before(self) -> int:
@@ -287,7 +240,7 @@ class Cursor:
     def sees(self, *texts: str) -> bool:
         """True if these words or symbols come next; case does not matter."""
         coming = self._tokens[self._next : self._next + len(texts)]
-        return [None if token.token_type in _QUOTED else token.text.upper() for token in coming] == list(texts)
+        return [None if token.token_type in QUOTED else token.text.upper() for token in coming] == list(texts)
 
     def accepts(self, *texts: str) -> bool:
         """Goes past these words or symbols if they come next."""

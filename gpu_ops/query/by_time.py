@@ -26,14 +26,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from sqlglot import Token, TokenType
-from sqlglot.dialects.spark import Spark
-from sqlglot.errors import TokenError
 
 from gpu_ops.query.catalyst import Catalyst, class_of, conjuncts, id_of, items
 from gpu_ops.query.errors import SqlError, place_of
+from gpu_ops.sql_tokens import QUOTED, UnclosedError, tokenize
 
 TimedJoinKind = Literal["asof", "temporal", "processing"]
 """An ASOF join; a temporal join by event time; one by processing time."""
@@ -43,7 +42,6 @@ MARK: Final = "gpu_ops.join "
 _SHOWN_MARK: Final = re.compile(rf"\(struct\({re.escape(MARK)}[^()]*\) IS NOT NULL\) AND ")
 """A mark in one of Spark's messages."""
 
-_QUOTED: Final = (TokenType.STRING, TokenType.IDENTIFIER)
 _ENDS: Final = {
     "JOIN", "LEFT", "RIGHT", "FULL", "INNER", "CROSS", "SEMI", "ANTI", "NATURAL", "WHERE", "GROUP", "ORDER", "HAVING",
     "LIMIT", "UNION", "EXCEPT", "MINUS", "INTERSECT", "WINDOW", "LATERAL", "PIVOT", ",", ";",
@@ -52,17 +50,6 @@ _SYSTEM_TIME: Final = ("FOR", "SYSTEM_TIME", "AS", "OF")
 
 TextPiece = tuple[str, int, bool]
 """A piece of a rewritten text: the text, where it begins in the old one, and whether it is copied from there."""
-
-
-class QuerySql(Spark):
-    """Spark's tokens, each word one."""
-
-    class Tokenizer(Spark.Tokenizer):
-        """Without keywords of several words, and commands, whose text sqlglot does not look into."""
-
-        COMMANDS: ClassVar = set()
-        NUMERIC_LITERALS: ClassVar = {}
-        KEYWORDS: ClassVar = {word: kind for word, kind in Spark.Tokenizer.KEYWORDS.items() if " " not in word}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +113,8 @@ def read(sql: str) -> QueryText:
     if "asof" not in lowered and "system_time" not in lowered:
         return QueryText(sql, sql)
     try:
-        tokens = QuerySql().tokenize(sql)
-    except TokenError:  # a quote that is not closed: Spark says where
+        tokens = tokenize(sql)[:-1]
+    except UnclosedError:  # a quote that is not closed: Spark says where
         return QueryText(sql, sql)
     return _TimedJoins(sql, tokens).done()
 
@@ -162,7 +149,7 @@ class Rewriting:
 
     def word(self, number: int) -> str:
         """A word or symbol in capitals; nothing where something quoted or nothing stands."""
-        if not 0 <= number < len(self.tokens) or self.tokens[number].token_type in _QUOTED:
+        if not 0 <= number < len(self.tokens) or self.tokens[number].token_type in QUOTED:
             return ""
         return self.tokens[number].text.upper()
 

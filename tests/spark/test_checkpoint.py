@@ -21,7 +21,7 @@ import gpu_ops
 from gpu_ops.errors import StateError
 from gpu_ops.spark.driver import checkpoint as module
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
-from gpu_ops.spark.driver.stream_sources import StreamSource, _settled, sources_of
+from gpu_ops.spark.driver.stream_sources import StreamSource, _redacted, _settled, sources_of
 from gpu_ops.spark.sources.topics import topics_beside
 from spark.support import Sink, drain
 
@@ -275,6 +275,14 @@ def test_ids_of_topics_go_along_with_the_offsets_of_their_topics(changed, spark,
     assert json.loads(*topics_beside(spark, [(built, 1), (before, 1)]).values()) == {"b": []}
 
 
+REDACTED = "spark.sql.redaction.options.regex"
+
+
+def test_names_that_spark_always_hides_are_in_descriptions(spark):
+    url = {"url": "http://h/"}
+    assert dict(_settled(url, _redacted(spark))) == url
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
@@ -291,10 +299,17 @@ def test_ids_of_topics_go_along_with_the_offsets_of_their_topics(changed, spark,
         ({"given": '{"table":"t","most":1,"catalog":{"a":"b"}}'}, {"given": '{"catalog":{"a":"b"},"table":"t"}'}, True),
         ({"given": '{"table":"t","catalog":{"a":"b"}}'}, {"given": '{"table":"t","catalog":{"a":"c"}}'}, False),
         ({"given": '{"catalog":{"token":"hunter2"}}'}, {"given": '{"catalog":{"token":"hunter2"}}'}, True),
+        ({"mark": "hunter2"}, {"mark": "hunter2"}, True),
+        ({"given": '{"catalog":{"Mark":"hunter2"}}'}, {"given": '{"catalog":{"Mark":"hunter3"}}'}, False),
     ],
 )
-def test_a_description_tells_what_is_read_and_no_secret(one, other, same):
-    first, second = (dict(_settled({name.lower(): value for name, value in x.items()})) for x in (one, other))
+def test_a_description_tells_what_is_read_and_no_secret(one, other, same, spark):
+    spark.conf.set(REDACTED, "(?i)url|^(mark)$")  # as a job sets it that has the option's value from elsewhere
+    try:
+        redacted = _redacted(spark)
+    finally:
+        spark.conf.unset(REDACTED)
+    first, second = (dict(_settled({name.lower(): value for name, value in x.items()}, redacted)) for x in (one, other))
     assert (first == second) is same
     assert "hunter" not in f"{first}{second}"
 

@@ -54,6 +54,10 @@ _SECRET: Final = re.compile(
     r"secret|passw|passphrase|token|credential|jaas|access.?key|api.?key|private", re.IGNORECASE
 )
 _SECRET_VALUE: Final = re.compile(r"://[^/\s]*@|\b(password|secret|token|key|sig)\s*=", re.IGNORECASE)
+_URL: Final = "(?i)url"
+"""Spark's own choice of options that are hidden in plans; a description has them, but for their secrets."""
+
+_NOTHING: Final = r"(?!)"
 _USER: Final = re.compile(r"(?<=://)[^/\s]*@")
 _ROUNDS: Final = 100_000
 
@@ -154,7 +158,7 @@ def _read(session: SparkSession, leaf: Any) -> tuple[str, str, tuple[Any, ...]]:
     if "path" in options:
         paths.insert(0, options.pop("path"))
     paths = [_qualified(session, path) for path in paths]
-    settled = dict(_settled(options))
+    settled = dict(_settled(options, _redacted(session)))
     shown = [*(_USER.sub("…@", path) for path in paths), table, *map(settled.get, _SHOWN)]
     read = {"format": form.lower(), "paths": list(map(_hidden, paths)), "table": table, "options": settled}
     return " ".join([form, *filter(None, shown)]), json.dumps(read, sort_keys=True), origin
@@ -171,14 +175,31 @@ def _qualified(session: SparkSession, path: str) -> str:
     return str(files.makeQualified(at).toString())
 
 
-def _settled(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields the options that say what is read, each value in one spelling, secrets as hashes."""
+def _redacted(session: SparkSession) -> re.Pattern[str]:
+    """The names that Spark hides in plans by `SQLConf.SQL_OPTIONS_REDACTION_PATTERN` beyond those that it always hides.
+
+    A job adds those whose values stand elsewhere.
+    """
+    setting = session.conf.get("spark.sql.redaction.options.regex", _URL) or _URL
+    return re.compile(setting.removeprefix(_URL).removeprefix("|") or _NOTHING, re.IGNORECASE)
+
+
+def _settled(options: Mapping[str, str], redacted: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Yields the options that say what is read, each value in one spelling, secrets as hashes.
+
+    Args:
+        options: by their names in small letters.
+        redacted: names of options with secrets, beside those whose names or values tell it.
+    """
     for name, value in sorted(_flat(options)):
         if name in _PACE or (name.startswith("kafka.") and name not in _KAFKA):
             continue
         if name in _LISTS:
             value = ",".join(sorted(x.strip() for x in value.split(",")))  # noqa: PLW2901 - the same in one spelling
-        yield name, _hash(name, value) if _SECRET.search(name) else _hidden(value, name)
+        parts = name.split(".")
+        names = (".".join(parts[at:]) for at in range(len(parts)))  # the option's own stands behind "given."
+        is_secret = _SECRET.search(name) or any(map(redacted.search, names))
+        yield name, _hash(name, value) if is_secret else _hidden(value, name)
 
 
 def _flat(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
