@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +26,8 @@ from gpu_ops.values import fitted, one_array
 # What is too little to be sorted by digits, and so many ascending runs numpy merges sooner than it sorts.
 _FEW = 1 << 11
 _RUNS = 8
+# From so many on, what follows the highest 16 bits is more than a merge of short runs should sort.
+_MANY = 1 << 18
 # Entries at a time: what is made of them stays in the second-level cache.
 _BLOCK = 1 << 16
 # The system clears the pages of each array that is larger than any that glibc has freed, up to this many bytes. State
@@ -150,6 +154,19 @@ class CpuKernels:
             order = order[np.argsort(digits[order], kind="stable")]
         return order
 
+    def sort(self, values: npt.NDArray[Any]) -> Array:
+        """Sorts int64 or uint64: by their highest 16 bits as `argsort` does, then by a merge, as little is left to do.
+
+        On processors where numpy's own sort is faster, that one does it.
+        """
+        if values.size < _FEW:
+            values.sort()
+            return values
+        if np.count_nonzero(values[1:] < values[:-1]) < _RUNS:
+            values.sort(kind="stable")
+            return values
+        return _sorted_by_digits(values) if _digits_are_faster() else np.sort(values)
+
     def scatter_add(self, target: npt.NDArray[Any], index: Array, values: Array) -> None:
         """Add at positions, repeated ones included."""
         np.add.at(target, index, values)
@@ -255,7 +272,7 @@ class CpuKernels:
     def join(self, left: UInt64s, right: UInt64s, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by a sorted merge."""
         self.lookups["index"] += left.size
-        left, right = np.sort(left), np.sort(right)
+        left, right = self.sort(left.copy()), self.sort(right.copy())
         probe_rows: UInt64s = layouts.entry_hashes(left)
         stored: UInt64s = layouts.entry_hashes(right)
         first = np.searchsorted(stored, probe_rows, side="left")
@@ -267,6 +284,36 @@ class CpuKernels:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def _sorted_by_digits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    lowest, highest = int(values.min()), int(values.max())
+    above = (values - values.dtype.type(lowest)).view(np.uint64)
+    top = max((highest - lowest).bit_length() - 16, 0)
+    order = None
+    for shift in (top - 16, top) if values.size >= _MANY and top >= 16 else (top,):
+        digits = (above >> np.uint64(shift)).astype(np.uint16)
+        order = np.argsort(digits, kind="stable") if order is None else order[np.argsort(digits[order], kind="stable")]
+    found: npt.NDArray[Any] = values[order]
+    if top:
+        found.sort(kind="stable")
+    return found
+
+
+@functools.cache
+def _digits_are_faster() -> bool:
+    """Tells whether numpy sorts 64 bits more slowly than this here: four times, on some processors with AVX-512."""
+    values = np.arange(1 << 15, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+    def least(sort: Callable[[npt.NDArray[Any]], object]) -> float:
+        took = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            sort(values)
+            took.append(time.perf_counter() - begin)
+        return min(took)
+
+    return least(_sorted_by_digits) < least(np.sort)
 
 
 def _plain(column: pa.Array) -> pa.Array:

@@ -51,8 +51,7 @@ def matches(
 ) -> tuple[Array, Slots]:
     """See `gpu_ops.kernels.Kernels.matches`."""
     # One key per pair, sorted as a value: cheaper than an argsort and two gathers.
-    pairs.sort()
-    probe_row, slots = layouts.unpaired(pairs)
+    probe_row, slots = layouts.unpaired(kernels.sort(pairs))
     if by_candidate:
         probe_row, slots = slots, probe_row
     mask = None
@@ -93,7 +92,7 @@ def grouped(
     lower = (np.uint64(1) << bits) - np.uint64(1)
     packed = hashes & ~lower
     packed |= xp.arange(size, dtype=np.uint64)
-    packed.sort()
+    packed = kernels.sort(packed)
     order = (packed & lower).view(np.int64)
     packed >>= bits
     begins = xp.ones(size + 1, bool)

@@ -174,7 +174,7 @@ def ingest_checked(
         bad = 0 if wrong is None else int(wrong.sum())
         admitted.append(change if wrong is None else dataclasses.replace(change.pick(~wrong), bad_rows=bad))
     _check_size(description, admitted)
-    before = np.sort(np.concatenate([change.sequence for change in admitted]))
+    before = np.sort(np.concatenate([change.sequence for change in admitted]), kind="stable")  # few ascending runs
     return _as_taken(description, _ranked(admitted, None)), before
 
 

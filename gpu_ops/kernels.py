@@ -411,6 +411,9 @@ class Kernels(Protocol):
     def argsort(self, values: Array) -> Positions:
         """Stable argsort, int64 positions."""
 
+    def sort(self, values: Array) -> Array:
+        """Sorts n int64 or uint64; what was given may be what comes out, or is sorted itself."""
+
     def scatter_add(self, target: Array, index: Array, values: Array) -> None:
         """``target[index[i]] += values[i]`` for every i, repeated indices included."""
 

@@ -207,6 +207,11 @@ class CudfKernels:
         order = cp.argsort(values)
         return order if order.dtype == np.int64 else order.astype(np.int64)
 
+    def sort(self, values: Array) -> Array:
+        """Sorts the array itself, and returns it."""
+        values.sort()
+        return values
+
     def scatter_add(self, target: Array, index: Array, values: Array) -> None:
         """Add at positions, repeated ones included."""
         values = values if values.dtype == target.dtype else values.astype(target.dtype)

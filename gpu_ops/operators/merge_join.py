@@ -141,5 +141,5 @@ def _pairs(description: Join, kernels: Kernels, sides: Sequence[Present]) -> Ite
             able[1] = able[1][first[able[1]]]
             right = layouts.entries(hashes[1][able[1]], able[1])
     for candidates in pieces:
-        pairs = layouts.unpaired(xp.sort(candidates))
+        pairs = layouts.unpaired(kernels.sort(candidates))
         yield match(kernels, pairs, description.key_types, (of_left, of_right), residual=residual)

@@ -554,11 +554,10 @@ class Finder:
         hashes = kernels.hash_rows(sources, hashed, hashed_types)
         valid = kernels.valid(sources, names)
         rows = None if valid is None else xp.flatnonzero(valid)
-        index, probe_rows = table.index(lookup.key_set), kernels.entries(hashes, 0, rows)
-        probe_rows.sort()
+        index, probe_rows = table.index(lookup.key_set), kernels.sort(kernels.entries(hashes, 0, rows))
 
         def matched(piece: Array) -> MatchedSlots:
-            found, slot = layouts.unpaired(xp.sort(piece))
+            found, slot = layouts.unpaired(kernels.sort(piece))
             self.candidates += int(slot.size)
             return match(
                 kernels,

@@ -81,10 +81,9 @@ class HashIndex(Runs[Run]):
         self.stage_entries(layouts.entries(hashes, slots))
 
     def stage_entries(self, entries: Array) -> None:
-        """Makes rows findable like `stage`, given n entries (uint64), which are sorted in place."""
+        """Makes rows findable like `stage`, given n entries (uint64), which may be sorted in place."""
         if entries.size:
-            entries.sort()
-            self.staged = _hash_run(self._kernels, entries)
+            self.staged = _hash_run(self._kernels, self._kernels.sort(entries))
 
     def put(self, entries: Array) -> None:
         """Make rows findable from the next `commit` on, of n ascending entries; on the CPU `unite` has to follow."""
@@ -116,11 +115,9 @@ class HashIndex(Runs[Run]):
         Raises:
             TooMany: there are more than there may be.
         """
-        probe_rows = self._kernels.entries(hashes, 0)
-        probe_rows.sort()
+        probe_rows = self._kernels.sort(self._kernels.entries(hashes, 0))
         pairs = self.meet(probe_rows, staged=staged, at_most=at_most)
-        pairs.sort()
-        return layouts.unpaired(pairs)
+        return layouts.unpaired(self._kernels.sort(pairs))
 
     def meet(self, probe_rows: Array, *, staged: bool, by_candidate: bool = False, at_most: int | None = None) -> Array:
         """Candidates for each of n entries, of another index perhaps.

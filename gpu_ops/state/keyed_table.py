@@ -229,9 +229,7 @@ class KeyedTable(StateTable):
         matchable = self.kernels.valid(keys, self.strict) if self.strict else None
         if matchable is not None:
             hashes, killed = hashes[matchable], killed[matchable]
-        entries = self.kernels.xp.concatenate([layouts.entries(hashes, killed), new])
-        entries.sort()
-        return entries
+        return self.kernels.sort(self.kernels.xp.concatenate([layouts.entries(hashes, killed), new]))
 
     def add_counts(self, slots: Slots, deltas: Array, name: str = COUNT_COLUMN) -> None:
         """Move association counts, undoably; a write, for the TTL."""

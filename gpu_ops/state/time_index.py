@@ -109,8 +109,7 @@ class TimeIndex(Runs[TimeRun]):
         """
         runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
         pairs = self.candidates(runs, self._kernels.entries(hashes, 0), (earliest, latest))
-        pairs.sort()
-        return layouts.unpaired(pairs)
+        return layouts.unpaired(self._kernels.sort(pairs))
 
     def first(self, hashes: Hashes, earliest: Array) -> list[tuple[Positions, Slots]]:
         """Finds in each run the first committed entry of a probe row's hash that is not too early.

@@ -126,8 +126,7 @@ class KeyCounts:
         if not keys.size or not own.first_new:
             return xp.empty(0, np.int64), xp.empty(0, np.int64)
         frame = self._keys.store.take(keys, self._keys.source.schema.names, present=True)
-        probe_rows = kernels.entries(kernels.hash_rows(frame, self._names, own.key_types), 0)
-        probe_rows.sort()
+        probe_rows = kernels.sort(kernels.entries(kernels.hash_rows(frame, self._names, own.key_types), 0))
         candidates = own.key_index.meet(probe_rows, staged=False, by_candidate=True)
         columns = Columns(frame, self._names), Columns(own.store, own.keys)
         among = None if own.all_alive and not own.killed.size else Among(own.status.values, LIVE, LIVE)

@@ -154,8 +154,7 @@ class KeyTable(StateTable):
         slots = self._guessed(frame, hashes)
         rest = kernels.xp.flatnonzero(slots < 0)
         if rest.size and len(self):
-            probe_rows = kernels.entries(hashes, 0, rest)
-            probe_rows.sort()
+            probe_rows = kernels.sort(kernels.entries(hashes, 0, rest))
             pairs = cast("HashIndex", self.indexes["0"]).meet(probe_rows, staged=True)
             columns = Columns(frame, names, rest), Columns(self.store, names)
             slots[rest] = kernels.sole_matches(types, pairs, columns, self._among(), size=int(rest.size))

@@ -116,8 +116,7 @@ class WindowedRows(KeyedOperator):
     def _held(self, touched: TouchedGroups) -> tuple[Array, Slots]:
         """The rows of partitions that were there before the micro-batch: numbers of partitions, and slots."""
         table, kernels, by = self._table, self.kernels, self.description.by
-        probe_rows = kernels.entries(touched.hashes, 0)
-        probe_rows.sort()
+        probe_rows = kernels.sort(kernels.entries(touched.hashes, 0))
         columns = Columns(touched.leaders, by), Columns(table.store, by)
         among = Among(table.status.values, LIVE, DYING)
 
