@@ -364,6 +364,12 @@ def tables_of(
                     "'sequence_by', or 'max_files_per_trigger' = '1'",
                     stacklevel=1,
                 )
+            if once and source.refresh_ms is not None:
+                warnings.warn(
+                    f"table {source.name!r} is read again only while a job runs on: each run with --once joins the "
+                    "rows that it had when the state folder was new",
+                    stacklevel=1,
+                )
             tables[source.name] = kept(stream, source, state=state, name=f"{job.name}_{source.name}", **common)
     return tables
 

@@ -30,6 +30,7 @@ from gpu_ops.query.errors import CHANGING, SqlError
 from gpu_ops.query.read import changes_each_time
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
+from gpu_ops.spark.database import told_of_driver
 from gpu_ops.spark.failures import message_in, package
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.settings import metrics_reported
@@ -146,11 +147,8 @@ def errors_of_spark(spark: SparkSession, file: Text, connector: str, at: int) ->
             )
             if connector == "delta":
                 problem += _WITHOUT_JAR
-        if connector == "jdbc" and ("No suitable driver" in problem or "ClassNotFoundException" in problem):
-            problem = (
-                f"Spark has no JDBC driver for this url ({problem}); it comes with --packages (or SET 'spark.packages' "
-                "= ...), such as org.postgresql:postgresql:42.7.7, when the session starts"
-            )
+        if connector == "jdbc":
+            problem = told_of_driver(problem)
         raise file.error(problem, at) from error
 
 

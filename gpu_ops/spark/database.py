@@ -17,13 +17,41 @@ POSTGRES: Final = "jdbc:postgresql:"
 """The beginning of a JDBC address of Postgres."""
 
 
+def with_driver(spark: SparkSession, url: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Options of Spark's JDBC reader or writer with the class of the driver that takes an address.
+
+    Spark asks Java's ``DriverManager`` where they name none, and that does not know drivers in jars of the session.
+    """
+    if "driver" in {name.lower() for name in options}:
+        return dict(options)
+    jvm: Any = spark.sparkContext._jvm
+    loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+    with suppress(Py4JJavaError):  # a driver that cannot be loaded; then it is as Spark has it
+        found = jvm.java.util.ServiceLoader.load(jvm.java.lang.Class.forName("java.sql.Driver"), loader).iterator()
+        while found.hasNext():
+            driver = found.next()
+            if driver.acceptsURL(url):
+                return {**options, "driver": str(driver.getClass().getName())}
+    return dict(options)
+
+
+def told_of_driver(problem: str) -> str:
+    """Adds to an error of a database what to do where there is no driver."""
+    if "No suitable driver" not in problem and "ClassNotFoundException" not in problem:
+        return problem
+    return (
+        f"Spark has no JDBC driver for this url ({problem}); it comes with --packages (or SET 'spark.packages' = ...), "
+        "such as org.postgresql:postgresql:42.7.7, when the session starts"
+    )
+
+
 class Connection:
     """A connection to a database; statements are run one by one.
 
     Args:
         spark: a session that has the driver.
         url: Spark's JDBC address.
-        options: options of Spark's JDBC reader or writer.
+        options: options of Spark's JDBC reader or writer, as of `with_driver`.
         what: the subject of errors, such as ``view shop``.
 
     Raises:
@@ -47,7 +75,7 @@ class Connection:
             yield
         except Py4JJavaError as error:
             message, state = _told(error)
-            raise DatabaseError(f"{self._what}: {message}", state) from error
+            raise DatabaseError(f"{self._what}: {told_of_driver(message)}", state) from error
 
     def _of(self, table: str, more: Mapping[str, str]) -> Any:
         jdbc = self._jvm.org.apache.spark.sql.execution.datasources.jdbc

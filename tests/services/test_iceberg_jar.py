@@ -236,8 +236,8 @@ def test_rows_that_the_jar_appends(spark: Any, session: JarSession, tmp_path: Pa
     if kinds["c0"] in ("TIMESTAMP", "TIMESTAMP_NTZ", "DATE") and choice.random() < 0.5:
         transform = f"PARTITIONED BY ({choice.choice(['days', 'months', 'years'])}(c0))"
     settings = {
-        "format-version": choice.choice("123"),
-        "write.delete.mode": choice.choice(["copy-on-write", "merge-on-read"]),
+        "format-version": (version := choice.choice("123")),
+        "write.delete.mode": "copy-on-write" if version == "1" else choice.choice(["copy-on-write", "merge-on-read"]),
         "write.format.default": stored_as,
         "commit.manifest.min-count-to-merge": "2",
     }

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError
-from gpu_ops.spark.database import Connection
+from gpu_ops.spark.database import Connection, with_driver
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.sinks import postgres
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
@@ -147,9 +147,10 @@ class _Database:
     """
 
     def __init__(self, changes: NetChanges, url: str, table: str, options: Mapping[str, str]) -> None:
-        self._changes, self._url, self._table, self._options = changes, url, table, options
+        self._changes, self._url, self._table = changes, url, table
         self._spark = changes.rows.sparkSession
-        self._connection = Connection(self._spark, url, options, f"view {table}")
+        self._options = with_driver(self._spark, url, options)
+        self._connection = Connection(self._spark, url, self._options, f"view {table}")
         self._postgres = self._connection.postgres
         self.staging, _ = _beside(table, "_staged", self._connection.longest_table)
         self._batches = self._batches_of()

@@ -15,7 +15,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.database import POSTGRES, Connection
+from gpu_ops.spark.database import POSTGRES, Connection, with_driver
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark_types import named_column
 
@@ -60,7 +60,7 @@ def read_table(spark: SparkSession, options: Mapping[str, str], columns: Sequenc
         DatabaseError: the database cannot be reached, or has no such table.
         DescriptionError: a column `numeric` is read as something that is neither a number nor text.
     """
-    reader = spark.read.format("jdbc")
+    reader, options = spark.read.format("jdbc"), with_driver(spark, options["url"], options)
     if not options["url"].startswith(POSTGRES):
         df = reader.options(**options).load()
         return df if columns is None else df.select(*(named_column(x).cast(kind).alias(x) for x, kind in columns))
