@@ -250,6 +250,18 @@ def test_values_are_the_same_at_any_depth() -> None:
         assert len(set(codes)) == len(set(values)) == len(set(zip(codes, values, strict=True))), number
 
 
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.int64(), pa.uint64()], ids=str)
+@pytest.mark.parametrize("nulls", [0, 1, 400])
+def test_integers_are_the_same_wherever_they_lie(kind: pa.DataType, nulls: int) -> None:
+    limits = np.iinfo(kind.to_pandas_dtype())
+    rng = np.random.default_rng(nulls)
+    for least in (limits.min, limits.max - 200, max(limits.min, -100)):
+        integers = [least + int(x) for x in rng.integers(0, 200, 400)]
+        values = [None if number < nulls else x for number, x in enumerate(integers)]
+        codes = equal_codes(pa.array([{"x": x} for x in values], pa.struct([("x", kind)])))
+        assert len(set(codes)) == len(set(values)) == len(set(zip(codes, values, strict=True)))
+
+
 def test_all_bits_of_nan_are_one_value() -> None:
     negative = np.frombuffer(np.uint64(0xFFF8 << 48).tobytes(), np.float64)
     values = pa.array(np.concatenate([np.array([np.nan]), negative, -negative]))

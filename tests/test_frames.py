@@ -150,6 +150,12 @@ def test_numbers_are_taken_as_others_where_nothing_is_lost(declared: Any, given:
 def test_what_is_no_join_is_refused_with_what_to_write() -> None:
     for message, arguments in {
         "input 'b' takes a DataFrame of pandas, polars or cuDF, an Arrow table": {"a": ORDERS, "b": [1], "on": "k"},
+        r"row_kind= is said of an input: a=gpu_ops.Input.of\(rows, row_kind='op'\)": {
+            "a": ORDERS,
+            "b": PRICES,
+            "on": "order_id",
+            "row_kind": "op",
+        },
         "a join has two inputs or more, by name": {"a": ORDERS, "on": "order_id"},
         "lower= is of a join by time: name its columns": {"a": ORDERS, "b": PRICES, "on": "order_id", "lower": 5},
         "an interval join has lower= and upper=": {

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, IntervalJoin
 from gpu_ops.descriptions.description import Description, Emit
-from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.inputs import Input, is_input
 from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import Join, join_type
 from gpu_ops.descriptions.keys import On, normalize_on
@@ -291,6 +291,11 @@ def described(inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Descript
     Raises:
         DescriptionError: an option that the operator does not read, or options that do not go together.
     """
+    of_input = {field.name for field in dataclasses.fields(Input)}
+    frames = {name: given for name, given in inputs.items() if name not in of_input or is_input(given)}
+    for name in inputs.keys() - frames.keys():
+        first = next(iter(frames), "left")
+        raise DescriptionError(f"{name}= is said of an input: {first}=gpu_ops.Input.of(rows, {name}={inputs[name]!r})")
     sources = [
         dataclasses.replace(given, name=name) if isinstance(given, Input) else Input.of(given, name=name)
         for name, given in inputs.items()

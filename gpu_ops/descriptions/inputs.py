@@ -181,6 +181,13 @@ class Input:
         return self.row_kind is None and self.unique_key is None
 
 
+def is_input(given: object) -> bool:
+    """Tells whether this may be an input: an `Input`, a schema or what has rows."""
+    return (
+        isinstance(given, Input | pa.Schema) or hasattr(given, "to_pylibcudf") or hasattr(given, "__arrow_c_stream__")
+    )
+
+
 def schema_of(name: str, given: Any) -> pa.Schema:
     """The columns of a DataFrame of pandas, polars or cuDF, of an Arrow table, or a schema as it is.
 
