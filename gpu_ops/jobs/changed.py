@@ -70,8 +70,9 @@ def change(
     with hidden(job), session_of(job, console) as spark:
         new = functools.partial(_statements, spark, job, console)
         return change_statements(
-            new, _sinks(job), checkpoint=job.checkpoint, old_state=old_state, old_checkpoint=old_checkpoint,
-            empty_sink=empty_sink, read_again=read_again, missing=missing, partitions=job.partitions,
+            new, _sinks(job), state=job.state, checkpoint=job.checkpoint, old_state=old_state,
+            old_checkpoint=old_checkpoint, empty_sink=empty_sink, read_again=read_again, missing=missing,
+            partitions=job.partitions,
         )  # fmt: skip
 
 

@@ -486,6 +486,25 @@ class PartitionLog:
             parts.append((table.numbers if isinstance(table, WrittenTable) else table, facts))
         return _write(self._files, _SNAPSHOT.path(self._folder, version), parts, "lz4")
 
+    def write_nothing(self, snapshot: int, version: int, nothing: pa.Table, wire: str) -> None:
+        """Writes the records of micro-batches without changes behind a snapshot, at its time.
+
+        Args:
+            snapshot: the snapshot's version.
+            version: that of the state behind them.
+            nothing: a table without rows, with the columns of `Record.table`.
+            wire: as of `Record`.
+
+        Raises:
+            StateError: there is no such snapshot, or a record cannot be written.
+        """
+        for batch_id in range(snapshot, version):
+            facts = self._facts(_SNAPSHOT, snapshot)
+            if facts is None:
+                raise StateError(f"{self._files.name(_SNAPSHOT.path(self._folder, snapshot))} is missing; {_RESTORE}")
+            times = Times.from_facts(facts)
+            self.write_record(batch_id, Record(nothing, int(facts["clock_ms"]), wire, times, _BACKLOG in facts))
+
     def write_pieces(self, version: int, name: str, flush: Flush, most: int) -> tuple[WrittenTable, dict[str, int]]:
         """Writes what is new of a table; durable on return.
 

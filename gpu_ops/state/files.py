@@ -327,7 +327,7 @@ class Files:
         Raises:
             StateError: it cannot be deleted.
         """
-        target = f"{self.root}/{path}"
+        target = f"{self.root}/{path}".rstrip("/")
         if self.filesystem.get_file_info(target).type == pafs.FileType.Directory:
             self.filesystem.delete_dir(target)
 

@@ -272,7 +272,14 @@ def query_of_all(rng: random.Random) -> str:
             return query
 
 
+@pytest.fixture
+def files_at_once(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """States are filled in one micro-batch, or in several, while those of operators that stay are there already."""
+    monkeypatch.setattr("gpu_ops.spark.change.run._FILES_AT_ONCE", 1 + seed % 3)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("files_at_once")
 @pytest.mark.parametrize("seed", range(100))
 def test_random_changes(spark: Any, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -383,6 +390,49 @@ def test_a_folder_says_what_it_is_of(spark: Any, tmp_path: Path) -> None:
         run(inputs, new, tmp_path / "new", table)
     with pytest.raises(StateError, match="there is nothing to undo"):
         gpu_ops.undo_change(old, tables=inputs.tables(old), state=str(folder / "state"), write=table)
+
+
+@pytest.mark.slow
+def test_a_change_that_is_refused_leaves_nothing(spark: Any, tmp_path: Path) -> None:
+    """A static table is loaded when the new query is planned; refused, its new folder is as it was."""
+    inputs, table = Inputs(spark, tmp_path, random.Random(14)), Table()
+    inputs.add()
+    prices = spark.createDataFrame([("x", 1), ("y", 2)], SCHEMAS["prices"])
+
+    def tables(query: str) -> dict[str, Any]:
+        return {**inputs.tables(query), "prices": prices}
+
+    run_tables(tables(JOINED), f"SELECT o.id, p.price {JOINED}", tmp_path / "old", table)
+    state = tmp_path / "new" / "state"
+    options: dict[str, Any] = {
+        "state": str(state), "checkpoint": str(tmp_path / "new" / "checkpoint"), "write": table,
+        "old_state": str(tmp_path / "old" / "state"), "old_checkpoint": str(tmp_path / "old" / "checkpoint"),
+    }  # fmt: skip
+    query = f"SELECT o.id, o.amount, p.price {JOINED}"
+    with pytest.raises(DescriptionError, match="column 'amount' is not in the state"):
+        gpu_ops.change(query, tables=tables(query), **options)
+    assert not state.exists()
+    with pytest.raises(StateError, match="there is no checkpoint"):
+        gpu_ops.change(query, tables=tables(query), read_again=["orders"], **{**options, "old_checkpoint": "nothing"})
+    assert not state.exists()
+    gpu_ops.change(query, tables=tables(query), read_again=["orders"], empty_sink=True, **options)
+    assert (state / "static").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [None, "table"])
+def test_a_new_sink_gets_all_rows_of_what_is_as_it_was(spark: Any, tmp_path: Path, write: str | None) -> None:
+    inputs, table = Inputs(spark, tmp_path, random.Random(15)), Table()
+    inputs.add()
+    run(inputs, WIDE, tmp_path / "old", table)
+    fresh = Table()
+    change(inputs, WIDE, tmp_path / "old", tmp_path / "new", fresh if write else None, empty_sink=True)
+    assert fresh.rows == (inputs.result(WIDE) if write else Counter())
+    whole = spark.read.parquet(str(tmp_path / "new" / "state" / "change" / "difference" / "0"))
+    assert whole.count() == sum(table.rows.values())
+    inputs.add()
+    run(inputs, WIDE, tmp_path / "new", table)
+    assert table.rows == inputs.result(WIDE)
 
 
 @pytest.mark.slow
@@ -640,6 +690,7 @@ def random_job(rng: random.Random, before: Any = None) -> tuple[dict[str, str], 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("files_at_once")
 @pytest.mark.parametrize("seed", range(int(os.environ.get("GPU_JOIN_JOBS", "10"))))
 def test_random_changes_of_jobs(spark: Any, tmp_path: Path, into_tables: Any, seed: int) -> None:
     rng = random.Random(f"jobs {seed}")

@@ -21,8 +21,9 @@ from oracle.sql import FoldedInput
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.spark.server.partition import PartitionState
-from gpu_ops.spark.server.present import StoredOperator, why_no_result, why_no_rows
+from gpu_ops.spark.server.present import AssembledState, StateRows, StoredOperator, why_no_result, why_no_rows
 from gpu_ops.spark.server.stored_rows import TableAtVersion
+from gpu_ops.spark.tasks.state import TakenFiles, TakenState
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import StateAddress
@@ -30,6 +31,13 @@ from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
 EMITS = ["per_event", "per_batch"]
+
+
+@pytest.fixture(autouse=True)
+def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read, joined and written some at a time."""
+    monkeypatch.setattr("gpu_ops.spark.server.present._AT_ONCE", 5)
+    monkeypatch.setattr("gpu_ops.spark.tasks.state._FILE_BYTES", 300)
 
 
 def wire_of(inputs: Sequence[Input]) -> tuple[Wire, pa.Schema]:
@@ -111,9 +119,30 @@ class StoredFlow:
 
     def result(self) -> Counter[Any]:
         """The present result of the last operator."""
-        manifest = Manifest.of(Files.at(self.address))
-        stored = StoredOperator(self.address, self.version, self.flow.operators[-1].name, manifest)
+        return self._result_of(self._stored(self.flow.operators[-1].name))
+
+    def _stored(self, name: str) -> StoredOperator:
+        return StoredOperator(self.address, self.version, name, Manifest.of(Files.at(self.address)))
+
+    def _result_of(self, stored: StoredOperator) -> Counter[Any]:
         return fold([row for n in range(len(self._partitions)) for table in stored.result(n) for row in rows_of(table)])
+
+    def taken(self, folder: Path) -> tuple[Counter[Any], Counter[Any]]:
+        """The result as it is read of files, and that of a copy of the state some micro-batches later."""
+        last, kept, rows = self._stored(self.flow.operators[-1].name), folder / "kept", StateAddress.of(folder / "rows")
+        operators = {vertex.name: self._stored(vertex.name) for vertex in self.flow.operators}
+        copy = AssembledState(StateAddress.of(kept), last.manifest, 1, operators)
+        taken = TakenState(last, {rows: StateRows(last, None)}, [copy])
+        for partition in [*range(len(self._partitions)), 0]:  # again, it writes the same
+            taken.take(partition)
+        dataclasses.replace(copy, version=4).catch_up(1)
+        (kept / "manifest.json").write_text(last.manifest.to_json())
+        files = TakenFiles("arrow", taken.rows[rows].schema, folder=rows)
+        names = [str(file) for file in sorted((folder / "rows").iterdir())]
+        read = [batch for name in names for batch in files.read(name, files.schema.names, "taken")]
+        found = pa.Table.from_batches(read, files.schema)
+        found = found.add_column(0, "row_kind", pa.array(["+I"] * len(found), pa.string()))
+        return fold(rows_of(found)), self._result_of(dataclasses.replace(last, state=copy.state, version=4))
 
 
 def rows_of(changelog: pa.Table) -> list[tuple[str, tuple[Any, ...]]]:
@@ -168,6 +197,8 @@ def check(seed: int, folder: Path) -> None:
             at = until
             if stored.version and why_no_result(flow.operators[-1].description) is None:
                 assert stored.result() == fold(stored.changes), "the old result"
+                for what in stored.taken(folder / f"taken {number}"):
+                    assert what == fold(stored.changes), "what a change takes of the old state"
             was = stored
         places = rng.sample(range(len(every)), rng.randint(1, len(every)))
         flow = flow_of(rng, [every[n] for n in places], rng.choice(EMITS))

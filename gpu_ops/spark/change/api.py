@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame
 
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.errors import NotBuiltError
 from gpu_ops.query.plan import MultiWay
 from gpu_ops.spark.api.sql import run_query
 from gpu_ops.spark.api.statements import StatementSet
@@ -20,6 +20,7 @@ from gpu_ops.spark.change.run import ChangeRun, undo
 from gpu_ops.spark.driver.checkpoint import Checkpoint
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.state.address import Location, StateAddress
+from gpu_ops.state.files import Files
 
 
 def plan_change(
@@ -185,8 +186,8 @@ def change(
     new = functools.partial(_alone, query, {**(tables or {}), **inputs}, options)
     views = {} if write is None else {"": write}
     return change_statements(
-        new, views, checkpoint=checkpoint, old_state=old_state, old_checkpoint=old_checkpoint, empty_sink=empty_sink,
-        read_again=read_again, missing=missing, partitions=partitions,
+        new, views, state=state, checkpoint=checkpoint, old_state=old_state, old_checkpoint=old_checkpoint,
+        empty_sink=empty_sink, read_again=read_again, missing=missing, partitions=partitions,
     )  # fmt: skip
 
 
@@ -194,6 +195,7 @@ def change_statements(
     new: Callable[[], StatementSet],
     views: Mapping[str, View],
     *,
+    state: Location,
     checkpoint: str,
     old_state: Location,
     old_checkpoint: str,
@@ -207,7 +209,8 @@ def change_statements(
     Args:
         new: makes the new queries.
         views: by the names of those that have a sink, what brings a micro-batch into it; none: nothing is written.
-        checkpoint: as of `change`, like those that follow.
+        state: as of `change`, like those that follow.
+        checkpoint: likewise.
         old_state: likewise.
         old_checkpoint: likewise.
         empty_sink: likewise; all of them are new.
@@ -215,17 +218,27 @@ def change_statements(
         missing: likewise.
         partitions: likewise.
     """
-    changing = ChangePlanner(new(), StateAddress.of(old_state), read_again, missing, partitions)
-    described = changing.described(count=False)
-    empty_sink = empty_sink or not views
-    if described.unknown and not empty_sink:
-        raise NotBuiltError(
-            f"{described.unknown}, so what the sink gets is not known: with empty_sink=True a new one gets all rows"
-        )
-    sources = [one.source for one in changing.old.stored.sources]
-    work = ChangeRun(changing, checkpoint, Checkpoint.read(changing.session, old_checkpoint, sources), new)
-    work.run(views, empty_sink=empty_sink)
+    with _nothing_left(Files.at(state)):
+        changing = ChangePlanner(new(), StateAddress.of(old_state), read_again, missing, partitions)
+        described = changing.described(count=False)
+        sources = [one.source for one in changing.old.stored.sources]
+        old = Checkpoint.read(changing.session, old_checkpoint, sources)
+        work = ChangeRun(changing, checkpoint, old, new, empty_sink=empty_sink or not views)
+        work.check()
+    work.run(views)
     return described
+
+
+@contextlib.contextmanager
+def _nothing_left(files: Files) -> Iterator[None]:
+    """Context manager that takes out of a new folder what a change that is refused has put there: static tables."""
+    new = not (files.folders("") or files.sizes(""))
+    try:
+        yield
+    except BaseException:
+        if new:
+            files.delete_folder("")
+        raise
 
 
 def undo_change(

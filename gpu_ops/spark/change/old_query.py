@@ -20,7 +20,7 @@ from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.stored_query import StoredQuery, folders_of
 from gpu_ops.spark.plan.stored_statements import StatePlace, StoredStatement, StoredStatements, folder_at, name_below
-from gpu_ops.spark.server.present import StoredOperator, why_no_result, why_no_rows
+from gpu_ops.spark.server.present import StateRows, StoredOperator, why_no_result, why_no_rows
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.sources.state import read_state
 from gpu_ops.spark.tasks.state import PresentResult
@@ -69,6 +69,11 @@ class OldOperator:
         """The number of partitions of its state."""
         return self.stored.manifest.partitions
 
+    @property
+    def taken(self) -> StateRows:
+        """The rows that its changelog comes to, for tasks that write them."""
+        return StateRows(self.stored, None)
+
     def rows(self, session: SparkSession) -> DataFrame:
         """The rows that its changelog comes to, with row kind ``+I``."""
         make_importable(session)
@@ -104,6 +109,11 @@ class OldInput:
         """The name of the state's table."""
         stored, side = self.operator.stored, self.operator.description.sides[self.side]
         return f"{stored.name}.{side}" if stored.name else side
+
+    @property
+    def taken(self) -> StateRows:
+        """The rows, for tasks that write them."""
+        return StateRows(self.operator.stored, self.side)
 
     def rows(self, session: SparkSession) -> DataFrame:
         """The rows, in the input's columns."""
@@ -236,6 +246,11 @@ class OldStatements:
                 if why is not None:
                     return f"the old result does not follow from its state ({said(node)}: {why})"
         return None
+
+    def operators_of(self, of: OldStatement) -> list[OldOperator]:
+        """The operators whose present results make up that of a query."""
+        nodes = (node for part in of.plan.parts for node in grounds(part.root))
+        return [self.operators[id(node)] for node in nodes if id(node) in self.operators]
 
     def check_stopped(self, session: SparkSession) -> None:
         """Refuses the state of a query that runs.

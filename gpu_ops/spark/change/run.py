@@ -11,7 +11,9 @@ The old state folder and checkpoint are only read. The new ones are of no use be
 interrupted is run again, and goes on where it was. In the new state folder::
 
     changing.json                 names the old one, until the change is done
-    change/inputs/<n>             rows of the old state, as Parquet
+    change/inputs/<n>             rows of the old state, see `gpu_ops.spark.tasks.state`
+    change/taken                  once these are there, and the states of operators that stay and share no engine
+                                  with others
     change/checkpoint             of the query that fills the state of operators that are built
     change/result/batch=<n>       its changelog, or outputs
     change/filled                 once it is done
@@ -34,7 +36,6 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import NotBuiltError, StateError
-from gpu_ops.query.catalyst import java_class
 from gpu_ops.query.nodes import walk
 from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.outputs import outputs
@@ -43,14 +44,14 @@ from gpu_ops.spark.api.statements import Statement, StatementSet, as_it_is
 from gpu_ops.spark.change.old_query import (
     OldInput,
     OldOperator,
+    OldStatement,
     OldStatements,
     as_table,
-    grounds,
     operator_at,
     present_rows,
 )
 from gpu_ops.spark.change.planner import ChangePlanner
-from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
+from gpu_ops.spark.driver.checkpoint import Checkpoint, begin_checkpoint, write_checkpoint
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
@@ -64,10 +65,11 @@ from gpu_ops.spark.plan.stored_statements import (
     name_below,
     places_of,
 )
-from gpu_ops.spark.server.present import AssembledState, StoredOperator, why_no_result
+from gpu_ops.spark.server.present import AssembledState, StoredOperator
 from gpu_ops.spark.sinks.changes import COUNT, View, net
+from gpu_ops.spark.sources.files import rows_of_files
 from gpu_ops.spark.sources.topics import topics_beside
-from gpu_ops.spark.tasks.state import AssembleState
+from gpu_ops.spark.tasks.state import AssembleState, TakenFiles, TakenState, TakeState
 from gpu_ops.spark_types import named_column
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
@@ -75,13 +77,17 @@ from gpu_ops.state.manifest import LATEST, MANIFEST, Manifest
 
 _FOLDER: Final = "change"
 _DIFFERENCE: Final = "difference"
-_FILLED: Final = "filled"
+_FIRST: Final = 1
+"""The version of states that are taken before it is known how many micro-batches fill the others."""
+
+_INPUTS: Final = f"{_FOLDER}/inputs"
+_TAKEN: Final = f"{_FOLDER}/taken"
+_FILLED: Final = f"{_FOLDER}/filled"
 _ASSEMBLED: Final = "assembled.json"
 _OUTPUT: Final = "output_"
 """What the outputs of the run are called, behind it their number; no view's name has such a column."""
 
-_ROWS_IN_A_FILE: Final = 1_000_000
-_FILES_AT_ONCE: Final = 4
+_FILES_AT_ONCE: Final = 8
 """Files of rows in one micro-batch that fills the state."""
 
 
@@ -93,11 +99,19 @@ class ChangeRun:
         checkpoint: the new one.
         old: the old one.
         again: makes the new queries once more.
+        empty_sink: whether the sinks get all rows.
     """
 
     def __init__(
-        self, changing: ChangePlanner, checkpoint: str, old: Checkpoint, again: Callable[[], StatementSet]
+        self,
+        changing: ChangePlanner,
+        checkpoint: str,
+        old: Checkpoint,
+        again: Callable[[], StatementSet],
+        *,
+        empty_sink: bool,
     ) -> None:
+        self._empty_sink = empty_sink
         self._changing, self._checkpoint, self._old, self._again = changing, checkpoint, old, again
         self._new, self._session = changing.new, changing.session
         assert self._new.state is not None
@@ -113,26 +127,36 @@ class ChangeRun:
         again = {name for name, table in self._changing.tables.items() if table.origin == "source"}
         return any(id(node) in built or (isinstance(node, Scan) and node.table.name in again) for node in below)
 
-    def run(self, views: Mapping[str, View], *, empty_sink: bool) -> None:
-        """Does all that is left to do.
+    def run(self, views: Mapping[str, View]) -> None:
+        """Does all that is left to do, behind `check`.
 
         Args:
             views: by the names of outputs, what brings a micro-batch into their sinks; nothing is written without.
-            empty_sink: whether the sinks get all rows.
         """
-        self._check()
         query_id = self._begin()
+        if self._built:
+            query_id = begin_checkpoint(self._session, f"{self._below}/checkpoint", query_id)
+        self._take(query_id)
         build = self._fill() if self._built else dataclasses.replace(self._old, query_id=query_id)
-        self._assemble(build)
+        new = self._assemble(build)
         for output in self._new.outputs:
-            difference = self._difference(output, empty_sink=empty_sink or not views)
+            difference = self._difference(output)
             if views:
                 _write(views[output.name], difference, build.query_id, build.version - 1)
-        self._finish(build)
+        self._finish(build, new)
 
-    def _check(self) -> None:
-        """Refuses what is not as it has to be, before anything is changed."""
+    def check(self) -> None:
+        """Refuses what is not as it has to be, before anything is changed.
+
+        Raises:
+            StateError: the old query runs, or the folders are not of one query.
+            NotBuiltError: an old result that is needed is not known.
+        """
         old, version = self._changing.old, self._old.version
+        unknown = next((why for of in self._olds if (why := old.why_no_result(of))), None)
+        if unknown is not None:
+            new = "" if self._empty_sink else ": with empty_sink=True a new one gets all rows"
+            raise NotBuiltError(f"{unknown}, so what the sink gets is not known{new}")
         old.check_stopped(self._session)
         if old.version != version:
             raise StateError(
@@ -189,6 +213,8 @@ class ChangeRun:
         content = {
             "other": str(self._changing.old.state),
             "query": [one.planned.stored.text for one in self._new.statements],
+            "origins": {name: table.origin for name, table in self._changing.tables.items()},
+            "empty_sink": self._empty_sink,
         }
         found = self._files.read(CHANGING)
         query_id = str(uuid.uuid4()) if found is None else json.loads(found.to_pybytes()).pop("query_id")
@@ -206,15 +232,9 @@ class ChangeRun:
     def _part(self, name: str, rows: Callable[[], DataFrame]) -> str:
         """Writes rows as Parquet below the folder unless they are there already; returns where."""
         location = f"{self._below}/{name}"
-        if not self._has(name):
-            rows().write.mode("overwrite").option("maxRecordsPerFile", _ROWS_IN_A_FILE).parquet(location)
+        if self._files.stamp(f"{_FOLDER}/{name}/_SUCCESS") is None:
+            rows().write.mode("overwrite").parquet(location)
         return location
-
-    def _has(self, name: str) -> bool:
-        """True if rows were written to their end."""
-        path = java_class(self._session, "org.apache.hadoop.fs.Path")(f"{self._below}/{name}/_SUCCESS")
-        configuration = self._session._jsparkSession.sessionState().newHadoopConf()
-        return bool(path.getFileSystem(configuration).exists(path))
 
     @functools.cached_property
     def _filling(self) -> DataFrame:
@@ -235,30 +255,59 @@ class ChangeRun:
 
     def _streamed(self, reading: OldInput | OldOperator) -> DataFrame:
         """Rows of the old state as a stream."""
-        frame = self._frames[reading]
-        read = self._session.readStream.schema(frame.schema).option("maxFilesPerTrigger", _FILES_AT_ONCE)
-        return _as_changelog(read.parquet(self._input(reading)), frame.schema)
+        return self._taken_rows(reading, {"maxFilesPerTrigger": str(_FILES_AT_ONCE)})
 
     def _static(self, reading: OldInput | OldOperator) -> DataFrame:
         """Rows of the old state at once."""
-        schema = self._frames[reading].schema
-        return _as_changelog(self._session.read.schema(schema).parquet(self._input(reading)), schema)
+        return self._taken_rows(reading, None)
 
-    def _input(self, reading: OldInput | OldOperator) -> str:
-        """The place of rows of the old state, which are read from it once."""
-        return self._part(f"inputs/{list(self._frames).index(reading)}", lambda: self._frames[reading])
+    def _taken_rows(self, reading: OldInput | OldOperator, options: Mapping[str, str] | None) -> DataFrame:
+        schema, own = reading.rows(self._session).schema, reading.taken.schema
+        declared = st.StructType([x for x in schema if x.name in own.names])
+        read = TakenFiles("arrow", own, (("caseSensitive", "true"),), folder=self._folder_of(reading))
+        rows = rows_of_files(self._session, as_hadoop_has_it(read.folder), read, declared, options)
+        return _as_changelog(rows, schema)
+
+    def _folder_of(self, reading: OldInput | OldOperator) -> StateAddress:
+        """The folder of rows that are taken from the old state."""
+        return folder_at(self._state, f"{_INPUTS}/{self._readings.index(reading)}")
 
     @functools.cached_property
-    def _frames(self) -> dict[OldInput | OldOperator, DataFrame]:
+    def _readings(self) -> list[OldInput | OldOperator]:
         """The rows that are taken from the old state; behind them those of which only an old result is made."""
-        old = self._changing.old
-        nodes = [
-            node for one in old.statements if one.of.is_output for part in one.plan.parts for node in grounds(part.root)
-        ]
-        of_results = [old.operators[id(node)] for node in nodes if id(node) in old.operators]
-        every = dict.fromkeys([*self._changing.readings, *of_results])
-        known = (one for one in every if isinstance(one, OldInput) or why_no_result(one.description) is None)
-        return {one: one.rows(self._session) for one in known}
+        every = [*self._changing.readings, *(x for of in self._olds for x in self._changing.old.operators_of(of))]
+        return list(dict.fromkeys(every))
+
+    @functools.cached_property
+    def _olds(self) -> list[OldStatement]:
+        """The old queries whose results are needed: for a difference, or for all rows of a result that is as it was."""
+        outputs = [output for output in self._new.outputs if self._changing.as_it_was(output) == self._empty_sink]
+        return [of for output in outputs if (of := self._changing.old_of(output)) is not None]
+
+    def _take(self, query_id: str) -> None:
+        """Takes rows out of the old state, and the states of operators that stay in engines without others."""
+        if self._files.stamp(_TAKEN) is not None:
+            return
+        self._files.delete_folder(_INPUTS)
+        taken = dict[str, TakenState]()
+
+        def of(stored: StoredOperator) -> TakenState:
+            return taken.setdefault(stored.state.identity, TakenState(stored, {}, []))
+
+        for reading in self._readings:
+            of(reading.taken.operator).rows[self._folder_of(reading)] = reading.taken
+        version = _FIRST if self._built else self._old.version
+        engines = engines_of(self._new.changes, self._state)
+        for engine in (one for one in engines if one.operators.keys() <= self._kept_names.keys()):
+            for _, state in self._states(engine, query_id, version, {}):
+                if self._is_taken(engine, state):
+                    of(next(iter(state.operators.values()))).states.append(state)
+        units = [(one, partition) for one in taken.values() for partition in range(one.of.manifest.partitions)]
+        if units:
+            make_importable(self._session)
+            numbers = self._session.range(0, len(units), 1, len(units))
+            numbers.mapInArrow(TakeState(units), numbers.schema).collect()
+        _write_text(self._files, _TAKEN, "")
 
     def _fill(self) -> Checkpoint:
         """Fills the new state, and keeps the changelog that comes out; returns the checkpoint of that."""
@@ -267,15 +316,19 @@ class ChangeRun:
         def keep(batch: DataFrame, number: int) -> None:
             batch.write.mode("overwrite").parquet(f"{below}/result/batch={number}")
 
-        if not self._has(_FILLED):  # later it would read on, past what the sink was given
+        if self._files.stamp(_FILLED) is None:  # later it would read on, past what the sink was given
             writer = changes.writeStream.foreachBatch(keep).option("checkpointLocation", f"{below}/checkpoint")
             names = ", ".join(plan.name for plan in plans_of(changes))
             writer.queryName(f"{names}: change").trigger(availableNow=True).start().awaitTermination()
-            self._part(_FILLED, lambda: self._session.range(0))
+            _write_text(self._files, _FILLED, "")
         return Checkpoint.read(self._session, f"{below}/checkpoint", sources_of(changes))
 
-    def _assemble(self, build: Checkpoint) -> None:
-        """Gives the engines of the new query the states of operators that stay, and of those that were built."""
+    def _assemble(self, build: Checkpoint) -> StatementSet:
+        """Gives the engines of the new query the states of operators that stay, and of those that were built.
+
+        Returns:
+            The new queries as they are planned when they are started: states decide which operators go together.
+        """
         content = self._files.read(_ASSEMBLED)
         if content is None:
             made: dict[str, Any] = self._assembled(build)
@@ -288,51 +341,76 @@ class ChangeRun:
             files = Files.at(folder_at(self._state, folder))
             files.delete([MANIFEST])
             files.delete_folder("p")
+        return self._new if made.get("as_planned") else self._again()
 
     def _assembled(self, build: Checkpoint) -> dict[str, Any]:
-        """Writes the states of all engines.
+        """Writes the states of all engines that are not there yet.
 
         Returns:
-            The manifests that they get, by folder, and folders that fall away.
+            The manifests that they get, by folder, folders that fall away, and whether the new queries are planned as
+            they were once these are there.
         """
         filled = {one.folder: one for one in engines_of(self._filling, self._state)} if self._built else {}
         there = places_of(list(filled.values()))
-        manifests = dict[str, str]()
+        manifests, as_planned = dict[str, str](), all(side.load is None for _, side in self._new.tables())
         for engine in engines_of(self._new.changes, self._state):
-            states = {
-                own: state for own in engine.operators if (state := self._state_of(own, build, there)) is not None
-            }
-            if not states:
-                continue  # it is over static inputs alone
-            partitions = {state.manifest.partitions for state in states.values()}
-            together = states.keys() == engine.operators.keys() and partitions == {engine.plan.partitions}
-            parts = [engine] if together else [*self._apart(engine)]
-            for part in parts:
-                its = {name: states[own] for own, name in part.operators.items() if own in states}
-                if not its:
-                    continue
-                (cut,) = {state.manifest.partitions for state in its.values()}
-                wanted = dataclasses.replace(part.plan.manifest(build.query_id, None), partitions=cut)
-                present = Manifest.read(Files.at(folder_at(self._state, part.folder)))
+            for part, state in self._states(engine, build.query_id, build.version, there):
+                as_planned &= part is engine
+                wanted, present = state.manifest, Manifest.read(Files.at(state.state))
                 as_it_is = present is not None and all(
                     there.get(own) == StatePlace(part.folder, name) and own not in self._kept_names
                     for own, name in part.operators.items()
                 )
-                if as_it_is and present is not None and present.digest == wanted.digest:
+                if self._is_taken(engine, state):
+                    if self._built:
+                        state.catch_up(_FIRST)
+                elif as_it_is and present is not None and present.digest == wanted.digest:
                     wanted = dataclasses.replace(present, join_number=None, union_order=wanted.union_order)
                 else:
                     wanted = dataclasses.replace(wanted, generation=0 if present is None else present.generation + 1)
-                    self._write_state(AssembledState(folder_at(self._state, part.folder), wanted, build.version, its))
+                    make_importable(self._session)
+                    numbers = self._session.range(0, wanted.partitions, 1, wanted.partitions)
+                    assemble = AssembleState(dataclasses.replace(state, manifest=wanted))
+                    numbers.mapInArrow(assemble, numbers.schema).collect()
                 manifests[part.folder] = wanted.to_json()
-        return {"manifests": manifests, "drop": [folder for folder in filled if folder not in manifests]}
+        dropped = [folder for folder in filled if folder not in manifests]
+        return {"manifests": manifests, "drop": dropped, "as_planned": as_planned}
 
-    def _write_state(self, state: AssembledState) -> None:
-        why = state.why_not()
-        if why is not None:
-            raise NotBuiltError(f"the state of an operator cannot be taken over: {why}: begin anew")
-        make_importable(self._session)
-        numbers = self._session.range(0, state.manifest.partitions, 1, state.manifest.partitions)
-        numbers.mapInArrow(AssembleState(state), numbers.schema).collect()
+    def _states(
+        self, engine: EngineState, query_id: str, version: int, there: Mapping[str, StatePlace]
+    ) -> Iterator[tuple[EngineState, AssembledState]]:
+        """Yields the states that an engine of the new query begins with: one, or those of its operators.
+
+        Args:
+            engine: the engine.
+            query_id: of the new query.
+            version: the number of micro-batches that they are to stand for.
+            there: the places of operators that were built.
+
+        Raises:
+            NotBuiltError: an operator cannot go on with its state.
+        """
+        states = {own: x for own in engine.operators if (x := self._state_of(own, version, there)) is not None}
+        if not states:
+            return  # it is over static inputs alone
+        partitions = {x.manifest.partitions for x in states.values()}
+        together = states.keys() == engine.operators.keys() and partitions == {engine.plan.partitions}
+        for part in [engine] if together else [*self._apart(engine)]:
+            its = {name: states[own] for own, name in part.operators.items() if own in states}
+            if not its:
+                continue
+            (cut,) = {x.manifest.partitions for x in its.values()}
+            manifest = dataclasses.replace(part.plan.manifest(query_id, None), partitions=cut)
+            state = AssembledState(folder_at(self._state, part.folder), manifest, version, its)
+            why = state.why_not()
+            if why is not None:
+                raise NotBuiltError(f"the state of an operator cannot be taken over: {why}: begin anew")
+            yield part, state
+
+    def _is_taken(self, engine: EngineState, state: AssembledState) -> bool:
+        """True if a state is taken with the rows: all operators of its engine stay, and its own are in one folder."""
+        stay = engine.operators.keys() <= self._kept_names.keys()
+        return stay and len({x.state.identity for x in state.operators.values()}) == 1
 
     @staticmethod
     def _apart(engine: EngineState) -> Iterator[EngineState]:
@@ -341,11 +419,11 @@ class ChangeRun:
             alone = dataclasses.replace(plan, dataflow=None, chained=(), union_order=None)
             yield EngineState(own, alone, {own: ""})
 
-    def _state_of(self, own: str, build: Checkpoint, there: Mapping[str, StatePlace]) -> StoredOperator | None:
+    def _state_of(self, own: str, version: int, there: Mapping[str, StatePlace]) -> StoredOperator | None:
         """The state of a new operator by the name of the folder that is its own; None where it has none."""
         if own in self._kept_names:
             return self._changing.old.place_of(self._kept_names[own])
-        return operator_at(self._state, there.get(own), build.version)
+        return operator_at(self._state, there.get(own), version)
 
     @functools.cached_property
     def _kept_names(self) -> dict[str, str]:
@@ -361,15 +439,15 @@ class ChangeRun:
                         found[latest[0]] = latest[1]
         return found
 
-    def _difference(self, output: Statement, *, empty_sink: bool) -> DataFrame:
+    def _difference(self, output: Statement) -> DataFrame:
         """Gives the rows that are no more, and those that are new, which a sink gets."""
         schema, changing = output.changes.schema, self._changing
 
         def rows() -> DataFrame:
-            if changing.as_it_was(output) and not empty_sink:
+            if changing.as_it_was(output) and not self._empty_sink:
                 return self._session.createDataFrame([], schema)
             old = changing.old_of(output)
-            before = None if empty_sink or old is None else changing.old.result(old, self._static)
+            before = None if self._empty_sink or old is None else changing.old.result(old, self._static)
             return _net(schema, self._result(output), before)
 
         name = f"{_DIFFERENCE}/{self._new.outputs.index(output)}"
@@ -384,6 +462,10 @@ class ChangeRun:
                 return kept
             name = f"{_OUTPUT}{number}"
             return kept.where(f.col(name).isNotNull()).select(f"{name}.*")
+        if self._changing.as_it_was(output):
+            old = self._changing.old_of(output)
+            assert old is not None
+            return self._changing.old.result(old, self._static)
         stand_ins = self._changing.stand_ins(self._static)
 
         def of_view(scan: Scan) -> DataFrame:
@@ -393,10 +475,9 @@ class ChangeRun:
 
         return present_rows(output.plan, lambda node: stand_ins[id(node)], of_view, output.planned.streams)
 
-    def _finish(self, build: Checkpoint) -> None:
+    def _finish(self, build: Checkpoint, new: StatementSet) -> None:
         """Writes the new checkpoint, and opens the new folder in place of the old one."""
         parts: list[tuple[Checkpoint, int]] = []
-        new = self._again()  # as it is made when it starts: states that are there decide which operators go together
         sources = sources_of(new.changes)
         for source in sources:
             table = new.table_of(source)
@@ -492,5 +573,7 @@ def _net(schema: st.StructType, new: DataFrame, old: DataFrame | None) -> DataFr
 
 
 def _as_changelog(rows: DataFrame, schema: st.StructType) -> DataFrame:
-    """Rows with what is known of a changelog's columns."""
-    return rows.select(*(named_column(x.name).alias(x.name, metadata=x.metadata) for x in schema))
+    """Rows with what is known of a changelog's columns; those without a row kind are insertions."""
+    there = {x.name: named_column(x.name) for x in rows.schema}
+    there.setdefault(ROW_KIND_COLUMN, f.lit("+I"))
+    return rows.select(*(there[x.name].alias(x.name, metadata=x.metadata) for x in schema))

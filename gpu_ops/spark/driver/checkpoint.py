@@ -118,6 +118,23 @@ class Checkpoint:
         return files.text(name) if files.exists(name) else None
 
 
+def begin_checkpoint(session: SparkSession, to: str, query_id: str) -> str:
+    """Gives a query that has not begun yet an id, unless it has one.
+
+    Args:
+        session: a session.
+        to: the folder of its checkpoint.
+        query_id: the id.
+
+    Returns:
+        The id that it has.
+    """
+    files = _Files(session, to)
+    if not files.exists(_METADATA):
+        _put_id(files, query_id)
+    return _query_id(files)
+
+
 def write_checkpoint(
     session: SparkSession,
     to: str,
@@ -168,6 +185,10 @@ def write_checkpoint(
     for number in range(max(batch - 1, 0), batch + 1):
         files.put(f"{_OFFSETS}/{number}", offsets)
     files.put(f"{_COMMITS}/{batch}", build.commit)
+    _put_id(files, query_id)
+
+
+def _put_id(files: _Files, query_id: str) -> None:
     files.put(_METADATA, json.dumps({"id": query_id}, separators=(",", ":")))
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from gpu_ops.conditions.expressions import ColumnRef
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.descriptions.dataflow import Dataflow, Vertex, shared_columns
+from gpu_ops.descriptions.dataflow import Dataflow, Vertex
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.inputs import Input
@@ -105,11 +105,13 @@ def one_engine(
             sources.append(name)
             projections.append(projection)
         vertices.append(Vertex(names[plan_id], descriptions[plan_id], tuple(sources), tuple(projections)))
-    wire, schema, carried = _layout(schemas)
+    wire, union = Wire.of(schemas)
+    by_input = (tuple(its[number] for its in wire.union_columns) for number in range(len(schemas)))
+    carried = [Carried(schema, its) for schema, its in zip(schemas, by_input, strict=True)]
     dataflow = Dataflow(tuple(inputs.values()), tuple(vertices), tuple(names[plan_id] for plan_id in outputs))
     if plans[-1].partitions > 1 and not dataflow.shuffled_by:
         return None
-    return DataflowTask(operators, dataflow, wire, Arrivals(schema, carried, first=first, numbers=numbers), outputs)
+    return DataflowTask(operators, dataflow, wire, Arrivals(union, carried, first=first, numbers=numbers), outputs)
 
 
 def _in_one_folder(operators: Sequence[ChainedOperator]) -> bool:
@@ -129,14 +131,3 @@ def _free(name: str, others: set[str]) -> str:
     """A name that no other input has, in upper or lower case: the given one, or one with a number."""
     taken = {other.lower() for other in others}
     return next(one for one in (name, *(f"{name} {n}" for n in range(2, len(taken) + 3))) if one.lower() not in taken)
-
-
-def _layout(schemas: Sequence[pa.Schema]) -> tuple[Wire, pa.Schema, list[Carried]]:
-    """Union columns for the rows of several inputs: one carries columns of one type, of each input one at most."""
-    columns = shared_columns(schemas)
-    by_input = [tuple(its.get(number) for its, _ in columns) for number in range(len(schemas))]
-    wire = Wire("__side", "__order", tuple((*(its[n] for its in by_input), f"c{n}") for n in range(len(columns))))
-    fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
-    fields = [pa.field(f"c{number}", kind) for number, (_, kind) in enumerate(columns)]
-    carried = [Carried(schema, its) for schema, its in zip(schemas, by_input, strict=True)]
-    return wire, pa.schema([*fixed, *fields]), carried

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,8 @@ from gpu_ops.descriptions.over import Over
 from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.operators.dataflow import CLOCK
 from gpu_ops.spark.server.partition import stored_state
-from gpu_ops.spark.server.recovery import RecoveredState
+from gpu_ops.spark.server.recovery import RecoveredState, write_snapshot
+from gpu_ops.spark.wire.command import Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
@@ -36,7 +37,8 @@ from gpu_ops.state.manifest import Manifest
 from gpu_ops.state.pieces import STATUS_COLUMN, Storable, whole
 from gpu_ops.state.table import LIVE, put_behind
 
-_AT_ONCE: Final = 1 << 18
+_AT_ONCE: Final = 1 << 20
+"""Rows that are read, and joined, at once."""
 
 
 def why_no_rows(description: Description, side: int) -> str | None:
@@ -95,21 +97,45 @@ class StoredOperator:
         Raises:
             StateError: the version is no longer there, or a file is damaged.
         """
+        with self.held(partition) as held:
+            yield from self.result_of(held)
+
+    def result_of(self, held: RecoveredState) -> Iterator[pa.Table]:
+        """Yields the present result that follows from the state of a partition, as insertions."""
         described = self.description
         assert why_no_result(described) is None
-        with contextlib.ExitStack() as stack:
-            tables = self.tables(stack.enter_context(self.held(partition)))
-            engine = OperatorEngine(described.with_inputs(described.inputs, "per_batch"), "cpu")
-            stack.callback(engine.close)
+        tables, nothing = self.tables(held), [None] * len(described.inputs)
+        with contextlib.closing(OperatorEngine(described.with_inputs(described.inputs, "per_batch"), "cpu")) as engine:
             if any(why_no_rows(described, side) is not None for side in range(len(described.inputs))):
                 engine.restore(whole(tables))
                 yield engine.present_result()
-                return
-            if self.version == 0:
-                return
-            sides = zip(described.sides, described.inputs, strict=True)
-            batches = [_insertions(tables[side], source.schema, source.row_kind) for side, source in sides]
-            yield engine.process_batches(batches, [None] * len(batches))
+            elif isinstance(described, Join) and len(described.alone) < 2:
+                # Of an input without whose rows there is no result: the other one, which has no counts, is there before
+                (side,) = described.alone or (0,)
+                own, other = described.sides[side], described.sides[1 - side]
+                state = whole({other: tables[other]})
+                engine.restore({**state, own: _schemas(engine.description)[own].empty_table()})
+                for rows in self.rows_of(held, side, kinds=True):
+                    yield engine.process_batches([rows, None] if side == 0 else [None, rows], nothing)
+            else:
+                parts = ([*self.rows_of(held, side, kinds=True)] for side in range(len(nothing)))
+                yield engine.process_batches([pa.concat_tables(rows) for rows in parts], nothing)
+
+    def rows_of(self, held: RecoveredState, side: int, *, kinds: bool = False) -> Iterator[pa.Table]:
+        """Yields the live rows of an input in the state of a partition, in parts.
+
+        Args:
+            held: the state.
+            side: the input's number.
+            kinds: whether they have the row kind of insertions, if the input has one.
+        """
+        source, table = self.description.inputs[side], self.tables(held)[self.description.sides[side]]
+        kind = source.row_kind if kinds else None
+        parts = [(table, {})] if isinstance(table, pa.Table) else table.snapshot_parts(_AT_ONCE)
+        for part in parts:
+            rows = live_rows(put_behind(*part), len(source.schema))
+            rows = pa.Table.from_arrays(rows.columns[: len(source.schema)], schema=source.schema)
+            yield rows if kind is None else rows.append_column(kind, pa.repeat("+I", len(rows)))
 
     def held(self, partition: int) -> contextlib.AbstractContextManager[RecoveredState]:
         """Context manager with the state of a partition of the folder."""
@@ -127,6 +153,32 @@ def vertex_of(description: Description, name: str) -> Description:
         return description
     assert isinstance(description, Dataflow)
     return next(vertex.description for vertex in description.operators if vertex.name == name)
+
+
+class StateRows(NamedTuple):
+    """The rows that an operator's state comes to, or those of one of its inputs.
+
+    Attributes:
+        operator: the operator.
+        side: the number of the input; None for the operator's present result.
+    """
+
+    operator: StoredOperator
+    side: int | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows, which have no row kind."""
+        described = self.operator.description
+        return described.values_schema if self.side is None else described.inputs[self.side].schema
+
+    def of(self, held: RecoveredState) -> Iterator[pa.Table]:
+        """Yields the rows in the state of a partition, in parts."""
+        if self.side is not None:
+            yield from self.operator.rows_of(held, self.side)
+            return
+        for rows in self.operator.result_of(held):
+            yield rows.select(self.schema.names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,27 +206,41 @@ class AssembledState:
                 return why
         return None
 
-    def write(self, partition: int) -> None:
-        """Writes the state of a partition, as a snapshot."""
-        description, tables = from_json(self.manifest.description), dict[str, pa.Table]()
+    def write(self, partition: int, there: Mapping[str, RecoveredState] | None = None) -> None:
+        """Writes the state of a partition, as a snapshot.
+
+        Args:
+            partition: its number.
+            there: states that are there already, by the identities of their folders.
+        """
+        description, tables = from_json(self.manifest.description), dict[str, Storable]()
         with contextlib.ExitStack() as stack:
-            held: dict[str, RecoveredState] = {}
+            held = dict(there or {})
             for name, stored in self.operators.items():
                 place = stored.state.identity
                 if place not in held:
                     held[place] = stack.enter_context(stored.held(partition))
-                clock_ms = held[place].clock_ms
-                wanted, prefix = _schemas(vertex_of(description, name)), f"{name}." if name else ""
-                for own, table in whole(stored.tables(held[place])).items():
-                    fitted = _fitted(table, wanted[own], clock_ms)
-                    assert fitted is not None
-                    tables[f"{prefix}{own}"] = fitted
+                vertex, prefix = vertex_of(description, name), f"{name}." if name else ""
+                own = stored.tables(held[place])
+                if _schemas(vertex) != _schemas(stored.description):
+                    own = _all_fitted(own, _schemas(vertex), held[place].clock_ms)
+                tables |= {f"{prefix}{table}": rows for table, rows in own.items()}
             states = list(held.values())
             clock_ms, times = max(one.clock_ms for one in states), states[0].times
             if isinstance(description, Dataflow):
                 tables[CLOCK] = pa.table({CLOCK: pa.array([clock_ms], pa.int64())})
             log = PartitionLog(Files.at(self.state), self.manifest, partition)
-            log.write_snapshot(self.version, tables, clock_ms, times, backlog=all(one.backlog for one in states))
+            together = RecoveredState(tables, clock_ms, times, all(one.backlog for one in states))
+            write_snapshot(log, self.version, together)
+
+    def catch_up(self, version: int) -> None:
+        """Adds micro-batches without changes to snapshots of an earlier version, up to the version."""
+        described = from_json(self.manifest.description)
+        kinds = ([] if x.row_kind is None else [pa.field(x.row_kind, pa.string())] for x in described.inputs)
+        wire, union = Wire.of([pa.schema([*x.schema, *kind]) for x, kind in zip(described.inputs, kinds, strict=True)])
+        for partition in range(self.manifest.partitions):
+            log = PartitionLog(Files.at(self.state), self.manifest, partition)
+            log.write_nothing(version, self.version, union.empty_table(), wire.to_json())
 
 
 def why_no_copy(was: Description, now: Description) -> str | None:
@@ -202,6 +268,16 @@ def _schemas(description: Description) -> dict[str, pa.Schema]:
         return {name: table.schema for name, table in engine.snapshot().items()}
 
 
+def _all_fitted(own: Mapping[str, Storable], wanted: Mapping[str, pa.Schema], clock_ms: int) -> dict[str, Storable]:
+    """The tables of an operator as another one has them, which can go on with them."""
+    found = dict[str, Storable]()
+    for name, table in whole(own).items():
+        fitted = _fitted(table, wanted[name], clock_ms)
+        assert fitted is not None
+        found[name] = fitted
+    return found
+
+
 def _fitted(table: pa.Table, schema: pa.Schema, clock_ms: int) -> pa.Table | None:
     """A stored table with or without the times of its rows' last writes, as a schema has it; None if it has others."""
     names = table.column_names
@@ -212,14 +288,6 @@ def _fitted(table: pa.Table, schema: pa.Schema, clock_ms: int) -> pa.Table | Non
         written = pa.array(np.full(len(table), clock_ms, np.int64)).cast(schema.types[place])
         table = table.add_column(place, schema.field(place), written)
     return table if table.schema.equals(schema) else None
-
-
-def _insertions(table: Any, schema: pa.Schema, row_kind: str | None) -> pa.Table:
-    """The live rows of a state's table as insertions."""
-    parts = [(table, {})] if isinstance(table, pa.Table) else table.snapshot_parts(_AT_ONCE)
-    rows = pa.concat_tables([live_rows(put_behind(*part), len(schema)) for part in parts])
-    rows = pa.Table.from_arrays(rows.columns[: len(schema)], schema=schema)
-    return rows if row_kind is None else rows.append_column(row_kind, pa.array(["+I"] * len(rows), pa.string()))
 
 
 def live_rows(table: pa.Table, own: int) -> pa.Table:

@@ -375,6 +375,24 @@ def _write(snapshot: _Snapshot) -> None:
     give_back()
 
 
+def write_snapshot(log: PartitionLog, version: int, held: RecoveredState) -> None:
+    """Writes the state of a partition into a folder that has nothing of it.
+
+    Args:
+        log: the partition's files.
+        version: the snapshot's.
+        held: the state, of whichever folder.
+
+    Raises:
+        StateError: it cannot be written.
+    """
+    snapshot = _Snapshot(log, version, held, (), tiny=False)
+    try:
+        snapshot.write()
+    finally:
+        snapshot.give_up()
+
+
 class _Snapshot:
     """A snapshot that is being written.
 

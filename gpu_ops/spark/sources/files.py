@@ -107,9 +107,24 @@ def read_files(
         arrow_schema(declared, path),
         tuple((name, value) for name, value in given.items() if name not in of_source),
     )
-    files = _listed(spark, path, format, given).withMetadata("path", {ARROW: path})
+    return rows_of_files(spark, path, read, declared, given)
+
+
+def rows_of_files(
+    spark: SparkSession, path: str, read: FileFormat, declared: st.StructType, given: Mapping[str, str] | None
+) -> DataFrame:
+    """Streams the rows of files that are read in some way; see `read_files`.
+
+    Args:
+        spark: the session.
+        path: a folder, or a pattern of paths.
+        read: reads the files.
+        declared: the rows' schema.
+        given: options of Spark's file source; None: the files that are there now are read at once.
+    """
     rows = FileRows(read, path, Projection.all(read.schema), read.schema)
-    if format != "delta":
+    files = _listed(spark, path, read.name, given).withMetadata("path", {ARROW: path})
+    if read.name != "delta" and given is not None:
         files = files.repartition(_spread(spark), "path")
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
 
@@ -125,19 +140,18 @@ def _spread(spark: SparkSession) -> int:
     return max(least, int(spark.sparkContext.defaultParallelism))
 
 
-def _listed(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
-    """Spark's stream of the files' paths, and of the times or versions that order them."""
-    if format == "delta":
+def _listed(spark: SparkSession, path: str, format: str, given: Mapping[str, str] | None) -> DataFrame:  # noqa: A002
+    """Spark's stream of the files' paths, and of the times or versions that order them; see `rows_of_files`."""
+    if format == "delta" and given is not None:
         try:
             from gpu_ops.spark.sources.commits import commits  # noqa: PLC0415 - it has what older ones of Spark do not
         except ImportError:
             raise NotBuiltError(f"the feed of a Delta table needs Spark 4.2, and this is {spark.version}") from None
         return commits(spark, path, given)
     # without its content a file is not opened
-    stream = spark.readStream.format("binaryFile").schema(_CONTENT)
-    for name in SOURCE_OPTIONS:
-        stream = stream.option(name, given[name]) if name in given else stream
-    return stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))
+    stream = (spark.read if given is None else spark.readStream).format("binaryFile").schema(_CONTENT)
+    options = {name: value for name, value in (given or {}).items() if name in SOURCE_OPTIONS}
+    return stream.options(**options).load(path).select("path", f.unix_micros("modificationTime").alias("time"))
 
 
 def _of_session(spark: SparkSession, format: str) -> dict[str, str]:  # noqa: A002

@@ -1,15 +1,25 @@
-"""Tasks that read state folders: the present result of an operator, and states made of those of operators elsewhere."""
+"""Tasks that read state folders: the present result of an operator, and states made of those of operators elsewhere.
+
+What a change takes of a folder is taken in one go, so that each partition's state is brought to memory once: rows, as
+files of Arrow's for the query that fills other states with them, and the states of operators that stay.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, Final
 
 import pyarrow as pa
 
-from gpu_ops.spark.server.present import AssembledState, StoredOperator
-from gpu_ops.spark.tasks.arrow import ArrowTask
+from gpu_ops.files.formats import FileFormat
+from gpu_ops.spark.server.present import AssembledState, StateRows, StoredOperator
+from gpu_ops.spark.tasks.arrow import ArrowTask, together
 from gpu_ops.spark.tasks.engine import look_in, program_paths
+from gpu_ops.state.address import StateAddress
+from gpu_ops.state.files import Files
 
 _AT_ONCE: Final = 1 << 16
 """Rows that go to Spark in one batch."""
@@ -55,3 +65,88 @@ class AssembleState(ArrowTask):
             for partition in batch.column(0).to_pylist():
                 self._state.write(partition)
             yield batch
+
+
+_FILE_BYTES: Final = 1 << 26
+"""The size of a file of rows, about."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TakenState:
+    """Rows and states that a change takes out of one state folder.
+
+    Attributes:
+        of: an operator of the folder.
+        rows: by the folder that they are written to, rows of some of its operators.
+        states: states that go on with those of its operators.
+    """
+
+    of: StoredOperator
+    rows: dict[StateAddress, StateRows]
+    states: list[AssembledState]
+
+    def take(self, partition: int) -> None:
+        """Writes the rows and states of a partition; again, it writes the same."""
+        with self.of.held(partition) as held:
+            for state in self.states:
+                state.write(partition, {self.of.state.identity: held})
+            for folder, rows in self.rows.items():
+                _write_rows(Files.at(folder), partition, rows.schema, rows.of(held))
+
+
+def _write_rows(files: Files, partition: int, schema: pa.Schema, rows: Iterable[pa.Table]) -> None:
+    """Writes rows into files, in their order; one at least."""
+    options = pa.ipc.IpcWriteOptions(compression=None if files.local else "lz4")
+
+    def produce(some: Sequence[pa.RecordBatch], file: IO[bytes]) -> None:
+        with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema, options=options) as writer:
+            for batch in some:
+                writer.write_batch(batch)
+
+    batches = (batch for part in rows for batch in part.cast(schema).to_batches(_AT_ONCE))
+    first = pa.RecordBatch.from_pylist([], schema)
+    some = together((batch for group in ([first], batches) for batch in group), lambda x: x.nbytes, _FILE_BYTES)
+    for number, group in enumerate(some):
+        files.write(f"{partition:08d}-{number:08d}.arrow", functools.partial(produce, group))
+
+
+class TakeState(ArrowTask):
+    """Function for ``mapInArrow``: takes numbers of pairs of a folder and a partition, yields them once that is taken.
+
+    Args:
+        taken: what is taken of each folder, and a partition.
+    """
+
+    __name__ = "gpu_join_take"
+
+    def __init__(self, taken: Sequence[tuple[TakenState, int]]) -> None:
+        self._taken, self._paths = tuple(taken), program_paths()
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Takes what the numbers stand for."""
+        look_in(self._paths)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                taken, partition = self._taken[number]
+                taken.take(partition)
+            yield batch
+
+
+@dataclasses.dataclass(frozen=True)
+class TakenFiles(FileFormat):
+    """The files of rows that `TakenState` writes into a folder.
+
+    Attributes:
+        folder: the folder.
+    """
+
+    folder: StateAddress = dataclasses.field(kw_only=True)
+
+    def _read(
+        self, uri: str, columns: Sequence[str], input_name: str, look: Callable[[Mapping[str, Any]], None]
+    ) -> Iterator[pa.RecordBatch]:
+        del input_name, look
+        content = Files.at(self.folder).read(uri.rpartition("/")[2])
+        with contextlib.closing(pa.ipc.open_stream(content)) as reader:
+            for batch in reader:
+                yield batch.select(list(columns) or batch.schema.names[:1])

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.descriptions.dataflow import shared_columns
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
@@ -47,6 +48,19 @@ class Wire:
     side: str
     sequence: str
     union_columns: tuple[tuple[str | None, ...], ...]
+
+    @classmethod
+    def of(cls, schemas: Sequence[pa.Schema]) -> tuple[Wire, pa.Schema]:
+        """A layout for rows of several inputs, and its columns; one carries columns of a type, of each input one.
+
+        Args:
+            schemas: of each input's rows, with their row kind.
+        """
+        columns, count = shared_columns(schemas), range(len(schemas))
+        union = tuple((*(its.get(n) for n in count), f"c{place}") for place, (its, _) in enumerate(columns))
+        fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
+        fields = [pa.field(f"c{place}", kind) for place, (_, kind) in enumerate(columns)]
+        return cls("__side", "__order", union), pa.schema([*fixed, *fields])
 
     def to_dict(self) -> dict[str, Any]:
         """The layout for JSON, as in logs of state folders: a union column is a lane there, the sequence an order."""
