@@ -54,7 +54,9 @@ class BadInputError(GpuJoinError, ValueError):
 
     def __init__(self, input_name: str, column: str | None, problem: str, sample: object = None) -> None:
         self.input_name, self.column, self.problem, self.sample = input_name, column, problem, sample
-        where = f"input '{input_name}'" + (f", column '{column}'" if column is not None else "")
+        # `gpu_ops.sql` calls a column that several tables have by its table, too
+        named = None if column is None else column.removeprefix(f"{input_name}__")
+        where = f"input '{input_name}'" + (f", column '{named}'" if named is not None else "")
         text = repr(sample)
         shown = f" (for example {text if len(text) <= _LONG else text[:_LONG] + '...'})" if sample is not None else ""
         super().__init__(f"{where}: {problem}{shown}")

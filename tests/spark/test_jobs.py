@@ -505,7 +505,7 @@ def test_a_row_that_cannot_be(spark: Any, tmp_path: Path) -> None:
     path.write_text(JOB.format(format="json"))
     write(tmp_path / "orders", "json", ORDERS, (None, "book", 2))
     (tmp_path / "prices").mkdir()
-    with pytest.raises(JobFailedError, match=r"input 'o.*', column 'o__id': .* holds nulls"):
+    with pytest.raises(JobFailedError, match=r"input 'o.*', column 'id': .* holds nulls"):
         runner.run(load(path), console(), once=True)
 
 
