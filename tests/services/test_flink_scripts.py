@@ -119,7 +119,7 @@ def test_versions_of_a_compacted_topic_with_raw_keys(postgres: Postgres, tmp_pat
     found = {row[0]: tuple(map(float, row[1:])) for row in postgres.rows("SELECT id, euros, total FROM results")}
     assert found == {"a": (90.0, 100.0), "b": (8.4, 10.5), "d": (2.2, 2.0), "e": (1.0, 1.0)}
     script.put("rates", [("SEK", None)])  # from when on is not said; Flink takes the time of the row that it deletes
-    with pytest.raises(GpuJoinError, match="input .r., column .at.: is the event time and holds nulls"):
+    with pytest.raises(GpuJoinError, match=r"input .r., column .at.: is the event time and holds nulls"):
         script.run()
 
 
