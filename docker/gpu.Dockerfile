@@ -16,6 +16,24 @@ ADD --checksum=sha256:3fb3b105cd61c869f7d164e1d6b5b2dab1e5b8f1e3c7f2e8c0e0e515a1
     https://repo1.maven.org/maven2/com/nvidia/rapids-4-spark_2.13/26.08.1/rapids-4-spark_2.13-26.08.1-cuda13.jar \
     /opt/rapids/rapids-4-spark_2.13-26.08.1-cuda13.jar
 
+# the jars of Kafka and Postgres, as the tests of services have them; Delta and Iceberg by packages, as nobody has tried
+# Delta's jar beside the plugin
+ADD --checksum=sha256:64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705 --chmod=644 \
+    https://repo1.maven.org/maven2/org/apache/spark/spark-sql-kafka-0-10_2.13/4.2.0/spark-sql-kafka-0-10_2.13-4.2.0.jar \
+    /opt/jars/
+ADD --checksum=sha256:f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767 --chmod=644 \
+    https://repo1.maven.org/maven2/org/apache/spark/spark-token-provider-kafka-0-10_2.13/4.0.0/spark-token-provider-kafka-0-10_2.13-4.0.0.jar \
+    /opt/jars/
+ADD --checksum=sha256:7568b998572d256f0b7bc0afdc1b7a2588b8b08415c62ce314c864a6851ae9d9 --chmod=644 \
+    https://repo1.maven.org/maven2/org/apache/kafka/kafka-clients/3.9.1/kafka-clients-3.9.1.jar \
+    /opt/jars/
+ADD --checksum=sha256:6d3bd18df8410f3e31b031aca582cc109342358a62a2759ebd0c4cdf30d06f8b --chmod=644 \
+    https://repo1.maven.org/maven2/org/apache/commons/commons-pool2/2.12.0/commons-pool2-2.12.0.jar \
+    /opt/jars/
+ADD --checksum=sha256:188976721ead8e8627eb6d8389d500dccc0c9bebd885268a3047180274a6031e --chmod=644 \
+    https://repo1.maven.org/maven2/org/postgresql/postgresql/42.7.4/postgresql-42.7.4.jar \
+    /opt/jars/
+
 RUN useradd --create-home --uid 1001 joiner && install -d -o joiner /home/joiner/state
 WORKDIR /home/joiner/gpu-join
 COPY --chown=joiner . .
@@ -23,8 +41,9 @@ ENV PATH=/opt/venv/bin:$PATH
 # the project's own extras carry its pins
 # hadolint ignore=DL3013
 RUN python3 -m venv /opt/venv \
-    && pip install --no-cache-dir '.[gpu-cu13,demo,notebooks,metrics]' \
-        'pyspark==4.2.0' 'pandas==2.3.3' 'pyarrow==26.0.1' pytest hypothesis
+    && pip install --no-cache-dir '.[gpu-cu13,demo,notebooks,metrics,delta,iceberg,kafka]' \
+        'pyspark==4.2.0' 'pandas==2.3.3' 'pyarrow==26.0.1' pytest hypothesis \
+    && mv /opt/jars/*.jar "$(python -c 'import pyspark; print(pyspark.__path__[0])')/jars/"
 
 # the plugin's settings beside state servers on one card, as gpu_ops says them
 RUN mkdir /opt/rapids/conf \

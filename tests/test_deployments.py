@@ -73,7 +73,7 @@ def test_secrets_are_of_the_driver_alone_and_the_image_has_the_jars() -> None:
     text = (FOLDER / "kubernetes" / "job.yaml").read_text()
     assert f"kubectl create secret generic {secret['name']} --from-literal=" in text
     assert "envFrom" not in found["Pod"]["spec"]["containers"][0]
-    image = (FOLDER / "cpu.Dockerfile").read_text()
+    image, with_card = ((FOLDER / f"{name}.Dockerfile").read_text() for name in ("cpu", "gpu"))
     for lines in PACKAGES.values():
         group, name, version = lines["4.2"].split(":")
         assert f"/{group.replace('.', '/')}/{name}/{version}/{name}-{version}.jar" in image
@@ -85,6 +85,7 @@ def test_secrets_are_of_the_driver_alone_and_the_image_has_the_jars() -> None:
     )
     assert len(needed) >= 7
     for name, version in needed:
-        assert re.search(
-            rf"ADD --checksum=sha256:[0-9a-f]{{64}} [^\n]*\n.*/{name}/{version}/{name}-{version}.jar", image
-        )
+        added = rf"ADD --checksum=sha256:[0-9a-f]{{64}} [^\n]*\n.*/{name}/{version}/{name}-{version}.jar"
+        assert re.search(added, image)
+        assert name.startswith("delta") or re.search(added, with_card)
+    assert all(",delta,iceberg,kafka]'" in one for one in (image, with_card))
