@@ -72,12 +72,6 @@ class Hashes(_Integers):
     """64-bit hashes of rows (uint64)."""
 
 
-def distinct(xp: Any, values: Array) -> Array:
-    """The different values, ascending. numpy's ``unique`` hashes integers, which takes ten times as long."""
-    values = xp.sort(values)
-    return xp.compress(value_changes(xp, values), values)
-
-
 def value_changes(xp: Any, values: Array) -> Array:
     """Flags of values that differ from the one before: of ``[3, 3, 5]`` first, not, first."""
     flags = xp.ones(values.size, bool)

@@ -13,11 +13,11 @@ For example the entries of slots 7 and 9, both with hash ``0xAB00000012345678``,
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from gpu_ops.arrays import Array, Hashes, LogicalTimes, Positions, Slots
+from gpu_ops.arrays import Array, Hashes, LogicalTimes, Slots
 
 SLOT_BITS: Final = 32
 MAX_SLOTS: Final = (1 << 31) - 2
@@ -92,9 +92,3 @@ def owned(owners: Array, logical_times: LogicalTimes) -> Array:
 def unowned(made: Array) -> tuple[Array, LogicalTimes]:
     """Both parts of what `owned` gives."""
     return made >> LOGICAL_TIME_BITS, made & ((1 << LOGICAL_TIME_BITS) - 1)
-
-
-def sorted_positions(xp: Any, keys: Array) -> Positions:
-    """The order of n keys of at most 30 bits, of equal ones as they stand: one sort of values, no argsort."""
-    made = xp.sort(pairs(keys, xp.arange(keys.size, dtype=np.int64)))
-    return unpaired(made)[1]

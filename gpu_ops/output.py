@@ -401,6 +401,8 @@ def folded(parts: Sequence[pa.Table]) -> pa.Table:
     places = places[np.argsort(codes[places], kind="stable")]
     group = codes[places]
     turn = np.arange(places.size) - np.searchsorted(group, group)
-    places = np.sort(places[turn < live[group]])
+    there = np.zeros(codes.size, bool)
+    there[places[turn < live[group]]] = True
+    places = np.flatnonzero(there)
     kind = encode_row_kinds(np.full(places.size, INSERT, np.int8))
     return pa.Table.from_arrays([kind, *(column.take(pa.array(places)) for column in rows)], schema=changes.schema)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_ops import layouts
-from gpu_ops.layouts import CODE_BITS, LOGICAL_TIME_BITS, MAX_CHANGES, MAX_SLOTS, RANK_BITS
+from gpu_ops.layouts import CODE_BITS, LOGICAL_TIME_BITS, MAX_CHANGES, MAX_SLOTS
 
 SLOTS = st.integers(0, MAX_SLOTS)
 LOGICAL_TIMES = st.integers(0, 2 * MAX_CHANGES + 1)
@@ -34,12 +34,6 @@ def test_moments(rows: list[tuple[int, int, int]]) -> None:
     made = (*layouts.unowned(owned), codes)
     assert list(zip(*(m.tolist() for m in made), strict=True)) == sorted(rows)
     assert layouts.owned(*layouts.unowned(owned)).tolist() == owned.tolist()
-
-
-@given(st.lists(st.tuples(st.integers(-1, 2 * MAX_CHANGES + 1), st.integers(0, 2**RANK_BITS - 1)), min_size=1))
-def test_places_in_the_output(rows: list[tuple[int, int]]) -> None:
-    keys = np.array([(logical_time << RANK_BITS) | rank for logical_time, rank in rows], np.int64)
-    assert layouts.sorted_positions(np, keys).tolist() == sorted(range(len(rows)), key=lambda n: (rows[n], n))
 
 
 def test_logical_times_end_before_what_is_after_them_all() -> None:

@@ -148,7 +148,7 @@ def mark_afresh(finder: Finder, input_index: int, lookup: InputLookup, tuples: T
         return
     # one change stands for all of its logical time
     chosen_event = both[found.first]
-    wanted = xp.sort(layouts.owned(owners[found.first], logical_times[found.first]))
+    wanted = kernels.sort(layouts.owned(owners[found.first], logical_times[found.first]))
     order = kernels.argsort(layouts.owned(owners[found.first], logical_times[found.first]))
     keys = layouts.owned(number, tuples.logical_times)
     at = xp.minimum(xp.searchsorted(wanted, keys), wanted.size - 1)
@@ -194,10 +194,10 @@ class MultiWayJoin(KeyedOperator):
         xp = self.kernels.xp
         kinds = xp.where(matches.signs > 0, np.int8(INSERT), np.int8(DELETE))
         if event_kinds is None:
-            order = layouts.sorted_positions(xp, (matches.signs > 0).astype(np.int64))
+            order = self.kernels.argsort(matches.signs > 0)
         else:
             kinds = xp.where(matches.ranks == JOINED, event_kinds[matches.logical_times], kinds)
-            order = layouts.sorted_positions(xp, (matches.logical_times << layouts.RANK_BITS) | matches.ranks)
+            order = self.kernels.argsort((matches.logical_times << layouts.RANK_BITS) | matches.ranks)
         self._unmatched = bool((matches.ranks != JOINED).any())
         slots = tuple(matches.slots[number] for number in range(len(sides)))
         return OutputRows(kinds, slots, matches.logical_times).pick(order)

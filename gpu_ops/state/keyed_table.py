@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL
-from gpu_ops.kernels import Frame, Kernels, as_slots
+from gpu_ops.kernels import Frame, Kernels, as_slots, distinct
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, DYING, LIVE, Journal, KeySet, StateTable
@@ -244,7 +244,7 @@ class KeyedTable(StateTable):
     def _finalize(self, done: Journal, clock_ms: int) -> None:
         written = self.written
         if written is not None and self._written:
-            slots = distinct(self.kernels.xp, self.kernels.xp.concatenate(self._written))
+            slots = distinct(self.kernels, self.kernels.xp.concatenate(self._written))
             self.fetch(slots)
             written[slots] = clock_ms
             self.queues[_EXPIRY].add(self.kernels.xp.full(slots.size, clock_ms, np.int64), slots)
@@ -272,7 +272,7 @@ class KeyedTable(StateTable):
             return 0
         # a row written more than once stands in the queue more than once
         _ = self.journal
-        slots = distinct(self.kernels.xp, self.queues[_EXPIRY].take(clock_ms - ttl))
+        slots = distinct(self.kernels, self.queues[_EXPIRY].take(clock_ms - ttl))
         self.fetch(slots)
         old = (self.status.values[slots] == LIVE) & (written[slots] <= clock_ms - ttl)
         self.expired = slots[old]

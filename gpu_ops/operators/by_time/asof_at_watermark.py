@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.arrays import Array, Slots, distinct
+from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.by_time import AsofJoin
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Kernels, as_slots
+from gpu_ops.kernels import Columns, Kernels, as_slots, distinct
 from gpu_ops.operators.by_time.temporal import Keys, TemporalOperator
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.match import live_matches
@@ -73,7 +73,7 @@ class AsofAtWatermark(TemporalOperator):
         if self._after:
             ends = left.early.take(now)
             ends = ends[left.status.values[ends] == LIVE]
-            looking = distinct(xp, xp.concatenate([due, ends, self._waiting(passing)]))
+            looking = distinct(self.kernels, xp.concatenate([due, ends, self._waiting(passing)]))
         own = self._keys(0, looking)
         found, final = self._best(own, now)
         if self._after:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.descriptions.by_time import AsofJoin
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
-from gpu_ops.kernels import Among, Columns, Kernels
+from gpu_ops.kernels import Among, Columns, Kernels, distinct
 from gpu_ops.operators.core.match import live_matches
 from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
@@ -217,4 +217,4 @@ class AsofLookup:
         """Left rows that stay, of the keys of n right rows and in a span of time of each; ascending."""
         left = self._tables[0]
         probe_row, slots = left.time_index.probe(rows.hashes, earliest, latest, staged=False)
-        return distinct(self._kernels.xp, live_matches(left, (rows.slots[probe_row], slots), rows.key)[1])
+        return distinct(self._kernels, live_matches(left, (rows.slots[probe_row], slots), rows.key)[1])

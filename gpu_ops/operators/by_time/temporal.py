@@ -36,12 +36,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Hashes, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.by_time import AsofJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_BEFORE
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
+from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots, distinct
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.match import first_equal, fulfilling, live_matches
@@ -111,7 +111,7 @@ class Retention:
         """
         rows = pa.concat_tables([self._plain(*each) for each in frames])
         slots = self.keys.locate(self.kernels.frame(rows)).slots if rows.num_rows else fired[:0]
-        slots = distinct(self.kernels.xp, self.kernels.xp.concatenate([slots, fired]))
+        slots = distinct(self.kernels, self.kernels.xp.concatenate([slots, fired]))
         times, latest = self.keys.beside[WRITTEN_COLUMN].values[slots], clipped(clock_ms + 3 * self.ttl // 2)
         moves = times < clipped(clock_ms + self.ttl)
         if clock_ms:  # 0 while none is known
@@ -332,7 +332,7 @@ class TemporalOperator(TimedOperator[Clock]):
                 ahead = self._of_keys(keys, right.index.probe(keys.hashes, *later, staged=False))
                 right.put(_TIMER, ahead[right.beside[_TIMER].values[ahead] != 0], 0)
         still = xp.concatenate(needed)
-        gone = distinct(xp, xp.concatenate([*old, passing[fires]]))
+        gone = distinct(kernels, xp.concatenate([*old, passing[fires]]))
         # what stays of those that were passed now is looked at when its key fires again
         stays = xp.isin(firing[1].slots, still), ~fires | xp.isin(passing, still)
         hashes = xp.concatenate([firing[1].hashes[stays[0]], quiet.hashes[stays[1]]])
@@ -372,7 +372,7 @@ class TemporalOperator(TimedOperator[Clock]):
         """Keeps the keys that have fired of which a row is left; the others lose their clean-up time."""
         xp = self.kernels.xp
         found = [retention.find(Columns(own.frame, self.tables[own.side].keys)) for own in firing]
-        keys = distinct(xp, xp.concatenate(found))
+        keys = distinct(self.kernels, xp.concatenate(found))
         columns, hashes = retention.columns(keys)
         rows, last = xp.arange(keys.size, dtype=np.int64), xp.full(keys.size, AFTER_ALL, np.int64)
         left = xp.zeros(keys.size, bool)

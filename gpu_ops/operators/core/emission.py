@@ -82,7 +82,7 @@ def in_order(kernels: Kernels, parts: Sequence[tuple[OutputRows, int]]) -> Outpu
     """Groups of rows, each with a rank: by the event that caused a row, then by rank, else as they stand."""
     rows = chained(kernels, [part for part, _ in parts])
     ranks = kernels.xp.concatenate([kernels.xp.full(part.size, rank, np.int64) for part, rank in parts])
-    return rows.pick(layouts.sorted_positions(kernels.xp, (rows.logical_times << layouts.RANK_BITS) | ranks))
+    return rows.pick(kernels.argsort((rows.logical_times << layouts.RANK_BITS) | ranks))
 
 
 def net_rows(xp: Any, leaving: Sequence[tuple[Slots, ...]], coming: Sequence[tuple[Slots, ...]]) -> OutputRows:
@@ -115,7 +115,7 @@ def fold(
     # of each group, the first |net| rows that point the net's way
     right_way = sign * net[groups.group] > 0
     kept = xp.flatnonzero(right_way & (within(xp, groups, right_way) < xp.abs(net)[groups.group]))
-    return xp.sort(groups.order[kept])
+    return kernels.sort(groups.order[kept])
 
 
 SideTables = tuple[KeyedTable, KeyedTable]

@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots, distinct, written_out
-from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
+from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots, written_out
+from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots, distinct
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.match import match_among
@@ -169,7 +169,7 @@ class KeyCounts:
             keys = self._keys_of(self._counted, gone)
             keys = keys[keys >= 0]
             self._keys.add(_ROWS, keys, xp.full(keys.size, -1, np.int32))
-            keys = distinct(xp, keys)
+            keys = distinct(self._kernels, keys.copy())
             self._keys.move(keys[self._keys.beside[_ROWS].values[keys] == 0], LIVE, DEAD)
 
     def per_batch(self, own: Lifetimes, other: Lifetimes, when: When) -> tuple[Slots, Slots]:
@@ -216,12 +216,12 @@ class KeyCounts:
             rows = xp.flatnonzero(table.status.values)
             keys = self._keys_of(table, rows)
         else:
-            crossing = distinct(xp, switches[0])
+            crossing = distinct(self._kernels, switches[0].copy())
             number, staying = self._rows_of(crossing)
             keys = xp.concatenate([self._keys_of(table, rows), crossing[number]])
             rows = xp.concatenate([rows, staying])
         matched = self._numbers(keys)
-        begins, ends = self._spells(touched, switches, distinct(xp, keys[matched > 0]))
+        begins, ends = self._spells(touched, switches, distinct(self._kernels, keys[matched > 0]))
         born, died = own.born(xp, rows), own.died(xp, rows)
         first = xp.searchsorted(ends, _packed(keys, born), side="right")
         count = xp.searchsorted(begins, _packed(keys, died)) - first

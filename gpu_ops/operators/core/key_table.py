@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct, value_changes
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, value_changes
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.files.disk import Disk
-from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
+from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots, distinct
 from gpu_ops.operators.core.match import live_matches, match
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.state.index import HashIndex
@@ -238,7 +238,7 @@ class KeyTable(StateTable):
         if self._ttl is None:
             return xp.empty(0, np.int64)
         # a key that was touched more than once stands in the queue more than once
-        slots = distinct(xp, self.queues[_EXPIRY].take(clock_ms - self._ttl))
+        slots = distinct(self.kernels, self.queues[_EXPIRY].take(clock_ms - self._ttl))
         self.fetch(slots)
         written = self.beside[WRITTEN_COLUMN].values[slots]
         return slots[(self.status.values[slots] == LIVE) & (written <= clock_ms - self._ttl)]

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.arrays import Array, Hashes, Ints, Positions, distinct, value_changes, written_out
+from gpu_ops.arrays import Array, Hashes, Ints, Positions, value_changes, written_out
 from gpu_ops.descriptions.groups import Order
-from gpu_ops.kernels import Columns, Frame, Kernels
+from gpu_ops.kernels import Columns, Frame, Kernels, distinct
 from gpu_ops.values import is_bytes, one_array
 
 NONE: Final = np.iinfo(np.int64).max
@@ -53,7 +53,7 @@ class Groups:
         Only these groups are looked at: among 10M different rows a few dozen are there by chance, and hardly ever more.
         """
         xp = kernels.xp
-        mixed = distinct(xp, self.group[unlike])
+        mixed = distinct(kernels, self.group[unlike])
         begin = self.bounds[mixed]
         number, places = written_out(xp, begin, self.bounds[mixed + 1] - begin)
         order, first = self.order[places], value_changes(xp, number)

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots, distinct, value_changes
-from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots, value_changes
+from gpu_ops.kernels import Kernels, as_slots, distinct
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.emission import NetPairs, TimedPairs
 from gpu_ops.state.keyed_table import KeyedTable
@@ -290,7 +290,7 @@ def changes_per_event(table: KeyedTable, change: Lifetimes, spells: Spells, when
     if barriers is not None:
         events.extend(_barrier_events(table, change, barriers))
     # One packed number per event: sorting the numbers sorts by row, logical time and order within it.
-    packed = xp.sort(xp.concatenate(events))
+    packed = kernels.sort(xp.concatenate(events))
     owned, code = kernels.fused(layouts.without_codes)(packed)
     all_moments = moments(xp, owned, xp.asarray(_DELTA)[code], lambda at: spells.before(layouts.unowned(owned[at])[0]))
     rows, logical_times = all_moments.rows, all_moments.logical_times
@@ -332,7 +332,7 @@ def visible_per_batch(
     # without a pair that goes, no count falls to zero
     after = count[slots] if pairs.goes.size else None
     moved, marked = kernels.fused(_crosses)(before, after, slots, change.first_new, pairs.dying[side])
-    rows = distinct(xp, xp.compress(moved, marked))
+    rows = distinct(kernels, xp.compress(moved, marked))
     number = int((rows < _MARK).sum()) if pairs.goes.size else rows.size
     met, left = rows[:number], rows[number:] - _MARK
     born = count[change.first_new :]

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Positions, Slots, distinct, value_changes, written_out
+from gpu_ops.arrays import Array, Positions, Slots, value_changes, written_out
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.over import OF_ONE_ROW, Over
-from gpu_ops.kernels import Among, Columns, Frame, Kernels
+from gpu_ops.kernels import Among, Columns, Frame, Kernels, distinct
 from gpu_ops.operators.core.changes import NEVER, Lifetimes, TouchedGroups, touched_groups
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.match import in_one, in_pieces, match_among
@@ -157,7 +157,7 @@ class WindowedRows(KeyedOperator):
         start, forever = xp.zeros(groups.size, np.int64), died == NEVER
         end = xp.where(forever, layouts.owned(groups + 1, start), layouts.owned(groups, (died >> 1) + 1))
         # of each partition the time before the micro-batch, and every change of it
-        moments = distinct(xp, xp.concatenate([layouts.owned(groups, start), begin, end[~forever]]))
+        moments = distinct(self.kernels, xp.concatenate([layouts.owned(groups, start), begin, end[~forever]]))
         times = layouts.unowned(moments)[1]
         return RowMoments(xp.searchsorted(moments, begin), xp.searchsorted(moments, end), times == 0, 2 * (times - 1))
 

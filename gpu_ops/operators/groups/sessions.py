@@ -31,12 +31,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Positions, Slots, distinct, value_changes
+from gpu_ops.arrays import Array, Positions, Slots, value_changes
 from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND
 from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, as_integers, from_integers, shifted
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Among, Columns, Kernels, as_slots, sorted_by
+from gpu_ops.kernels import Among, Columns, Kernels, as_slots, distinct, sorted_by
 from gpu_ops.operators.core.changes import Lifetimes, apply_changes, on_device
 from gpu_ops.operators.core.match import live_matches
 from gpu_ops.operators.core.nearest import Nearest, SearchDirection
@@ -138,7 +138,7 @@ class Sessions(Operator):
         if not changed.slots.size:
             return _MovedRows(changed.slots, changed.slots)
         behind = self._follower(changed)
-        points = _ProbeRows(rows, distinct(xp, xp.concatenate([changed.slots, behind[behind >= 0]])))
+        points = _ProbeRows(rows, distinct(kernels, xp.concatenate([changed.slots, behind[behind >= 0]])))
         points = points.by_group()
         first = points.opens(xp)  # of their group
         times = points.times
@@ -364,7 +364,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
         # of the last rows of a session one is enough
         ends = ends.pick(xp.flatnonzero(self._search(ends, "backward", exact=True, farthest=ends.times) == ends.slots))
         starts = rows.beside[_START].values[ends.slots]
-        return distinct(xp, self._between(ends, starts, ends.times)[1])
+        return distinct(self.kernels, self._between(ends, starts, ends.times)[1])
 
     def _left(self, side: Lifetimes, now: int) -> Slots:
         """The rows of sessions that the watermark has passed since rows behind them were taken."""
@@ -373,7 +373,7 @@ class SessionsAtWatermark(TimedOperator[Clock], Sessions):
             return side.killed[:0]
         gone = _ProbeRows(rows, side.killed)
         before = self._search(gone, "backward", exact=False, farthest=shifted(xp, gone.times, -self.description.gap))
-        last = distinct(xp, before[before >= 0])
+        last = distinct(self.kernels, before[before >= 0])
         return self._closed(last[rows.beside[TIME_COLUMN].values[last] <= self._last_that_ends(now)])
 
     def _result(self, out: Slots, clock_ms: int) -> tuple[pa.Table, Any]:

@@ -36,13 +36,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels, TooMany, sorted_by
+from gpu_ops.kernels import Columns, Frame, Kernels, TooMany, distinct, sorted_by
 from gpu_ops.operators.core.changes import NEVER, Lifetimes, touched_groups
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.first_rows import FirstRows, most_candidates, order_rows
@@ -346,7 +346,7 @@ class TopRows(KeyedOperator):
         start, forever = xp.zeros(groups.size, np.int64), died == NEVER
         end = xp.where(forever, layouts.owned(groups + 1, start), layouts.owned(groups, (died >> 1) + 1))
         # of each group the time before the micro-batch, and every change of it
-        moments = distinct(xp, xp.concatenate([layouts.owned(groups, start), begin, end[~forever]]))
+        moments = distinct(self.kernels, xp.concatenate([layouts.owned(groups, start), begin, end[~forever]]))
         size, n = int(moments.size), self.description.n
         begin, end = xp.searchsorted(moments, begin), xp.searchsorted(moments, end)
         parts: list[OutputRows] = []

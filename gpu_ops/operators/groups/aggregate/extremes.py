@@ -24,10 +24,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Ints, Positions, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Ints, Positions, Slots
 from gpu_ops.descriptions.aggregate import AggregateFunction, Measure
 from gpu_ops.errors import DescriptionError, GpuJoinError
-from gpu_ops.kernels import Columns, TooMany, as_slots
+from gpu_ops.kernels import Columns, TooMany, as_slots, distinct
 from gpu_ops.operators.core.changes import NEVER
 from gpu_ops.operators.core.first_rows import FirstRows, most_candidates, order_rows
 from gpu_ops.operators.core.key_table import InputRows, ValueTable
@@ -185,7 +185,7 @@ class _Moved:
                 # those that this micro-batch takes, and the first that stays: it may be as good as the one that goes
                 found = layouts.pairs(*first.search(own, hashes, xp.ones(looks.size, np.int64)))
                 best = layouts.pairs(xp.arange(looks.size, dtype=np.int64), gone)
-                return layouts.unpaired(distinct(xp, xp.concatenate([found, best])))
+                return layouts.unpaired(distinct(self.step.kernels, xp.concatenate([found, best])))
             candidates = table.key_index.probe(hashes, staged=False)
         first_new, status, keys = table.first_new, table.status.values, Columns(table.store, table.keys)
         return match(
