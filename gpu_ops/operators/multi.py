@@ -194,7 +194,7 @@ class MultiWayJoin(KeyedOperator):
         xp = self.kernels.xp
         kinds = xp.where(matches.signs > 0, np.int8(INSERT), np.int8(DELETE))
         if event_kinds is None:
-            order = self.kernels.argsort(matches.signs > 0)
+            order = self.kernels.argsort(matches.signs)
         else:
             kinds = xp.where(matches.ranks == JOINED, event_kinds[matches.logical_times], kinds)
             order = self.kernels.argsort((matches.logical_times << layouts.RANK_BITS) | matches.ranks)
