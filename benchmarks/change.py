@@ -3,7 +3,7 @@
 Beside it stand the aggregate alone over as many rows in one engine, and the new query begun anew over the same files
 (which may be gone, or be many times as many as the rows that are still there).
 
-    python -m benchmarks.change [--rows 2000000] [--rounds 3] [--quick]
+    python -m benchmarks.change [--rows 10000000] [--rounds 3] [--quick]
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def aggregate(rows: int) -> float:
 def main() -> None:
     """Measure, and write the results."""
     parser = arguments(__doc__, "change", rounds=3)
-    parser.add_argument("--rows", type=int, default=2_000_000, help="rows of each input")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of each input")
     parser.add_argument("--quick", action="store_true", help="few rows: that it runs")
     options = parser.parse_args()
     rows = 20_000 if options.quick else options.rows

@@ -32,7 +32,7 @@ from gpu_ops.spark.server.present import why_no_copy, why_no_result
 from gpu_ops.spark_types import named_column
 from gpu_ops.state.address import StateAddress
 
-_SECONDS_A_ROW: Final = 4e-6
+_SECONDS_A_ROW: Final = 1e-6
 """What a row of the state costs on its way through Spark and the new query, about."""
 
 _BY_TIME: Final = "the new query joins it by time, and the state does not say when its rows came"

@@ -14,6 +14,7 @@ from typing import IO, Any, Final
 
 import pyarrow as pa
 
+from gpu_ops.errors import StateError
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.server.present import AssembledState, StateRows, StoredOperator
 from gpu_ops.spark.tasks.arrow import ArrowTask, together
@@ -146,7 +147,10 @@ class TakenFiles(FileFormat):
         self, uri: str, columns: Sequence[str], input_name: str, look: Callable[[Mapping[str, Any]], None]
     ) -> Iterator[pa.RecordBatch]:
         del input_name, look
-        content = Files.at(self.folder).read(uri.rpartition("/")[2])
+        files, name = Files.at(self.folder), uri.rpartition("/")[2]
+        content = files.read(name)
+        if content is None:
+            raise StateError(f"{files.name(name)} is missing, and the change is not done: begin it anew in new folders")
         with contextlib.closing(pa.ipc.open_stream(content)) as reader:
             for batch in reader:
                 yield batch.select(list(columns) or batch.schema.names[:1])
