@@ -523,16 +523,20 @@ class PartitionLog:
         sizes: dict[str, int] = {}
 
         def store(content: Content) -> str:
-            # two servers may both hold a partition for a while: neither may write over what the other names
-            own = f"{version:020d}.{uuid.uuid4().hex[:16]}"
-            facts = {_PIECE.number: own, "table": name, **self._manifest.facts(self._partition)}
-            path = _PIECE.path(self._folder, own)
-            parts = [(content.rows, facts)]
-            parts += [(pa.table([x], ["entry"]), {**facts, _ENTRIES: label}) for label, x in content.entries.items()]
-            sizes[own] = _write(self._files, path, parts, self._record_compression)
+            own, size = self.write_piece(version, name, content)
+            sizes[own] = size
             return own
 
         return write(flush, self.read_piece, store, most), sizes
+
+    def write_piece(self, version: int, name: str, content: Content) -> tuple[str, int]:
+        """Writes a piece of a table, arguments as of `write_pieces`; returns its name, and its size in bytes."""
+        # two servers may both hold a partition for a while: neither may write over what the other names
+        own = f"{version:020d}.{uuid.uuid4().hex[:16]}"
+        facts = {_PIECE.number: own, "table": name, **self._manifest.facts(self._partition)}
+        parts = [(content.rows, facts)]
+        parts += [(pa.table([x], ["entry"]), {**facts, _ENTRIES: label}) for label, x in content.entries.items()]
+        return own, _write(self._files, _PIECE.path(self._folder, own), parts, self._record_compression)
 
     def read_piece(self, name: str) -> Content:
         """Reads the rows and the index entries of a piece.

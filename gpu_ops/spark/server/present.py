@@ -214,6 +214,7 @@ class AssembledState:
             there: states that are there already, by the identities of their folders.
         """
         description, tables = from_json(self.manifest.description), dict[str, Storable]()
+        origins = dict[str, PartitionLog]()
         with contextlib.ExitStack() as stack:
             held = dict(there or {})
             for name, stored in self.operators.items():
@@ -225,13 +226,15 @@ class AssembledState:
                 if _schemas(vertex) != _schemas(stored.description):
                     own = _all_fitted(own, _schemas(vertex), held[place].clock_ms)
                 tables |= {f"{prefix}{table}": rows for table, rows in own.items()}
+                log = PartitionLog(Files.at(stored.state), stored.manifest, partition)
+                origins |= {f"{prefix}{table}": log for table in own}
             states = list(held.values())
             clock_ms, times = max(one.clock_ms for one in states), states[0].times
             if isinstance(description, Dataflow):
                 tables[CLOCK] = pa.table({CLOCK: pa.array([clock_ms], pa.int64())})
             log = PartitionLog(Files.at(self.state), self.manifest, partition)
             together = RecoveredState(tables, clock_ms, times, all(one.backlog for one in states))
-            write_snapshot(log, self.version, together)
+            write_snapshot(log, self.version, together, origins)
 
     def catch_up(self, version: int) -> None:
         """Adds micro-batches without changes to snapshots of an earlier version, up to the version."""

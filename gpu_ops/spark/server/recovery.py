@@ -375,22 +375,35 @@ def _write(snapshot: _Snapshot) -> None:
     give_back()
 
 
-def write_snapshot(log: PartitionLog, version: int, held: RecoveredState) -> None:
+def write_snapshot(log: PartitionLog, version: int, held: RecoveredState, origins: Mapping[str, PartitionLog]) -> None:
     """Writes the state of a partition into a folder that has nothing of it.
 
     Args:
         log: the partition's files.
         version: the snapshot's.
-        held: the state, of whichever folder.
+        held: the state.
+        origins: by table, where its pieces are.
 
     Raises:
-        StateError: it cannot be written.
+        StateError: it cannot be written, or a piece cannot be read.
     """
-    snapshot = _Snapshot(log, version, held, (), tiny=False)
+    tables = {name: table for name, table in held.tables.items() if not isinstance(table, pa.Table)}
+    before, copied = {name: table.pieces for name, table in tables.items()}, set[str]()
+    for name, table in tables.items():
+        pieces = []
+        for piece in table.pieces if table.nbytes > WHOLE_BYTES else ():
+            assert piece.name is not None
+            own, _ = log.write_piece(version, name, origins[name].read_piece(piece.name))
+            pieces.append(dataclasses.replace(piece, name=own))
+            copied.add(own)
+        table.pieces = tuple(pieces)
+    snapshot = _Snapshot(log, version, held, copied, tiny=False)
     try:
         snapshot.write()
     finally:
         snapshot.give_up()
+        for name, table in tables.items():
+            table.pieces = before[name]
 
 
 class _Snapshot:
