@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import functools
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,27 @@ def test_another_writers_row_of_the_same_key_is_replaced(tmp_path: Path, monkeyp
     monkeypatch.setattr(view, "_written", between)
     delta.repeated(functools.partial(view.merge, *changed([(2, "b", 1)], 1, ("id",))))
     assert sorted(catalog.rows()) == [(1, "a"), (2, "b")]
+
+
+def test_files_of_many_partitions_are_found_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share what pyiceberg chooses manifests by, and looked at each other's partitions: files were missed."""
+    visitors = pytest.importorskip("pyiceberg.expressions.visitors")
+    catalog = Catalog(tmp_path)
+    catalog.view()
+    catalog.partition(partitioning.PartitionField(1, 1000, transforms.IdentityTransform(), "id"))
+    view = catalog.view()
+    for number in range(8):
+        view.merge(*changed([(number, "a", 1)], number, ("id",)))
+    visit = visitors.visit
+
+    def slow(expression: Any, visitor: Any) -> Any:
+        if isinstance(visitor, visitors._ManifestEvalVisitor):
+            time.sleep(0.01)
+        return visit(expression, visitor)
+
+    monkeypatch.setattr(visitors, "visit", slow)
+    view.merge(*changed([(7, "b", 2)], 8, ("id",)))
+    assert sorted(catalog.rows()) == [*((number, "a") for number in range(7)), (7, "b")]
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -146,6 +147,7 @@ class _IcebergTable:
             summary = {"gpu_ops.query": changes.query_id, "gpu_ops.batch": str(changes.batch_id)}
             transaction = table.transaction()
             with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
+                snapshot._build_manifest_evaluator = _one_at_a_time(snapshot._build_manifest_evaluator)
                 for file in replaced:
                     snapshot.delete_data_file(file)
                 for part in (*survivors, source.inserted(schema)):
@@ -316,6 +318,25 @@ class _ChangedRows:
         rows = self.rows.filter(pa.array(new))
         columns = [rows[x.name] if x.name in rows.column_names else pa.nulls(len(rows), x.type) for x in schema]
         return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _one_at_a_time(build: Callable[[int], Callable[[Any], bool]]) -> Callable[[int], Callable[[Any], bool]]:
+    """Makes what chooses manifests by their partitions work for one thread after another.
+
+    ``pyiceberg`` shares it among threads, and it keeps the manifest it looks at: at times it missed files that are to
+    go, and the commit was refused.
+    """
+
+    def built(spec_id: int) -> Callable[[Any], bool]:
+        chosen, lock = build(spec_id), threading.Lock()
+
+        def alone(manifest: Any) -> bool:
+            with lock:
+                return chosen(manifest)
+
+        return alone
+
+    return built
 
 
 def _numbers(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64]:
