@@ -128,6 +128,7 @@ def test_a_view_is_that_of_the_jar(
     views = {way: sinks.delta_view(path, key) for way, path in paths.items()}
     package = {way: by_deltalake(view, monkeypatch) for way, view in views.items()}
     try:
+        before = list[str]()
         for number in range(4):
             batch = changelog.batch().cache()
             for again in range(2):
@@ -137,7 +138,9 @@ def test_a_view_is_that_of_the_jar(
             expected = rows_of(spark, paths["jar"])
             for way, path in paths.items():
                 assert rows_of(spark, path) == expected, (way, number, changelog.names)
-                assert deltalake.DeltaTable(path).transaction_version("none") == number
+                # where nothing is left of the changes the package commits nothing
+                assert expected == before or deltalake.DeltaTable(path).transaction_version("none") == number
+            before = expected
             batch.unpersist()
         if has_feed == "true":  # the feed of the table's changes, as Spark reads it, is the table
             for way, path in paths.items():
