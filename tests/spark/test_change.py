@@ -204,6 +204,28 @@ def test_a_query_that_changes_keeps_its_state(spark: Any, tmp_path: Path, what: 
         inputs.add()
 
 
+@pytest.mark.parametrize("what", slow_but(PAIRS, "two operators above groups of what only comes"))
+def test_a_change_whose_sink_fails_goes_on(spark: Any, tmp_path: Path, what: str) -> None:
+    """All states are there by then, and the queries are planned over them; sources go on where the first run stood."""
+    old, new = PAIRS[what]
+    inputs, table = Inputs(spark, tmp_path, random.Random(what)), Table()
+    inputs.add()
+    inputs.add()
+    run(inputs, old, tmp_path / "old", table, partitions=2)
+
+    class BrokenTable(Table):
+        def __call__(self, rows: Any, number: int) -> None:
+            raise RuntimeError("the sink is not there")
+
+    with pytest.raises(RuntimeError, match="the sink is not there"):
+        change(inputs, new, tmp_path / "old", tmp_path / "new", BrokenTable(), partitions=2)
+    change(inputs, new, tmp_path / "old", tmp_path / "new", table, partitions=2)
+    for _ in range(2):
+        inputs.add()
+        run(inputs, new, tmp_path / "new", table, partitions=2)
+        assert table.rows == inputs.result(new)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["an aggregate above a join", "two operators above groups of what only comes"])
 def test_an_operator_that_stays_keeps_its_partitions(spark: Any, tmp_path: Path, what: str) -> None:

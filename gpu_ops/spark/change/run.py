@@ -11,12 +11,12 @@ The old state folder and checkpoint are only read. The new ones are of no use be
 interrupted is run again, and goes on where it was. In the new state folder::
 
     changing.json                 names the old one, until the change is done
-    change/inputs/<n>             rows of the old state, see `gpu_ops.spark.tasks.state`
-    change/taken                  once these are there, and the states of operators that stay and share no engine
-                                  with others
+    change/inputs/<id>/<n>        rows of the old state, see `gpu_ops.spark.tasks.state`, as one attempt wrote them
+    change/taken                  names the attempt that did so to its end, and has written the states of operators
+                                  that stay and share no engine with others
     change/checkpoint             of the query that fills the state of operators that are built
     change/result/batch=<n>       its changelog, or outputs
-    change/filled                 once it is done
+    change/filled                 once it is done: its sources
     assembled.json                the manifests of all states, once these are written
     change/difference/<n>         what each sink gets
 """
@@ -27,7 +27,7 @@ import dataclasses
 import functools
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -112,6 +112,8 @@ class ChangeRun:
         empty_sink: bool,
     ) -> None:
         self._empty_sink = empty_sink
+        self._attempt = uuid.uuid4().hex  # tasks of an attempt that was killed may still be writing
+        self._filled_sources: Sequence[StreamSource] = ()
         self._changing, self._checkpoint, self._old, self._again = changing, checkpoint, old, again
         self._new, self._session = changing.new, changing.session
         assert self._new.state is not None
@@ -200,9 +202,9 @@ class ChangeRun:
 
     def _number_in_build(self, source: StreamSource) -> int:
         """The number of a source in the checkpoint of the run that filled the state."""
-        sources = sources_of(self._filling)
-        loads = [one.number for one in sources if one.same_load(source)]
-        return loads[0] if loads else next(x.number for x in sources if x.description == source.description)
+        loads = [one.number for one in self._filled_sources if one.same_load(source)]
+        same = (one.number for one in self._filled_sources if one.description == source.description)
+        return loads[0] if loads else next(same)
 
     def _begin(self) -> str:
         """Marks the new folder as one that is being filled, if it is new or was marked so.
@@ -255,22 +257,25 @@ class ChangeRun:
 
     def _streamed(self, reading: OldInput | OldOperator) -> DataFrame:
         """Rows of the old state as a stream."""
-        return self._taken_rows(reading, {"maxFilesPerTrigger": str(_FILES_AT_ONCE)})
+        return self._taken_rows(reading, at_once=False)
 
     def _static(self, reading: OldInput | OldOperator) -> DataFrame:
         """Rows of the old state at once."""
-        return self._taken_rows(reading, None)
+        return self._taken_rows(reading, at_once=True)
 
-    def _taken_rows(self, reading: OldInput | OldOperator, options: Mapping[str, str] | None) -> DataFrame:
+    def _taken_rows(self, reading: OldInput | OldOperator, *, at_once: bool) -> DataFrame:
         schema, own = reading.rows(self._session).schema, reading.taken.schema
         declared = st.StructType([x for x in schema if x.name in own.names])
         read = TakenFiles("arrow", own, (("caseSensitive", "true"),), folder=self._folder_of(reading))
-        rows = rows_of_files(self._session, as_hadoop_has_it(read.folder), read, declared, options)
+        # and nothing that a task has left half written
+        options = {"maxFilesPerTrigger": str(_FILES_AT_ONCE), "pathGlobFilter": "*.arrow"}
+        at = as_hadoop_has_it(read.folder)
+        rows = rows_of_files(self._session, at, read, declared, options, at_once=at_once)
         return _as_changelog(rows, schema)
 
     def _folder_of(self, reading: OldInput | OldOperator) -> StateAddress:
         """The folder of rows that are taken from the old state."""
-        return folder_at(self._state, f"{_INPUTS}/{self._readings.index(reading)}")
+        return folder_at(self._state, f"{_INPUTS}/{self._attempt}/{self._readings.index(reading)}")
 
     @functools.cached_property
     def _readings(self) -> list[OldInput | OldOperator]:
@@ -286,9 +291,10 @@ class ChangeRun:
 
     def _take(self, query_id: str) -> None:
         """Takes rows out of the old state, and the states of operators that stay in engines without others."""
-        if self._files.stamp(_TAKEN) is not None:
+        done = self._files.read(_TAKEN)
+        if done is not None:
+            self._attempt = done.to_pybytes().decode()
             return
-        self._files.delete_folder(_INPUTS)
         taken = dict[str, TakenState]()
 
         def of(stored: StoredOperator) -> TakenState:
@@ -307,21 +313,26 @@ class ChangeRun:
             make_importable(self._session)
             numbers = self._session.range(0, len(units), 1, len(units))
             numbers.mapInArrow(TakeState(units), numbers.schema).collect()
-        _write_text(self._files, _TAKEN, "")
+        _write_text(self._files, _TAKEN, self._attempt)
 
     def _fill(self) -> Checkpoint:
         """Fills the new state, and keeps the changelog that comes out; returns the checkpoint of that."""
-        changes, below = self._filling, self._below
+        below, done = self._below, self._files.read(_FILLED)
+        if done is not None:  # later it would read on, past what the sink was given
+            # planned again, over states that are all there, its sources may stand in another order
+            self._filled_sources = [StreamSource.from_dict(x) for x in json.loads(done.to_pybytes())]
+            return Checkpoint.read(self._session, f"{below}/checkpoint", self._filled_sources)
+        changes = self._filling
 
         def keep(batch: DataFrame, number: int) -> None:
             batch.write.mode("overwrite").parquet(f"{below}/result/batch={number}")
 
-        if self._files.stamp(_FILLED) is None:  # later it would read on, past what the sink was given
-            writer = changes.writeStream.foreachBatch(keep).option("checkpointLocation", f"{below}/checkpoint")
-            names = ", ".join(plan.name for plan in plans_of(changes))
-            writer.queryName(f"{names}: change").trigger(availableNow=True).start().awaitTermination()
-            _write_text(self._files, _FILLED, "")
-        return Checkpoint.read(self._session, f"{below}/checkpoint", sources_of(changes))
+        writer = changes.writeStream.foreachBatch(keep).option("checkpointLocation", f"{below}/checkpoint")
+        names = ", ".join(plan.name for plan in plans_of(changes))
+        writer.queryName(f"{names}: change").trigger(availableNow=True).start().awaitTermination()
+        self._filled_sources = sources_of(changes)
+        _write_text(self._files, _FILLED, json.dumps([source.to_dict() for source in self._filled_sources]))
+        return Checkpoint.read(self._session, f"{below}/checkpoint", self._filled_sources)
 
     def _assemble(self, build: Checkpoint) -> StatementSet:
         """Gives the engines of the new query the states of operators that stay, and of those that were built.

@@ -111,7 +111,13 @@ def read_files(
 
 
 def rows_of_files(
-    spark: SparkSession, path: str, read: FileFormat, declared: st.StructType, given: Mapping[str, str] | None
+    spark: SparkSession,
+    path: str,
+    read: FileFormat,
+    declared: st.StructType,
+    given: Mapping[str, str],
+    *,
+    at_once: bool = False,
 ) -> DataFrame:
     """Streams the rows of files that are read in some way; see `read_files`.
 
@@ -120,11 +126,12 @@ def rows_of_files(
         path: a folder, or a pattern of paths.
         read: reads the files.
         declared: the rows' schema.
-        given: options of Spark's file source; None: the files that are there now are read at once.
+        given: options of Spark's file source.
+        at_once: whether the files that are there now are read, and no stream.
     """
     rows = FileRows(read, path, Projection.all(read.schema), read.schema)
-    files = _listed(spark, path, read.name, given).withMetadata("path", {ARROW: path})
-    if read.name != "delta" and given is not None:
+    files = _listed(spark, path, read.name, given, at_once=at_once).withMetadata("path", {ARROW: path})
+    if read.name != "delta" and not at_once:
         files = files.repartition(_spread(spark), "path")
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
 
@@ -140,18 +147,25 @@ def _spread(spark: SparkSession) -> int:
     return max(least, int(spark.sparkContext.defaultParallelism))
 
 
-def _listed(spark: SparkSession, path: str, format: str, given: Mapping[str, str] | None) -> DataFrame:  # noqa: A002
-    """Spark's stream of the files' paths, and of the times or versions that order them; see `rows_of_files`."""
-    if format == "delta" and given is not None:
+def _listed(
+    spark: SparkSession,
+    path: str,
+    format: str,  # noqa: A002
+    given: Mapping[str, str],
+    *,
+    at_once: bool,
+) -> DataFrame:
+    """The files' paths as Spark finds them, and the times or versions that order them; see `rows_of_files`."""
+    if format == "delta":
         try:
             from gpu_ops.spark.sources.commits import commits  # noqa: PLC0415 - it has what older ones of Spark do not
         except ImportError:
             raise NotBuiltError(f"the feed of a Delta table needs Spark 4.2, and this is {spark.version}") from None
         return commits(spark, path, given)
     # without its content a file is not opened
-    stream = (spark.read if given is None else spark.readStream).format("binaryFile").schema(_CONTENT)
-    options = {name: value for name, value in (given or {}).items() if name in SOURCE_OPTIONS}
-    return stream.options(**options).load(path).select("path", f.unix_micros("modificationTime").alias("time"))
+    found = (spark.read if at_once else spark.readStream).format("binaryFile").schema(_CONTENT)
+    options = {name: value for name, value in given.items() if name in SOURCE_OPTIONS}
+    return found.options(**options).load(path).select("path", f.unix_micros("modificationTime").alias("time"))
 
 
 def _of_session(spark: SparkSession, format: str) -> dict[str, str]:  # noqa: A002
