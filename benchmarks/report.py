@@ -53,7 +53,12 @@ def sections() -> dict[str, list[Row]]:
         ],
         "Beside Spark's own joins and writer": [*spark_rows(), *nexmark_rows(), *sink_rows(), *disk_rows("spark")],
         "Beside one batch join by polars": [*polars_rows(), *asof_rows(), *aggregate_rows(), *at_end_rows()],
-        "Beside itself, and beside a pipeline that does nothing": [*limit_rows(), *growth_rows(), *state_rows()],
+        "Beside itself, and beside a pipeline that does nothing": [
+            *limit_rows(),
+            *growth_rows(),
+            *state_rows(),
+            *change_rows(),
+        ],
     }
 
 
@@ -222,6 +227,18 @@ def state_rows() -> list[Row]:
         ("the same: bytes of the log and of snapshots over those of the changes in Arrow", written, "restarts"),
         (f"the same, killed: time {start}", spread(results["start_over_that_without_state"]), "restarts"),
     ]
+
+
+def change_rows() -> list[Row]:
+    """The lines about what a change of a query costs."""
+    found = load("change")
+    rows = f"an aggregate put above a join with {found['settings']['rows'] // 10**6}M rows of state on either side"
+    return [
+        (f"{rows}: time of the change over that of the aggregate alone over as many rows, in an engine",
+         spread(found["results"]["change_over_aggregate"], 0), "change"),
+        ("the same: over that of the new query begun anew over the same local files",
+         spread(found["results"]["change_over_anew"]), "change"),
+    ]  # fmt: skip
 
 
 def disk_rows(system: str) -> list[Row]:
