@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,11 +148,7 @@ class CpuKernels:
         lowest, highest = values.min(), values.max()
         above = values.astype(np.uint64)
         above -= lowest.astype(np.uint64)
-        order = np.argsort(above.astype(np.uint16), kind="stable")
-        for shift in range(16, (int(highest) - int(lowest)).bit_length(), 16):
-            digits = (above >> np.uint64(shift)).astype(np.uint16)
-            order = order[np.argsort(digits[order], kind="stable")]
-        return order
+        return _order_by_digits(above, range(0, max((int(highest) - int(lowest)).bit_length(), 1), 16))
 
     def sort(self, values: npt.NDArray[Any]) -> Array:
         """Sorts int64 or uint64: by their highest 16 bits as `argsort` does, then by a merge, as little is left to do.
@@ -286,15 +282,21 @@ class CpuKernels:
         """Nothing to give back."""
 
 
+def _order_by_digits(values: UInt64s, shifts: Iterable[int]) -> Array:
+    """The stable order of numbers by 16 of their bits at each shift; the last shift counts most."""
+    order = None
+    for shift in shifts:
+        digits = (values >> np.uint64(shift)).astype(np.uint16)
+        order = np.argsort(digits, kind="stable") if order is None else order[np.argsort(digits[order], kind="stable")]
+    return order
+
+
 def _sorted_by_digits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     lowest, highest = int(values.min()), int(values.max())
     above = (values - values.dtype.type(lowest)).view(np.uint64)
     top = max((highest - lowest).bit_length() - 16, 0)
-    order = None
-    for shift in (top - 16, top) if values.size >= _MANY and top >= 16 else (top,):
-        digits = (above >> np.uint64(shift)).astype(np.uint16)
-        order = np.argsort(digits, kind="stable") if order is None else order[np.argsort(digits[order], kind="stable")]
-    found: npt.NDArray[Any] = values[order]
+    shifts = (top - 16, top) if values.size >= _MANY and top >= 16 else (top,)
+    found: npt.NDArray[Any] = values[_order_by_digits(above, shifts)]
     if top:
         found.sort(kind="stable")
     return found
