@@ -20,7 +20,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Ints, Mask, Positions
 from gpu_ops.conditions import Expression
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import LOOKUPS, DataFrames, Kernels, SearchedRun, TooMany, as_slots
+from gpu_ops.kernels import LOOKUPS, DataFrames, FrameFiles, Kernels, SearchedRun, TooMany, as_slots
 from gpu_ops.values import fitted, one_array
 
 # What is too little to be sorted by digits, and so many ascending runs numpy merges sooner than it sorts.
@@ -49,6 +49,7 @@ class CpuKernels:
     memory_limit: int | None = None
     piece_bytes: int | None = None
     dataframes: DataFrames | None = None
+    files: FrameFiles | None = None
     gives_frames = False
 
     def __init__(self, *, tiny_segments: bool = False) -> None:

@@ -11,7 +11,7 @@ Masks are bool arrays. Arrays returned are owned by the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import IO, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,34 @@ class DataFrames(Protocol):
 
     def as_dataframe(self, frame: Frame, schema: pa.Schema) -> Any:
         """A DataFrame of a frame's columns, by position and in the schema's types; its memory is nobody else's."""
+
+
+class FrameFiles(Protocol):
+    """Files of rows that are in the backend's memory, which do not pass the host."""
+
+    def nbytes(self, frame: Frame) -> int:
+        """The bytes of a frame's columns."""
+
+    def write_parquet(
+        self,
+        frame: Frame,
+        schema: pa.Schema,
+        rows: range,
+        sink: str | IO[bytes],
+        *,
+        compression: str | None,
+        rows_per_group: int,
+    ) -> None:
+        """Writes rows as a Parquet file, which says of itself what pyarrow's of a schema does.
+
+        Args:
+            frame: the columns, by position; what they are compared as may be narrower than the schema's types.
+            schema: of the file, of types that `gpu_ops.spark.wire.files_request.why_not_by_card` lets through.
+            rows: which of them, one behind the other.
+            sink: the path of a local file, or what takes bytes.
+            compression: as pyarrow calls it.
+            rows_per_group: of a row group, at most.
+        """
 
 
 class SearchedRun(Protocol):
@@ -247,7 +275,8 @@ class Kernels(Protocol):
         host: the backend of host memory, for state that the GPU's has no room for; None if this is it.
         memory_limit: bytes of GPU memory that all backends of the process may allocate together; None on the host.
         dataframes: how DataFrames in the backend's memory come and go; None on the host.
-        gives_frames: whether changelogs are made as frames, to be given as DataFrames; else in Arrow.
+        files: how frames become files; None on the host, where tasks write them.
+        gives_frames: whether changelogs are made as frames, to be given as DataFrames or written; else in Arrow.
         lookups: how many there were by each way of `LOOKUPS`, in both memories, since the backend was made.
         piece_bytes: what is merged to be larger than this many bytes could no longer be moved in parts; None for no
             limit.
@@ -260,6 +289,7 @@ class Kernels(Protocol):
     host: Kernels | None
     memory_limit: int | None
     dataframes: DataFrames | None
+    files: FrameFiles | None
     gives_frames: bool
     lookups: dict[str, int]
     piece_bytes: int | None

@@ -6,6 +6,7 @@
 - `memory`: an allocation beyond the limit is refused, and what comes after it works.
 - `engine`: micro-batches through an engine, row for row as on the CPU, each way of probing.
 - `kinds`: the same of other operators, and of keys of other types.
+- `files`: Parquet written by the card is what pyarrow writes, as DuckDB reads it.
 
 It compiles most kernels that the tests need, and cupy keeps them on disk: tests that run beside each other find them
 there, and do not compile them once each.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, get_args
@@ -149,6 +151,43 @@ def kinds(gpu: Kernels, rows: int) -> None:
         assert said(join, "gpu") == said(join, "cpu"), f"{join.title}: other rows than on the CPU"
 
 
+_ASKED = (
+    """SELECT name, type, repetition_type, converted_type, scale, precision, logical_type
+    FROM parquet_schema('{}') OFFSET 1""",
+    """SELECT path_in_schema, row_group_id, row_group_num_rows, stats_null_count, stats_min_value, stats_max_value
+    FROM parquet_metadata('{}') ORDER BY ALL""",
+    "FROM read_parquet('{}')",
+)
+
+
+def files(gpu: Kernels, rows: int) -> None:
+    """Parquet by libcudf and by pyarrow, as DuckDB reads types, bounds and rows of both."""
+    import duckdb
+    import pyarrow.parquet as pq
+
+    assert gpu.files is not None
+    rng = np.random.default_rng(6)
+    numbers, missing = rng.integers(-99, 99, rows), rng.random(rows) < 0.1
+    types = [getattr(pa, f"int{bits}")() for bits in (8, 16, 32, 64)]
+    types += [pa.float32(), pa.float64(), pa.decimal128(9, 2), pa.decimal128(38, 4), pa.string(), pa.bool_()]
+    columns = [pa.array(numbers.astype(np.int8), mask=missing).cast(kind) for kind in types]
+    columns += [pa.array(numbers.astype(np.int32), mask=missing).cast(pa.date32()), columns[8].cast(pa.binary())]
+    columns += [columns[3].cast(kind) for kind in (pa.timestamp("us", "UTC"), pa.duration("us"))]
+    table = pa.table(columns, [f"c{number}" for number in range(len(columns))])
+    frame, group = gpu.frame(table), rows // 3 + 1
+    with tempfile.TemporaryDirectory() as folder:
+        for compression in ("snappy", "zstd", "lz4", None):
+            card, host = (f"{folder}/{name}.parquet" for name in ("card", "host"))
+            gpu.files.write_parquet(
+                frame, table.schema, range(rows), card, compression=compression, rows_per_group=group
+            )
+            pq.write_table(table, host, compression=compression or "none", row_group_size=group)
+            for asked in _ASKED:
+                found = [duckdb.sql(asked.format(path)).fetchall() for path in (card, host)]
+                assert found[0] == found[1], f"{compression}: other than pyarrow's by {asked}"
+            assert pq.read_table(card).equals(table), f"{compression}: other rows or types than were written"
+
+
 def _inputs(key: pa.DataType, count: int = 2, event_time: str | None = None) -> list[Input]:
     names = "abc"[:count]
     schemas = [pa.schema([("k", key), (f"{n}t", pa.timestamp("us")), (f"{n}s", pa.string())]) for n in names]
@@ -179,7 +218,7 @@ def _same(found: list[list[np.ndarray]]) -> None:
         assert np.array_equal(one, other), f"array {number} differs"
 
 
-STEPS: tuple[Callable[[Kernels, int], None], ...] = (kernels, joins, scatter_add, memory, engine, kinds)
+STEPS: tuple[Callable[[Kernels, int], None], ...] = (kernels, joins, scatter_add, memory, engine, kinds, files)
 
 
 def run(rows: int) -> None:

@@ -47,7 +47,7 @@ def libcudf_type(kind: pa.DataType) -> plc.DataType | None:
     return plc.DataType(plc.TypeId[name])
 
 
-def _called(column: DeviceColumn, kind: plc.DataType) -> DeviceColumn:
+def called_as(column: DeviceColumn, kind: plc.DataType) -> DeviceColumn:
     """The column under another type of the same width."""
     if column.type() == kind:
         return column
@@ -166,7 +166,7 @@ class CudfFrames:
         columns = {}
         for field in schema:
             stored = libcudf_type(storage_type(field.type))
-            columns[field.name] = _called(found[field.name].copy(), stored)
+            columns[field.name] = called_as(found[field.name].copy(), stored)
         kinds = None if beside is None else found[beside]
         if kinds is not None and kinds.offset():
             kinds = kinds.copy()
@@ -182,7 +182,7 @@ class CudfFrames:
         frames = [part if isinstance(part, Frame) else self._kernels.frame(part) for part in parts]
         filled = [frame for frame in frames if frame.length] or frames[:1]
         types = dict(zip(schema.names, map(decoded, schema.types), strict=True))
-        columns = [_converted(frame, schema) for frame in filled]
+        columns = [in_types(frame, schema) for frame in filled]
         if len(filled) > 1:
             columns = [list(plc.concatenate.concatenate([plc.Table(own) for own in columns]).columns())]
         return Frame(sum(f.length for f in filled), dict(zip(types, columns[0], strict=True)), types)
@@ -197,11 +197,11 @@ class CudfFrames:
 
         columns: list[DeviceColumn] = []
         seen: set[int] = set()
-        for column, field in zip(_converted(frame, schema), schema, strict=True):
+        for column, field in zip(in_types(frame, schema), schema, strict=True):
             spans = [span for span in (column.data(), column.null_mask()) if span is not None and span.size]
             own = column if seen.isdisjoint(span.ptr for span in spans) else column.copy()
             seen.update(span.ptr for span in spans)
-            columns.append(_called(own, libcudf_type(field.type)))
+            columns.append(called_as(own, libcudf_type(field.type)))
         found = cudf.DataFrame.from_pylibcudf(plc.Table(columns), {"columns": list(schema.names)})
         decimals = {
             field.name: cudf.Decimal128Dtype(field.type.precision, field.type.scale)
@@ -219,7 +219,7 @@ def _fits(column: DeviceColumn, told: pa.DataType, declared: pa.DataType) -> boo
     return same and known is not None and bool(column.type() == known)
 
 
-def _converted(frame: Frame, schema: pa.Schema) -> list[DeviceColumn]:
+def in_types(frame: Frame, schema: pa.Schema) -> list[DeviceColumn]:
     """A frame's columns in a schema's types, by position; a frame may hold narrower ones."""
     pairs = zip(frame.columns.items(), schema.types, strict=True)
     return [convert(column, frame.types[name], kind) for (name, column), kind in pairs]

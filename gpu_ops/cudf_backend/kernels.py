@@ -22,12 +22,13 @@ from gpu_ops.cudf_backend.device import array_module, require_one_stream
 from gpu_ops.cudf_backend.frame import Frame, choose, copied_in, copied_out, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
+from gpu_ops.cudf_backend.parquet import CudfFiles
 from gpu_ops.cudf_backend.probe import join_sets, probe_runs
 from gpu_ops.cudf_backend.search import bisect_run, directory, made_entries, merged
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun, TimeLimits
+from gpu_ops.kernels import Among, Columns, DataFrames, FrameFiles, Kernels, Probe, SearchedRun, TimeLimits
 
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
@@ -61,6 +62,7 @@ class CudfKernels:
         # Small enough that state leaves in steps, large enough that there are few pieces to look in.
         self.piece_bytes: int | None = self.memory_limit // _PIECES
         self.dataframes: DataFrames | None = CudfFrames(self)
+        self.files: FrameFiles | None = CudfFiles()
         self.gives_frames = False
         self._open = True
 

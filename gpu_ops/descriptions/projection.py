@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from gpu_ops.conditions import Expression, nodes_of, read_tree, tree_of
-from gpu_ops.conditions.expressions import ColumnRef, failing
+from gpu_ops.conditions.expressions import Call, ColumnRef, Op, failing
 
 ROWS: Final = ""
 """The name of the one input in expressions."""
@@ -44,6 +44,13 @@ class Projection(NamedTuple):
     def computed(self) -> tuple[Expression, ...]:
         """The columns of the result that are computed."""
         return tuple(column for column in self.columns if not isinstance(column.root, ColumnRef))
+
+    @property
+    def needs_host(self) -> bool:
+        """True for computed columns, and for a filter that a GPU cannot evaluate."""
+        nodes = nodes_of(*(x for test in self.where for x in (test.root, test.fails)))
+        beyond = any(isinstance(node, Call) and node.op in (Op.IN, Op.LIKE) for node in nodes)
+        return beyond or bool(self.computed)
 
     def types(self, schema: pa.Schema) -> list[pa.DataType]:
         """Returns the types of the result's columns.

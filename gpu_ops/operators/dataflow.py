@@ -27,8 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import operators
-from gpu_ops.conditions import nodes_of
-from gpu_ops.conditions.expressions import Call, ColumnRef, Op
+from gpu_ops.conditions.expressions import ColumnRef
 from gpu_ops.descriptions.changelog import LONG_STRINGS
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex, bounded_times
 from gpu_ops.descriptions.projection import ROWS, Projection, column_of, columns_in
@@ -240,7 +239,7 @@ _AT = "#"
 def _projected(kernels: Kernels, changes: Ingested, projection: Projection, schema: pa.Schema) -> Ingested:
     """The changes that a filter leaves, with their columns as the next operator has them."""
     rows = changes.rows
-    if not isinstance(rows, pa.Table) and not projection.computed and not _needs_host(projection):
+    if not isinstance(rows, pa.Table) and not projection.needs_host:
         for test in projection.where:
             frame = rows.columns(columns_in([test]))
             changes = changes.pick(kernels.asnumpy(kernels.evaluate(test, {ROWS: frame}, len(changes.kinds))))
@@ -264,12 +263,6 @@ def _projected(kernels: Kernels, changes: Ingested, projection: Projection, sche
         sequence=changes.sequence[places],
         rows_in=int(places.size),
     )
-
-
-def _needs_host(projection: Projection) -> bool:
-    """True for a filter that backends cannot evaluate."""
-    nodes = nodes_of(*(x for test in projection.where for x in (test.root, test.fails)))
-    return any(isinstance(node, Call) and node.op in (Op.IN, Op.LIKE) for node in nodes)
 
 
 def _caused(sequence: npt.NDArray[np.int64], causes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -8,6 +8,7 @@ a null is anything. `test_stubs` holds the calls against the real signatures.
 from __future__ import annotations
 
 import enum
+import io
 import itertools
 import types
 import weakref
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from kernels.emulated_arrow import booleans, copied, has_offsets, holds, owned, told, valid
 from kernels.emulated_cupy import ndarray, plain
@@ -34,6 +36,7 @@ _KINDS: dict[str, pa.DataType] = {
     "FLOAT32": pa.float32(),
     "FLOAT64": pa.float64(),
     "STRING": pa.string(),
+    "TIMESTAMP_DAYS": pa.date32(),
     **{f"TIMESTAMP_{name}": pa.timestamp(unit) for unit, name in _UNITS.items()},
     **{f"DURATION_{name}": pa.duration(unit) for unit, name in _UNITS.items()},
 }
@@ -475,6 +478,135 @@ def cast(input: Column, data_type: DataType) -> Column:  # noqa: A002 - pylibcud
     return Column.of(input.array.cast(kind, safe=False))
 
 
+class CompressionType(enum.IntEnum):
+    NONE = 0
+    SNAPPY = 2
+    LZ4 = 9
+    ZSTD = 11
+
+
+class StatisticsFreq(enum.IntEnum):
+    STATISTICS_NONE = 0
+    STATISTICS_ROWGROUP = 1
+
+
+class SinkInfo:
+    def __init__(self, sinks: list[Any]) -> None:
+        (self.sink,) = sinks
+        assert isinstance(self.sink, str | io.IOBase)
+
+
+class ColumnInMetadata:
+    """What libcudf writes of a column; where nothing is said, nulls are possible if there are some."""
+
+    def __init__(self, column: Column) -> None:
+        self.name, self.nullable, self.binary = "", column.null_count() > 0, False
+        self.precision = 38
+        self._column = column
+
+    def set_name(self, name: str) -> ColumnInMetadata:
+        self.name = name
+        return self
+
+    def set_nullability(self, nullable: bool) -> ColumnInMetadata:
+        assert nullable or not self._column.null_count(), "Metadata for input column with nulls cannot prescribe that"
+        self.nullable = nullable
+        return self
+
+    def set_decimal_precision(self, precision: int) -> ColumnInMetadata:
+        assert -self._column.type().scale <= precision <= 38
+        self.precision = precision
+        return self
+
+    def set_output_as_binary(self, binary: bool) -> ColumnInMetadata:
+        self.binary = binary
+        return self
+
+
+class TableInputMetadata:
+    def __init__(self, table: Table) -> None:
+        self.column_metadata = [ColumnInMetadata(column) for column in table.columns()]
+
+
+class ParquetWriterOptions:
+    """Options, and the builder of them; what libcudf does without being told stands here."""
+
+    def __init__(self, sink: SinkInfo, table: Table) -> None:
+        self.sink, self.table = sink.sink, table
+        self.told, self.footer = TableInputMetadata(table), dict[str, str]()
+        self.codec, self.statistics = CompressionType.SNAPPY, StatisticsFreq.STATISTICS_ROWGROUP
+        self.utc, self.rows = True, 1_000_000
+
+    @staticmethod
+    def builder(sink: SinkInfo, table: Table) -> ParquetWriterOptions:
+        return ParquetWriterOptions(sink, table)
+
+    def metadata(self, metadata: TableInputMetadata) -> ParquetWriterOptions:
+        self.told = metadata
+        return self
+
+    def key_value_metadata(self, metadata: list[dict[str, str]]) -> ParquetWriterOptions:
+        (self.footer,) = metadata
+        return self
+
+    def compression(self, compression: CompressionType) -> ParquetWriterOptions:
+        self.codec = compression
+        return self
+
+    def stats_level(self, sf: StatisticsFreq) -> ParquetWriterOptions:
+        self.statistics = sf
+        return self
+
+    def utc_timestamps(self, enabled: bool) -> ParquetWriterOptions:
+        self.utc = enabled
+        return self
+
+    def row_group_size_rows(self, val: int) -> ParquetWriterOptions:
+        self.rows = val
+        return self
+
+    def build(self) -> ParquetWriterOptions:
+        return self
+
+
+def _parquet_type(column: Column, told: ColumnInMetadata, *, utc: bool) -> pa.DataType:
+    """The type of pyarrow's that is written as libcudf writes a column (``leaf_schema_fn`` in ``writer_impl.cu``)."""
+    kind = column.type().kind()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit, "UTC" if utc else None)
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(told.precision, kind.scale)
+    assert not pa.types.is_duration(kind), "libcudf makes times of day of them"
+    return pa.binary() if told.binary else kind
+
+
+def write_parquet(options: ParquetWriterOptions) -> memoryview:
+    """A file by pyarrow that says what libcudf's would; of floats with a NaN it has no bounds, as PARQUET-1246 says.
+
+    Who wrote it stands beside, as pyarrow names itself.
+    """
+    fields, arrays = [], []
+    for column, its in zip(options.table.columns(), options.told.column_metadata, strict=True):
+        kind, array = _parquet_type(column, its, utc=options.utc), column.array
+        array = array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
+        assert not its.binary or column.type().type_id is TypeId.STRING
+        arrays.append(pa.Array.from_buffers(kind, len(array), array.buffers(), -1, array.offset))
+        fields.append(pa.field(its.name, kind, its.nullable))
+    table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+    bounded = [
+        field.name
+        for field in fields
+        if not pa.types.is_floating(field.type) or not pc.any(pc.is_nan(table[field.name])).as_py()
+    ]
+    with pq.ParquetWriter(
+        options.sink, table.schema, compression=options.codec.name, store_schema=False,
+        write_statistics=bounded if options.statistics else False,
+    ) as writer:  # fmt: skip
+        writer.write_table(table, row_group_size=options.rows)
+        writer.add_key_value_metadata({**options.footer, "created_by": "cudf version 26.10.2"})
+    return memoryview(b"")
+
+
 def modules() -> dict[str, types.ModuleType]:
     """The modules by name."""
     space = types.SimpleNamespace
@@ -499,6 +631,15 @@ def modules() -> dict[str, types.ModuleType]:
         groupby=space(GroupBy=GroupBy, GroupByRequest=GroupByRequest),
         sorting=space(stable_sorted_order=stable_sorted_order),
         reduce=space(scan=scan, ScanType=ScanType),
+        io=space(
+            parquet=space(ParquetWriterOptions=ParquetWriterOptions, write_parquet=write_parquet),
+            types=space(
+                CompressionType=CompressionType,
+                SinkInfo=SinkInfo,
+                StatisticsFreq=StatisticsFreq,
+                TableInputMetadata=TableInputMetadata,
+            ),
+        ),
         join=space(inner_join=inner_join),
         transform=space(bools_to_mask=bools_to_mask),
         unary=space(is_valid=is_valid, cast=cast),

@@ -9,6 +9,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 import gpu_ops
-from kernels.emulated_libcudf import _KINDS
+from kernels.emulated_libcudf import _KINDS, CompressionType
 
 pytestmark = pytest.mark.thorough
 
@@ -26,6 +27,9 @@ LIBRARIES = {"plc": "pylibcudf", "pylibcudf": "pylibcudf", "cp": "cupy", "cupyx"
 METHODS = {
     "Column": "child children copy data device_buffer_size list_view null_count null_mask offset size to_arrow to_scalar type with_mask",
     "Table": "columns copy num_rows",
+    "io.parquet.ParquetWriterOptionsBuilder": "build compression key_value_metadata metadata row_group_size_rows stats_level utc_timestamps",
+    "io.types.ColumnInMetadata": "set_decimal_precision set_name set_nullability set_output_as_binary",
+    "io.types.TableInputMetadata": "column_metadata",
 }  # fmt: skip
 
 
@@ -91,9 +95,15 @@ def test_calls_exist(libraries: dict[str, Any]) -> None:
 def test_methods_exist(libraries: dict[str, Any]) -> None:
     for owner, names in METHODS.items():
         for name in names.split():
-            assert hasattr(getattr(libraries["plc"], owner), name), f"{owner}.{name}"
+            assert hasattr(operator.attrgetter(owner)(libraries["plc"]), name), f"{owner}.{name}"
     text = "".join(path.read_text() for path in BACKEND.rglob("*.py"))
     for name in [
+        *(
+            name
+            for owner, names in METHODS.items()
+            if owner.endswith(("Builder", "InMetadata"))
+            for name in names.split()
+        ),
         "child",
         "copy",
         "data",
@@ -117,6 +127,8 @@ def test_enums_exist(libraries: dict[str, Any]) -> None:
     assert plc.types.NullEquality.UNEQUAL.name == "UNEQUAL"
     assert {"EQUAL", "LESS"} <= set(plc.binaryop.BinaryOperator.__members__)
     assert set(_KINDS) <= set(plc.TypeId.__members__)
+    assert set(CompressionType.__members__) <= set(plc.io.types.CompressionType.__members__)
+    assert plc.io.types.StatisticsFreq.STATISTICS_ROWGROUP.name == "STATISTICS_ROWGROUP"
 
 
 def test_uses_are_found() -> None:
@@ -124,4 +136,5 @@ def test_uses_are_found() -> None:
     chains = {".".join(chain) for _, chain, _, _ in _uses()}
     assert len(chains) > 40
     assert {"plc.join.mixed_inner_join", "cp.cuda.get_elapsed_time", "cupyx.empty_pinned"} <= chains
+    assert {"plc.io.parquet.write_parquet", "plc.io.types.SinkInfo", "plc.io.types.TableInputMetadata"} <= chains
     assert {"plc.unary.is_valid", "rmm.mr.LimitingResourceAdaptor", "cp.cuda.MemoryPointer"} <= chains

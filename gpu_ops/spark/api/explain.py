@@ -19,7 +19,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.metrics.progress import join_progress
-from gpu_ops.spark.plan.changes import union_inputs_of
+from gpu_ops.spark.plan.changes import files_by, union_inputs_of
 from gpu_ops.spark.plan.column_metadata import outputs_of
 from gpu_ops.spark.plan.selection import selection_of_join
 from gpu_ops.spark.settings import Settings
@@ -77,8 +77,10 @@ def explain(df: DataFrame) -> str:
     if outputs:
         made = [line(name, its["made"]) for name, its in outputs.items()]
         texts.insert(0, "\n".join([f"outputs: {', '.join(outputs)}", *made]))
-    elif isinstance(selection, str) and not plans[0].bounded:
-        texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {selection}"
+    elif not plans[0].bounded:
+        by_spark = f"write_files() would take Spark's rows, not Arrow's: {selection}"
+        files = by_spark if isinstance(selection, str) else files_by(df)
+        texts[0] += "" if files is None else f"\n  files       {files}"
     wrong = counted_twice(df)
     text = "\n\n".join([*([f"WARNING: {wrong}"] if wrong else []), *queries, *texts])
     return Explanation(text, "".join(_pictures(analyzed(df))))

@@ -16,14 +16,17 @@ from gpu_ops.descriptions.projection import Projection
 from gpu_ops.query.catalyst import frame_of, scala_seq
 from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark import sources
+from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, function_of, metadata_of, plans_of
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import Selection, selection, selection_of_join
+from gpu_ops.spark.tasks.file import FileWriter
 from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, Encoded, OperatorTask, Task
 from gpu_ops.spark.tasks.packing import FileRows, Pack, Packer, PackForSeveral, ReadFiles
 from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Slices
+from gpu_ops.spark.wire.files_request import why_not_by_card
 from gpu_ops.spark_types import arrow_schema, named_column, spark_type
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
@@ -121,7 +124,29 @@ def encoded_in_tasks(changes: DataFrame, encoder: Encoder, name: str, output: st
     assert isinstance(source, JoinChanges)
     types = scan.projection.types(source.task.output)
     schema = pa.schema([pa.field(x.name, kind) for x, kind in zip(encoder.schema, types, strict=True)])
-    return source.encoded(encoder._replace(schema=schema), scan.projection, output)
+    encoder = encoder._replace(schema=schema)
+    if isinstance(encoder, FileWriter):
+        beyond = why_not_by_card(schema, encoder.format, encoder.partition_by, encoder.compression)
+        encoder = encoder._replace(by_card=(beyond or source.why_not_by_card(scan.projection)) is None)
+    return source.encoded(encoder, scan.projection, output)
+
+
+def files_by(changes: DataFrame) -> str | None:
+    """Puts into words who writes the files of a changelog made on a card, by `gpu_ops.write_files` without options.
+
+    Returns:
+        None where it is made without a card, as tasks write them then.
+    """
+    scan = changes_in(changes)
+    assert isinstance(scan, SourceScan)
+    source = scan.source
+    if not isinstance(source, JoinChanges) or source.pool != "gpu":
+        return None
+    fields = zip(changes.columns, scan.projection.types(source.task.output), strict=True)
+    why = source.why_not_by_card(scan.projection) or why_not_by_card(pa.schema(list(fields)), "parquet", (), "snappy")
+    if why is not None:
+        return f"write_files() has Spark's tasks write: {why}"
+    return "write_files() has the card write Parquet, which Spark's tasks name and commit"
 
 
 class SourceScan(NamedTuple):
@@ -179,6 +204,25 @@ class JoinChanges:
         """The changes as an encoder makes something else of them in the join's own tasks."""
         function = EncodeChanges(self.task, Encoded(self.plan.plan_id, projection, encoder))
         return encoded(frame_of(self.session, self.node.children().head()), self.plan, function, output)
+
+    @property
+    def pool(self) -> str:
+        """The kind of the state servers of the operator, ``"cpu"`` or ``"gpu"``."""
+        return Directory.of(self.session).servers.pool(self.plan.backend).kind
+
+    def why_not_by_card(self, projection: Projection) -> str | None:
+        """The reason why no state server can write these changes into files; None if one can.
+
+        Args:
+            projection: what is taken of them.
+        """
+        if self.pool != "gpu":
+            return "the state servers have no card"
+        if not isinstance(self.task, Task) or self.plan.outputs:
+            return "the task has several operators or outputs"
+        if projection.needs_host:
+            return "its filter or columns are computed by Arrow"
+        return None
 
     def union_inputs(self) -> dict[str, DataFrame]:
         """The rows that Spark brings to its task, by their use; see `union_inputs_of`."""

@@ -12,18 +12,20 @@ from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
-from gpu_ops.errors import GpuJoinError, StateError
-from gpu_ops.kernels import Probe
+from gpu_ops.descriptions.projection import Projection
+from gpu_ops.errors import GpuJoinError, StateError, out_of_memory
+from gpu_ops.kernels import Frame, Probe
 from gpu_ops.memory import Budget
 from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.spark.server import recovery
 from gpu_ops.spark.server.recovery import RecoveredState, Snapshots
+from gpu_ops.spark.server.written import write_changes
 from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
-from gpu_ops.state import files
+from gpu_ops.spark.wire.files_request import FilesRequest, PlacedFile
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import FilePart
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times
-from gpu_ops.state.files import Activity, Files, Stamp
+from gpu_ops.state.files import CURRENT_ACTIVITY, Activity, Files, Stamp
 from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
 
 
@@ -46,6 +48,8 @@ class Applied:
     latest: tuple[int | None, ...] = ()
     """The latest event time (ms) that this partition has ever seen, even if the engine has forgotten it, of each input,
     or of each part of the only one."""
+    files: list[PlacedFile] | None = None
+    """Where the changes are, instead of in the changelog; None where they are in that."""
 
 
 class Answer(NamedTuple):
@@ -188,6 +192,7 @@ class PartitionState:
         backlog: bool = False,
         shared_in: str | None = None,
         parts: tuple[FilePart, ...] = (),
+        files: FilesRequest | None = None,
     ) -> Applied:
         """Applies a micro-batch, whose input is durable before this returns.
 
@@ -201,6 +206,7 @@ class PartitionState:
             backlog: whether it is backlog; a repetition takes the first one's. Once one was not, none is.
             shared_in: a run in which a repetition with as many rows gets the first one's answer; None: in no run.
             parts: the rows that lie in files, which a record may keep.
+            files: the files into which the changes are to be written, where the backend writes any.
 
         Raises:
             StateError: the micro-batch does not follow, or the state folder does not fit.
@@ -208,14 +214,15 @@ class PartitionState:
             AbandonedError: the caller is gone; the state is unchanged.
         """
         with self._lock:
-            looked_at = files.CURRENT_ACTIVITY.set(self.activity)
+            looked_at = CURRENT_ACTIVITY.set(self.activity)
             try:
                 now = self._clock() if clock_ms is None else clock_ms
                 with self.activity.during("joining"):
                     kept = self.kept(batch_id, table.num_rows, shared_in)
                     if kept is not None:
                         return kept
-                    answer = self._apply(batch_id, (table, parts), wire, alive, Recorded(now, watermark, backlog))
+                    given = Recorded(now, watermark, backlog), files
+                    answer = self._apply(batch_id, (table, parts), wire, alive, given)
                     if shared_in is not None and self._pending is not None:
                         self._pending.answer = Answer(shared_in, table.num_rows, answer)
                     return answer
@@ -229,7 +236,7 @@ class PartitionState:
                     self._forget()
                 raise
             finally:
-                files.CURRENT_ACTIVITY.reset(looked_at)
+                CURRENT_ACTIVITY.reset(looked_at)
 
     def kept(self, batch_id: int, rows: int, shared_in: str | None) -> Applied | None:
         """Returns the kept answer to this micro-batch of so many rows in this run, or None."""
@@ -245,9 +252,9 @@ class PartitionState:
         arrived: tuple[pa.Table, tuple[FilePart, ...]],
         wire: Wire,
         alive: Callable[[], bool],
-        given: Recorded,
+        given: tuple[Recorded, FilesRequest | None],
     ) -> Applied:
-        table, parts = arrived
+        (table, parts), (now, files) = arrived, given
         rows = wire.split(self.description, table)
         _require(alive, batch_id)
         started = time.perf_counter()
@@ -255,14 +262,18 @@ class PartitionState:
         spent = time.perf_counter() - started
         engine = self._engine
         assert engine is not None
-        clock_ms, watermark, backlog = given if recorded is None else recorded
+        clock_ms, watermark, backlog = now if recorded is None else recorded
         self._last_clock, backlog = clock_ms, backlog and self._in_backlog
         if self._log is not None:
             self._log.begin_to_write(parts)
         started = time.perf_counter()
-        result = engine.prepare_batches(
-            rows.tables, rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
-        )
+        engine.kernels.gives_frames = files is not None and engine.kernels.files is not None
+        try:
+            result = engine.prepare_batches(
+                rows.tables, rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
+            )
+        finally:
+            engine.kernels.gives_frames = False
         if self._snapshots is not None:
             self._snapshots.seconds += time.perf_counter() - started
         started = time.perf_counter()
@@ -298,7 +309,35 @@ class PartitionState:
             "partition": self.partition,
             "clock_ms": clock_ms,
         }
-        return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason, times.latest)
+        changelog, placed = result.changelog, None
+        if not isinstance(changelog, pa.Table):
+            assert files is not None
+            started = time.perf_counter()
+            changelog, placed = self._written(engine, changelog, files)
+            self._metrics["emit_ms"] = self._metrics.get("emit_ms", 0) + (time.perf_counter() - started) * 1e3
+        metrics = dict(self._metrics)
+        return Applied(changelog, metrics, engine.backend, engine.backend_reason, times.latest, placed)
+
+    def _written(
+        self, engine: OperatorEngine, changes: Frame, request: FilesRequest
+    ) -> tuple[pa.Table, list[PlacedFile] | None]:
+        """Writes changes into files; where memory is too short for that, they are copied out, and a task writes them.
+
+        Raises:
+            StateError: the folder cannot be written to.
+        """
+        kernels, schema = engine.kernels, self.description.output_schema
+        assert kernels.files is not None
+        projection = Projection.from_dict(request.projection, schema)
+        try:
+            return schema.empty_table(), write_changes(kernels, kernels.files, changes, projection, request)
+        except (OSError, pa.ArrowException) as error:
+            raise StateError(f"cannot write files of the changes of {self}: {error}") from None
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            _log.warning("%s: a task writes this micro-batch, as the card has no room to: %s", self, error)
+        return kernels.to_arrow(changes, schema), None
 
     def left_over(self, version: int) -> Iterator[pa.Table]:
         """Yields the rows that the end of input emits for a version of the state, in parts; the folder is unchanged.

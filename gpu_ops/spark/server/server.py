@@ -34,8 +34,9 @@ from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, disk_size, give_back, memory_size
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
-from gpu_ops.spark.wire.command import ApplyCommand
+from gpu_ops.spark.wire.command import ApplyCommand, read
 from gpu_ops.spark.wire.connection import FlightServer, Handler
+from gpu_ops.spark.wire.files_request import FilesRequest
 from gpu_ops.state import files
 from gpu_ops.state.blocks import FilePart, Mapped, checked, leave
 from gpu_ops.state.files import READING, Activity
@@ -176,6 +177,7 @@ class StateServer(FlightServer):
                 backlog=command.backlog,
                 shared_in=command.shared_in,
                 parts=arrived.parts,
+                files=None if command.files is None else read(FilesRequest, command.files),
             )
 
     # --- partitions --------------------------------------------------------------------------
@@ -395,9 +397,12 @@ def _content(content: bytes) -> int | FilePart:
 def _send(
     writer: flight.MetadataRecordBatchWriter, answer: Applied, command: ApplyCommand, answers: Path | None
 ) -> None:
-    """Sends a task its share of an answer, in the order of the changes; the first task has all of a small one."""
+    """Sends a task its share of an answer, in the order of the changes; the first task has all of a small one.
+
+    It has all as well where files are asked for: whether they could be written is another matter after a restart.
+    """
     changelog, number, of = answer.changelog, command.share, command.shares
-    if of > 1 and changelog.nbytes < command.least_bytes:
+    if of > 1 and (changelog.nbytes < command.least_bytes or command.files is not None):
         number, of = min(number, 1), 1
     begin, end = (min(one, of) * changelog.num_rows // of for one in (number, number + 1))
     changelog = changelog.slice(begin, end - begin)
@@ -413,6 +418,7 @@ def _send(
         "backend_reason": answer.backend_reason,
         "latest": answer.latest,
         **({} if block is None else {"left": block}),
+        **({} if answer.files is None or command.share else {"files": answer.files}),
     }
     writer.write_metadata(json.dumps(facts).encode())
 

@@ -6,14 +6,17 @@ import datetime as dt
 import itertools
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
+from gpu_ops.descriptions.projection import Projection
 from gpu_ops.spark.tasks.arrow import TaskIdentity, task_identity
+from gpu_ops.spark.wire.files_request import ATTEMPT, NUMBER, FilesRequest
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 
@@ -59,6 +62,7 @@ class FileWriter(NamedTuple):
         staged: whether files lie in `STAGING` until they are committed; else they have names that are never repeated.
         file_bytes: the size of a file's rows in memory, about; in Parquet they are smaller.
         compression: the compression as pyarrow calls it, None for none.
+        by_card: whether the state server is asked to write the files, which it does where its card can.
     """
 
     address: StateAddress
@@ -68,6 +72,7 @@ class FileWriter(NamedTuple):
     staged: bool
     file_bytes: int
     compression: str | None
+    by_card: bool = False
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -76,8 +81,46 @@ class FileWriter(NamedTuple):
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Writes the rows of this Spark task, and yields one row per file."""
-        files = [json.dumps(file._asdict()) for file in self.write(rows, task_identity())]
-        yield pa.RecordBatch.from_arrays([pa.array(files, pa.string())], schema=self.output_schema)
+        yield self._rows(self.write(rows, task_identity()))
+
+    def _rows(self, written: Iterable[WrittenFile]) -> pa.RecordBatch:
+        files = [json.dumps(file._asdict()) for file in written]
+        return pa.RecordBatch.from_arrays([pa.array(files, pa.string())], schema=self.output_schema)
+
+    def request(self, projection: Projection, task: TaskIdentity) -> FilesRequest:
+        """The request to a state server to write the files of a task.
+
+        Args:
+            projection: the filter and projection of its changes.
+            task: the task, after which the files are named.
+        """
+        base, named = self._names(task, ATTEMPT)
+        return FilesRequest(
+            folder=self.address.secret_uri,
+            path=f"{base}/{named}".lstrip("/"),
+            schema=FilesRequest.encoded(self.schema),
+            projection=projection.to_dict(),
+            file_bytes=self.file_bytes,
+            rows_per_group=_ROWS_PER_GROUP[1],
+            compression=self.compression,
+        )
+
+    def placed(self, files: Iterable[Sequence[Any]]) -> pa.RecordBatch:
+        """The rows, one per file, for files that a state server has written.
+
+        Args:
+            files: for each its path below the output folder and its size, see `PlacedFile`.
+        """
+        place = Files.at(self.address, shared=True)
+        written = []
+        for lies, size in files:
+            base, _, name = lies.rpartition("/")
+            statistics: dict[str, Any] = {}
+            if not self.staged:
+                with place.filesystem.open_input_file(f"{place.root}/{lies}") as file:
+                    statistics = _statistics(pq.read_metadata(file))
+            written.append(WrittenFile(f"{name}.{self.format}" if base else lies, lies, size, {}, statistics))
+        return self._rows(written)
 
     def write(self, batches: Iterator[pa.RecordBatch], task: TaskIdentity) -> list[WrittenFile]:
         """Writes rows, in their order, and returns the files.
@@ -89,10 +132,7 @@ class FileWriter(NamedTuple):
         first = next(batches, None)
         if first is None:
             return []
-        attempt = uuid.uuid4().hex
-        base = f"{STAGING}/{task.batch_id}/{attempt}" if self.staged else ""
-        named = f"part-{task.batch_id:010d}-{task.number:05d}"
-        named = f"{named}-{{i}}" if self.staged else f"{named}-{attempt}-{{i}}.{self.format}"
+        base, named = self._names(task, uuid.uuid4().hex)
         place = Files.at(self.address, shared=True)
         written: list[Any] = []
         rows_per_file = max(1, self.file_bytes * first.num_rows // max(1, first.nbytes))
@@ -117,6 +157,13 @@ class FileWriter(NamedTuple):
             existing_data_behavior="overwrite_or_ignore",
         )
         return [self._written(place.root, base, file) for file in written]
+
+    def _names(self, task: TaskIdentity, attempt: str) -> tuple[str, str]:
+        """The folder of a task's files below the output folder, and the name of each, with ``{i}`` for its number."""
+        named = f"part-{task.batch_id:010d}-{task.number:05d}"
+        if self.staged:
+            return f"{STAGING}/{task.batch_id}/{attempt}", f"{named}-{NUMBER}"
+        return "", f"{named}-{attempt}-{NUMBER}.{self.format}"
 
     def _written(self, root: str, base: str, file: Any) -> WrittenFile:
         lies = file.path[len(root) + 1 :]

@@ -9,15 +9,17 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.descriptions.dataflow import NUMBER, Dataflow
 from gpu_ops.descriptions.projection import Projection
+from gpu_ops.errors import StateError
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, of_operators, pack, total
 from gpu_ops.spark.tasks.arrow import PARTITION, ArrowTask, TaskIdentity, task_identity
+from gpu_ops.spark.tasks.file import FileWriter
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import Encoder, encode_projected
 from gpu_ops.spark.wire.arrivals import Arrivals, Message, by_operator
@@ -116,13 +118,23 @@ class Task(OperatorTask):
         self.metrics, self.hidden = tuple(metrics), hidden
 
     def results(
-        self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
+        self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str], files: Encoded | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the encoded changes of this Spark task's partition, or of its share of them."""
+        """Yields the encoded changes of this Spark task's partition, or of its share of them.
+
+        Args:
+            batches: the messages that come, of `PACKED`.
+            encode: encodes the changes.
+            metrics: takes as text what was counted.
+            files: what makes files of the changes, where the state server is asked to: then what is encoded may be
+                the rows that stand for these.
+        """
         task = task_identity()
         target, batches = self._target(task, batches)
         partition, share = divmod(target, self.shares)
-        changes = self.changes(task, uuid.uuid4().hex, partition, batches, metrics, share=(share, self.shares))
+        changes = self.changes(
+            task, uuid.uuid4().hex, partition, batches, metrics, share=(share, self.shares), files=files
+        )
         yield from self._encoded(encode, changes)
 
     def _encoded(self, encode: Encode, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -153,6 +165,7 @@ class Task(OperatorTask):
         metrics: list[str],
         *,
         share: tuple[int, int] = (0, 1),
+        files: Encoded | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The changes of one partition.
 
@@ -163,6 +176,10 @@ class Task(OperatorTask):
             batches: its messages, of `PACKED`.
             metrics: takes the metrics of all partitions as text, where this is the last one and they are observed.
             share: which of how many shares of the changes.
+            files: what makes files of them, where the state server is asked to write these.
+
+        Raises:
+            StateError: a server was repeated by one that answers otherwise; another attempt of the task may succeed.
         """
         join_id = f"{self.plan_id}-{task.query_id}"
         state: StateAddress | None = self.command["state"]
@@ -189,6 +206,8 @@ class Task(OperatorTask):
             request = dataclasses.replace(located, failed=failed)
             answer = read(LocateReply, ask(self._directory, "locate", request))
             context = vars(answer.context) | ({} if share[1] == 1 else {"shared_in": task.run_id})
+            if answer.context.shared_in is not None:
+                context["files"] = None  # others take these changes, too
             return self._directory._replace(location=answer.location), context
 
         arrived: Iterable[pa.RecordBatch | FilePart] = self.arrivals.to_wire(batches)
@@ -196,9 +215,19 @@ class Task(OperatorTask):
             arrived = list(arrived)
             count = sum(rows.block.rows if isinstance(rows, FilePart) else rows.num_rows for rows in arrived)
             command |= {"share": share[0], "shares": share[1], "rows": count}
-        exchange = Exchange(locate, command, self.arrivals.wire)
-        # nobody's readers of Arrow streams are tried with batches that have no row
-        yield from (rows for rows in exchange.run(arrived) if rows.num_rows)
+        writer = None
+        if files is not None:
+            writer = cast("FileWriter", files.encoder)
+            command["files"] = vars(writer.request(files.projection, task))
+        exchange, came = Exchange(locate, command, self.arrivals.wire), False
+        for rows in exchange.run(arrived):
+            if rows.num_rows:  # nobody's readers of Arrow streams are tried with batches that have no row
+                came = True
+                yield rows
+        if writer is not None and "files" in exchange.answer:
+            if came:
+                raise StateError(f"a state server gave changes of '{self.plan_id}', and the one in its place files")
+            yield writer.placed(exchange.answer["files"])
         if share[0]:
             return  # one of a partition's tasks reports what was counted
         counted = exchange.answer["metrics"]
@@ -422,7 +451,12 @@ class EncodeChanges(ArrowTask):
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the encoded changes of a partition, and the rows of metrics where the task has some."""
         hidden, metrics = self.task.hidden, list[str]()
-        encoded, output = self.task.results(batches, self._encode, metrics), self._encoded[0].encoder.output_schema
+        first, task = self._encoded[0], self.task
+        if isinstance(task, Task) and isinstance(first.encoder, FileWriter) and first.encoder.by_card:
+            encoded = task.results(batches, self._encode, metrics, first)
+        else:
+            encoded = task.results(batches, self._encode, metrics)
+        output = first.encoder.output_schema
         if hidden is None:
             yield from encoded
             return
@@ -435,6 +469,12 @@ class EncodeChanges(ArrowTask):
 
     def _encode(self, operator: str, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         own = [one for one in self._encoded if one.operator == operator]
+        first = next(rows, None)
+        if first is not None and first.schema.equals(own[0].encoder.output_schema):  # a state server has encoded them
+            yield first
+            yield from rows
+            return
+        rows = itertools.chain([] if first is None else [first], rows)
         kept = rows if len(own) == 1 else list(rows)
         for one in own:
             yield from encode_projected(kept, one.projection, one.encoder)

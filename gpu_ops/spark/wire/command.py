@@ -203,6 +203,8 @@ class ApplyCommand:
         share: which part of the changes is asked for, from 0.
         shares: the number of parts, each of which another Spark task takes; all of these bring the same rows.
         rows: how many these are, where there are several parts.
+        files: a `gpu_ops.spark.wire.files_request.FilesRequest`: where the server's backend can, it writes the changes
+            into files, and the answer names these. Then the first part is all of the changes, in files or not.
     """
 
     join_id: str
@@ -229,6 +231,7 @@ class ApplyCommand:
     share: int = 0
     shares: int = 1
     rows: int = 0
+    files: Mapping[str, Any] | None = None
 
     def to_json(self) -> str:
         """The command as JSON text."""
@@ -272,7 +275,10 @@ def _check_types(request: DataclassInstance) -> None:
             raise ValueError(f"no {one} {getattr(request, one)} of {getattr(request, of)}")
 
 
-_NOT_NEGATIVE: Final = ("batch_id", "partition", "partitions", "least_bytes", "join_number", "share", "shares", "rows")
+_NOT_NEGATIVE: Final = (
+    "batch_id", "partition", "partitions", "least_bytes", "join_number", "share", "shares", "rows", "file_bytes",
+    "rows_per_group",
+)  # fmt: skip
 
 _OPTIONS: Final[Mapping[str, Any]] = {
     "snapshot_every": int | None, "memory_limit": int | None, "tiny": bool, "backlog": bool
