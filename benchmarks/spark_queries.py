@@ -207,11 +207,14 @@ def _rows_in(progress: list[Any]) -> int:
     return sum(int(n) for (join,) in counted for name, n in join.metrics.items() if name.endswith("_rows_in"))
 
 
-def fresh(case: Callable[[Path], DataFrame], sink: Sink = "noop") -> dict[str, Any]:
-    """Run a case in a new working folder, removed afterwards."""
+def fresh(
+    case: Callable[[Path], DataFrame], sink: Sink = "noop", look: Callable[[Path], dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Run a case in a new working folder, removed afterwards; what is seen in it stands beside what was measured."""
     work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
     try:
-        return run(case(work), work, sink)
+        said = run(case(work), work, sink)
+        return said if look is None else said | look(work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

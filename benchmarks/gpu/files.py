@@ -5,7 +5,7 @@ and sums over a left join, into Spark's no-op sink or into Parquet by `gpu_ops.w
 partitions, the card one, with one of Spark's tasks around it or with as many as there are cores. Cases of as many tasks
 share a session. The first micro-batch of each warms it up; the others are counted, and what each took of Spark's
 phases, of its stages (from Spark's event log) and of the state servers stands beside. Every way of a query has as many
-rows.
+rows, and in the files of the size in the middle, whoever has written them, DuckDB finds the same table.
 """
 
 from __future__ import annotations
@@ -77,12 +77,17 @@ def cases(sizes: FileSizes, cores: int) -> dict[int, list[FilesCase]]:
     """All cases by Spark's tasks, the ones that tell most first: those of the size in the middle, then the others."""
     few, many = sizes.partitions
     ways = {cores: (("gpu", 1), ("cpu", many)), 1: (("cpu", few), ("gpu", 1))}
-    middle = sizes.changes[len(sizes.changes) // 2]
+    middle = _middle(sizes)
     work = [("left", middle, sink) for sink in ("write_files", "noop")]
     work += [(query, middle, "write_files") for query in ("three", "sums")]
     others = [size for size in sizes.changes if size != middle]
     work += [("left", size, sink) for size, sink in itertools.product(others, ("write_files", "noop"))]
     return {tasks: [FilesCase(*one, *way, tasks) for one in work for way in of] for tasks, of in ways.items()}
+
+
+def _middle(sizes: FileSizes) -> int:
+    """The size of which most is told."""
+    return sizes.changes[len(sizes.changes) // 2]
 
 
 def write_data(folder: Path, sizes: FileSizes, workers: int) -> None:
@@ -138,6 +143,7 @@ def files_to_files(sizes: FileSizes, clock: Clock, keep: Callable[[dict[str, Any
         write_data(folder, sizes, cores)
         found: list[dict[str, Any]] = []
         rows: dict[tuple[str, int], float] = {}
+        written: dict[str, Any] = {}
         for tasks, those in cases(sizes, cores).items():
             log = folder / f"events-{tasks}"
             log.mkdir()
@@ -155,6 +161,9 @@ def files_to_files(sizes: FileSizes, clock: Clock, keep: Callable[[dict[str, Any
                         wanted = rows.setdefault((case.query, case.changes), one["folded_rows"])
                         if one["folded_rows"] != wanted:
                             raise AssertionError(f"{case}: {one['folded_rows']} rows, another way had {wanted}")
+                        there = one.get("in_files")
+                        if there is not None and there != written.setdefault(case.query, there):
+                            raise AssertionError(f"{case}: {there} in files, another way had {written[case.query]}")
             finally:
                 spark.stop()
 
@@ -164,7 +173,8 @@ def _measured(spark: Any, folder: Path, sizes: FileSizes, case: FilesCase) -> di
 
     data, files = linked(folder, sizes, case.changes)
     options = {"backend": case.backend, "partitions": case.partitions}
-    said = fresh(lambda work: QUERIES[case.query](spark, data, work, files, options), case.sink)  # type: ignore[arg-type]
+    look = _in_files if case.sink == "write_files" and case.changes == _middle(sizes) else None
+    said = fresh(lambda work: QUERIES[case.query](spark, data, work, files, options), case.sink, look)  # type: ignore[arg-type]
     seconds = said.pop("batch_seconds")
     counted = seconds[1:]
     if len(counted) < LEAST_RUNS:
@@ -173,6 +183,18 @@ def _measured(spark: Any, folder: Path, sizes: FileSizes, case: FilesCase) -> di
     median = summarise(counted)
     rate = changed / median.median
     return {**said, "seconds": median, "first_seconds": seconds[0], "changes_per_second": rate, "changed": changed}
+
+
+def _in_files(work: Path) -> dict[str, Any]:
+    """What DuckDB finds in the files of a changelog: how many rows they add up to, and a sum over their values."""
+    import duckdb
+
+    rows = f"read_parquet('{work}/out/part-*.parquet')"
+    columns = ", ".join(f'"{name}"' for name in duckdb.sql(f"FROM {rows} LIMIT 0").columns if name != "row_kind")
+    added = "CASE WHEN row_kind IN ('+I', '+U') THEN 1 ELSE -1 END"
+    found = f"sum({added}), sum((hash({columns}) >> 1)::BIGINT::HUGEINT * {added})"
+    ((count, total),) = duckdb.sql(f"FROM {rows} SELECT {found}").fetchall()
+    return {"in_files": {"rows": int(count), "sum": str(total)}}
 
 
 def _left(spark: Any, data: Path, work: Path, files: int, options: Mapping[str, Any]) -> Any:

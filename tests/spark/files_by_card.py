@@ -69,6 +69,7 @@ CASES: dict[str, tuple[list[str], Callable[[Any], Any], dict[str, Any]]] = {
         lambda changes: changes.where("row_kind <> '-U' AND id > 50").select("row_kind", "price", "id"),
         {"compression": "zstd"},
     ),
+    "lost": (PLAIN, lambda changes: changes, {"file_bytes": 1000}),
     "computed": (PLAIN, lambda changes: changes.selectExpr("row_kind", "id + 1 AS id"), {}),
     "nested": ([*PLAIN, "tags"], lambda changes: changes, {}),
     "folders": (PLAIN, lambda changes: changes, {"partition_by": "n"}),
@@ -108,6 +109,8 @@ def main(folder: Path) -> None:
             work = folder / f"{name}-{backend}"
             changes = taken(joined(spark, folder, work, columns, backend=backend))
             lines = gpu_ops.explain(changes).splitlines()
+            if (name, backend) == ("lost", "gpu"):
+                Path(os.environ["CARD_FAULT"]).write_text("sticky")  # the server of this micro-batch is replaced
             query = gpu_ops.write_files(
                 changes, str(work / "out"), checkpoint=str(work / "checkpoint"), availableNow=True, **options
             )
