@@ -151,6 +151,8 @@ def kinds(gpu: Kernels, rows: int) -> None:
         assert said(join, "gpu") == said(join, "cpu"), f"{join.title}: other rows than on the CPU"
 
 
+_FRAGMENT = 5000
+"""Rows of what libcudf makes row groups of."""
 _ASKED = (
     """SELECT name, type, repetition_type, converted_type, scale, precision, logical_type
     FROM parquet_schema('{}') OFFSET 1""",
@@ -174,7 +176,7 @@ def files(gpu: Kernels, rows: int) -> None:
     columns += [pa.array(numbers.astype(np.int32), mask=missing).cast(pa.date32()), columns[8].cast(pa.binary())]
     columns += [columns[3].cast(kind) for kind in (pa.timestamp("us", "UTC"), pa.duration("us"))]
     table = pa.table(columns, [f"c{number}" for number in range(len(columns))])
-    frame, group = gpu.frame(table), rows // 3 + 1
+    frame, group = gpu.frame(table), max(1, rows // 3 // _FRAGMENT) * _FRAGMENT
     with tempfile.TemporaryDirectory() as folder:
         for compression in ("snappy", "zstd", "lz4", None):
             card, host = (f"{folder}/{name}.parquet" for name in ("card", "host"))

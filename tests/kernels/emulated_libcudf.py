@@ -528,6 +528,10 @@ class TableInputMetadata:
         self.column_metadata = [ColumnInMetadata(column) for column in table.columns()]
 
 
+_FRAGMENT = 5000
+"""``default_max_page_fragment_size``: of so many rows, or fewer behind the last one, are what row groups are made of."""
+
+
 class ParquetWriterOptions:
     """Options, and the builder of them; what libcudf does without being told stands here."""
 
@@ -602,7 +606,7 @@ def write_parquet(options: ParquetWriterOptions) -> memoryview:
         options.sink, table.schema, compression=options.codec.name, store_schema=False,
         write_statistics=bounded if options.statistics else False,
     ) as writer:  # fmt: skip
-        writer.write_table(table, row_group_size=options.rows)
+        writer.write_table(table, row_group_size=max(1, options.rows // _FRAGMENT) * _FRAGMENT)
         writer.add_key_value_metadata({**options.footer, "created_by": "cudf version 26.10.2"})
     return memoryview(b"")
 
