@@ -194,7 +194,9 @@ def _in_files(work: Path) -> dict[str, Any]:
     added = "CASE WHEN row_kind IN ('+I', '+U') THEN 1 ELSE -1 END"
     found = f"sum({added}), sum((hash({columns}) >> 1)::BIGINT::HUGEINT * {added})"
     ((count, total),) = duckdb.sql(f"FROM {rows} SELECT {found}").fetchall()
-    return {"in_files": {"rows": int(count), "sum": str(total)}}
+    told = f"parquet_file_metadata('{work}/out/part-*.parquet')"
+    writers = [name for (name,) in duckdb.sql(f"FROM {told} SELECT DISTINCT created_by ORDER BY 1").fetchall()]
+    return {"in_files": {"rows": int(count), "sum": str(total)}, "written_by": writers}
 
 
 def _left(spark: Any, data: Path, work: Path, files: int, options: Mapping[str, Any]) -> Any:

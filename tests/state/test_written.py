@@ -126,18 +126,25 @@ def test_a_server_on_the_cpu_gives_all_rows_to_the_first_task(tmp_path: Path) ->
     assert not tasks.out.exists()
 
 
-@pytest.mark.parametrize("shares", [1, SHARES])
-def test_where_the_card_has_no_room_the_first_task_is_given_the_rows(
-    tasks: Tasks, shares: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("shares", "error"),
+    [
+        (1, MemoryError("std::bad_alloc: out_of_memory")),
+        (SHARES, OverflowError("column size")),
+        (SHARES, RuntimeError("nvCOMP is disabled")),
+    ],
+)
+def test_where_the_card_cannot_write_the_first_task_is_given_the_rows(
+    tasks: Tasks, shares: int, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     tasks.ask(0, 0, shares)
     files: Any = sys.modules["gpu_ops.cudf_backend.parquet"].CudfFiles
     honest = files.write_parquet
 
-    def full(*_: Any, **__: Any) -> None:
-        raise MemoryError("std::bad_alloc: out_of_memory")
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
 
-    files.write_parquet = full
+    files.write_parquet = fails
     found = [tasks.ask(1, share, shares) for share in range(shares)]
     files.write_parquet = honest
     assert found[0] == (ANSWERS[1], None)

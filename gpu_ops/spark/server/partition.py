@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
+from gpu_ops.backends import lost_gpu
 from gpu_ops.descriptions.projection import Projection
-from gpu_ops.errors import GpuJoinError, StateError, out_of_memory
+from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.kernels import Frame, Probe
 from gpu_ops.memory import Budget
 from gpu_ops.operator_engine import OperatorEngine
@@ -321,7 +322,9 @@ class PartitionState:
     def _written(
         self, engine: OperatorEngine, changes: Frame, request: FilesRequest
     ) -> tuple[pa.Table, list[PlacedFile] | None]:
-        """Writes changes into files; where memory is too short for that, they are copied out, and a task writes them.
+        """Writes changes into files; where libcudf fails to, they are copied out, and a task writes them.
+
+        It has only read them, so what the engine holds is as it was, unless the card is lost.
 
         Raises:
             StateError: the folder cannot be written to.
@@ -333,10 +336,10 @@ class PartitionState:
             return schema.empty_table(), write_changes(kernels, kernels.files, changes, projection, request)
         except (OSError, pa.ArrowException) as error:
             raise StateError(f"cannot write files of the changes of {self}: {error}") from None
-        except Exception as error:
-            if not out_of_memory(error):
+        except (RuntimeError, MemoryError, OverflowError) as error:
+            if isinstance(error, GpuJoinError) or lost_gpu() is not None:
                 raise
-            _log.warning("%s: a task writes this micro-batch, as the card has no room to: %s", self, error)
+            _log.warning("%s: a task writes this micro-batch, as the card could not: %r", self, error)
         return kernels.to_arrow(changes, schema), None
 
     def left_over(self, version: int) -> Iterator[pa.Table]:
