@@ -7,6 +7,8 @@ decimals pairs of them (`hashing`), text stays with libcudf. Floats are doubles 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from decimal import Context, Decimal
 from typing import Any
@@ -157,8 +159,8 @@ def _compare(args: list[Datum], node: Call) -> Datum:
     if is_bytes(type_):  # bytewise: cudf::string_view::compare looks at unsigned chars
         if left.size() != right.size():
             left, right = (column.to_scalar() if column.size() == 1 else column for column in (left, right))
-        operator = plc.binaryop.BinaryOperator.LESS if less else plc.binaryop.BinaryOperator.EQUAL
-        found = plc.binaryop.binary_operation(left, right, operator, plc.DataType(plc.TypeId.BOOL8))
+        way = plc.binaryop.BinaryOperator.LESS if less else plc.binaryop.BinaryOperator.EQUAL
+        found = plc.binaryop.binary_operation(left, right, way, plc.DataType(plc.TypeId.BOOL8))
         result = values(found, np.bool_)
     elif isinstance(left, Wide):
         result = left.less(right) if less else left.equal(right)
@@ -167,6 +169,13 @@ def _compare(args: list[Datum], node: Call) -> Datum:
         if kind(type_) == "float":  # NaN is the greatest, and equal to itself
             result |= cp.isnan(right) & (~cp.isnan(left) if less else cp.isnan(left))
     return Datum(result, _both(*args))
+
+
+def _among(args: list[Datum], node: Call) -> Datum:
+    """A value among constants of its type, none of which is null."""
+    value, *members = args
+    found = [_compare([value, member], node).data for member in members]
+    return Datum(functools.reduce(operator.or_, found), value.valid)
 
 
 def _and(args: list[Datum], _: Call) -> Datum:
@@ -225,6 +234,7 @@ def _quotient(args: list[Datum], node: Call) -> Datum:
 _OPERATIONS: dict[Op, Callable[[list[Datum], Call], Datum]] = {
     Op.EQ: _compare,
     Op.LT: _compare,
+    Op.IN: _among,
     Op.AND: _and,
     Op.OR: _or,
     Op.NOT: _arithmetic(lambda a: ~a),

@@ -13,6 +13,9 @@ from gpu_ops.conditions.expressions import Call, ColumnRef, Op, failing
 ROWS: Final = ""
 """The name of the one input in expressions."""
 
+_MOST_MEMBERS: Final = 16
+"""Values that a GPU compares a column with one by one, for IN."""
+
 
 class Projection(NamedTuple):
     """A filter and projection; `gpu_ops.operators.core.projection.project` applies it.
@@ -47,9 +50,10 @@ class Projection(NamedTuple):
 
     @property
     def needs_host(self) -> bool:
-        """True for computed columns, and for a filter that a GPU cannot evaluate."""
+        """True for computed columns, and for a filter that a GPU cannot evaluate, or would compare many times for."""
         nodes = nodes_of(*(x for test in self.where for x in (test.root, test.fails)))
-        beyond = any(isinstance(node, Call) and node.op in (Op.IN, Op.LIKE) for node in nodes)
+        calls = [node for node in nodes if isinstance(node, Call)]
+        beyond = any(x.op is Op.LIKE or (x.op is Op.IN and len(x.args) > _MOST_MEMBERS) for x in calls)
         return beyond or bool(self.computed)
 
     def types(self, schema: pa.Schema) -> list[pa.DataType]:

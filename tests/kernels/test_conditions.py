@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from cpu_fallback.conditions import evaluate
-from gpu_ops.conditions import Condition, parse
-from gpu_ops.conditions.expressions import BOOL, Call, Op
+from gpu_ops.conditions import Condition, of_tree, parse
+from gpu_ops.conditions.expressions import BOOL, Call, ColumnRef, Literal, Op, column_type
 from gpu_ops.errors import ConditionError, EvaluationError
 from gpu_ops.kernels import Kernels
 from kernels.support import everything, frame_of
@@ -135,6 +136,24 @@ def test_same_as_the_cpu(kernels: Kernels, sql: str) -> None:
     _compare(kernels, condition, *_TABLES)
     _compare(kernels, condition, _TABLES[0].slice(0, 1), _TABLES[1].slice(7, 1))
     _compare(kernels, condition, _TABLES[0].slice(0, 0), _TABLES[1].slice(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [
+        ("i8", [1, 2, -7]), ("i64", [0]), ("c", [Decimal("0.50"), Decimal("1.49")]), ("s", ["a", "ä", "", "+I"]),
+        ("ls", ["a"]), ("b", [True]), ("day", [0, 1]), ("at", [0, 1]), ("s", [chr(97 + n) for n in range(12)]),
+    ],
+)  # fmt: skip
+def test_a_value_among_constants(kernels: Kernels, name: str, members: list[Any]) -> None:
+    """As filters of rows have it (`gpu_ops.spark.plan.selection`); the text of a condition becomes comparisons."""
+    type_ = column_type(_TABLES[0].schema.field(f"l_{name}").type)
+    root = Call(Op.IN, (ColumnRef("left", f"l_{name}", type_), *(Literal(x, type_) for x in members)), BOOL)
+    inputs = {"left": _TABLES[0].schema, "right": _TABLES[1].schema}
+    for node in (root, Call(Op.NOT, (root,), BOOL)):
+        condition = of_tree(f"l_{name} among {members}", [node], inputs, ansi=False, mode_matters=False)
+        _compare(kernels, condition, *_TABLES)
+        _compare(kernels, condition, _TABLES[0].slice(3, 1), _TABLES[1].slice(3, 1))
 
 
 def _compare(kernels: Kernels, condition: Condition, left: pa.Table, right: pa.Table) -> None:

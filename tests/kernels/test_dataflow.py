@@ -13,6 +13,7 @@ from oracle.drive import Backend
 import gpu_ops
 from gpu_ops import output
 from gpu_ops.conditions import Expression, parse
+from gpu_ops.conditions.expressions import BOOL, Call, ColumnRef, Literal, Op
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex
 from gpu_ops.descriptions.groups import Order, Top
@@ -57,7 +58,11 @@ def test_a_changelog_between_joins_stays_on_the_card(engines: Backend, monkeypat
 
 
 @only_on("gpu", *EMULATED)
-def test_a_filter_and_projection_between_joins_stay_on_the_card(engines: Backend, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("members", [0, 2, 40])
+def test_a_filter_and_projection_between_joins_stay_on_the_card(
+    engines: Backend, monkeypatch: Any, members: int
+) -> None:
+    """But for one with so many constants that comparing with each would take longer than the way to the host."""
     project = running._projected
     projected = []
 
@@ -70,8 +75,11 @@ def test_a_filter_and_projection_between_joins_stay_on_the_card(engines: Backend
     below = gpu_ops.engine(a=a, b=b, on="k", backend="cpu").description
     renamed = pa.schema([("right_name", pa.string()), ("key", pa.int64())])
     columns = tuple(column_of(below.values_schema.field(name)) for name in ("b", "k"))
-    test = parse("k >= 2", {ROWS: below.values_schema})
-    projection = Projection(columns, (Expression(test.sql, test.root, {ROWS: ("k",)}),))
+    root = parse("k >= 2", {ROWS: below.values_schema}).root
+    if members:
+        constants = [Literal(number, pa.int64()) for number in range(2, 2 + members)]
+        root = Call(Op.IN, (ColumnRef(ROWS, "k", pa.int64()), *constants), BOOL)
+    projection = Projection(columns, (Expression("of k", root, {ROWS: ("k",)}),))
     above = Aggregate.of(Input("below", renamed), ("key",), {"n": "count(*)", "most": "max(right_name)"}, "per_batch")
     vertices = (Vertex("below", below, ("a", "b")), Vertex("output", above, ("below",), (projection,)))
     with engines.engine(Dataflow(below.inputs, vertices)) as engine:
@@ -79,7 +87,7 @@ def test_a_filter_and_projection_between_joins_stay_on_the_card(engines: Backend
     assert sorted(found.drop_columns(["row_kind"]).to_pylist(), key=str) == [
         {"key": 2, "n": 1, "most": "y"}, {"key": 3, "n": 1, "most": "z"},
     ]  # fmt: skip
-    assert not isinstance(projected[0].rows, pa.Table)
+    assert isinstance(projected[0].rows, pa.Table) == (members == 40)
 
 
 def test_what_the_next_operator_leaves_out_is_not_gathered(engines: Backend, monkeypatch: Any) -> None:

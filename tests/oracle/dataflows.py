@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.conditions import Expression, parse
-from gpu_ops.conditions.expressions import Call, ColumnRef, Literal, Op
+from gpu_ops.conditions.expressions import BOOL, Call, ColumnRef, Literal, Op
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex
 from gpu_ops.descriptions.description import Description
@@ -101,6 +101,9 @@ def _edge(rng: random.Random, one: Input | Description, name: str) -> tuple[Inpu
     texts = [f"{column} >= {rng.randint(0, 2)}" for column in numbers if rng.random() < 0.4]
     where = [parse(text, {ROWS: source.schema}) for text in texts]
     where = [Expression(x.sql, x.root, {ROWS: x.columns[ROWS]}) for x in where]
+    for column in numbers if rng.random() < 0.2 else ():
+        value, members = ColumnRef(ROWS, column, pa.int64()), [Literal(n, pa.int64()) for n in (0, 1, 3, 4)]
+        where.append(Expression(f"{column} IN (0, 1, 3, 4)", Call(Op.IN, (value, *members), BOOL), {ROWS: (column,)}))
     projection = Projection(tuple(taken), tuple(where))
     schema = pa.schema(list(zip(names, projection.types(source.schema), strict=True)))
     return Input(name, schema, None, source.row_kind, updates="retract"), projection

@@ -66,7 +66,7 @@ CASES: dict[str, tuple[list[str], Callable[[Any], Any], dict[str, Any]]] = {
     "delta": (PLAIN, lambda changes: changes, {"format": "delta"}),
     "filtered": (
         PLAIN,
-        lambda changes: changes.where("row_kind <> '-U' AND id > 50").select("row_kind", "price", "id"),
+        lambda changes: changes.where("row_kind IN ('+I', '+U', '-D') AND id > 50").select("row_kind", "price", "id"),
         {"compression": "zstd"},
     ),
     "lost": (PLAIN, lambda changes: changes, {"file_bytes": 1000}),
