@@ -7,11 +7,13 @@
 - ``silent``: as ``sticky``, and nobody has noticed yet.
 - ``for good``: every kernel of every process fails so.
 - ``gone``: and a process that starts then finds no card.
+- ``written``: the process is killed when it has written a file, before it says so.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,15 @@ if __name__ == "__main__":
         if fault.exists() and fault.read_text() == "gone":
             backends.gpu_available = lambda: (False, "it is gone")
         from gpu_ops.cudf_backend import CudfKernels
+        from gpu_ops.cudf_backend.parquet import CudfFiles
         from gpu_ops.spark.server.server import main
 
-        honest, free = CudfKernels.hash_rows, cupy.cuda.runtime.memGetInfo
+        honest, free, write = CudfKernels.hash_rows, cupy.cuda.runtime.memGetInfo, CudfFiles.write_parquet
 
         def hash_rows(self: Any, *args: Any) -> Any:
             said = fault.read_text() if fault.exists() else ""
+            if said == "written":
+                return honest(self, *args)
             if said not in ("for good", "gone"):
                 fault.unlink(missing_ok=True)
             if said == "memory":
@@ -49,5 +54,12 @@ if __name__ == "__main__":
                 raise CudaError(700)
             return free()
 
+        def write_parquet(self: Any, *args: Any, **options: Any) -> None:
+            write(self, *args, **options)
+            if fault.exists() and fault.read_text() == "written":
+                fault.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+
         CudfKernels.hash_rows, cupy.cuda.runtime.memGetInfo = hash_rows, mem_get_info
+        CudfFiles.write_parquet = write_parquet  # type: ignore[method-assign]
         sys.exit(main())

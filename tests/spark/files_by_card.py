@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 import gpu_ops
 from benchmarks.spark_queries import local_session
@@ -69,12 +70,15 @@ CASES: dict[str, tuple[list[str], Callable[[Any], Any], dict[str, Any]]] = {
         lambda changes: changes.where("row_kind IN ('+I', '+U', '-D') AND id > 50").select("row_kind", "price", "id"),
         {"compression": "zstd"},
     ),
-    "lost": (PLAIN, lambda changes: changes, {"file_bytes": 1000}),
+    "sticky": (PLAIN, lambda changes: changes, {"file_bytes": 1000}),
+    "written": (PLAIN, lambda changes: changes, {"file_bytes": 1000, "format": "delta"}),
     "computed": (PLAIN, lambda changes: changes.selectExpr("row_kind", "id + 1 AS id"), {}),
     "nested": ([*PLAIN, "tags"], lambda changes: changes, {}),
     "folders": (PLAIN, lambda changes: changes, {"partition_by": "n"}),
 }
 
+FAULTS = ("sticky", "written")
+"""Cases in which a server fails so, see `kernels.emulated_server`."""
 ON_HOST = ("computed", "nested", "folders")
 """What the card does not write: what comes of it has tests of its own."""
 
@@ -82,6 +86,8 @@ ON_HOST = ("computed", "nested", "folders")
 def said(out: Path) -> dict[str, Any]:
     """The files of a folder as DuckDB reads them."""
     files = sorted(str(path) for path in out.rglob("part-*.parquet"))
+    if (out / "_delta_log").exists():  # those that are no commit's are not read
+        files = sorted(str(out / file) for file in DeltaTable(str(out)).file_uris())
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     rows = con.sql(f"FROM read_parquet({files}, hive_partitioning = true)")
@@ -109,8 +115,8 @@ def main(folder: Path) -> None:
             work = folder / f"{name}-{backend}"
             changes = taken(joined(spark, folder, work, columns, backend=backend))
             lines = gpu_ops.explain(changes).splitlines()
-            if (name, backend) == ("lost", "gpu"):
-                Path(os.environ["CARD_FAULT"]).write_text("sticky")  # the server of this micro-batch is replaced
+            if name in FAULTS and backend == "gpu":
+                Path(os.environ["CARD_FAULT"]).write_text(name)  # the server of this micro-batch is replaced
             query = gpu_ops.write_files(
                 changes, str(work / "out"), checkpoint=str(work / "checkpoint"), availableNow=True, **options
             )

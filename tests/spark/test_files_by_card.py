@@ -40,11 +40,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["parquet", "delta", "filtered", "lost"])
+@pytest.mark.parametrize("case", ["parquet", "delta", "filtered", "sticky", "written"])
 def test_the_card_writes_what_tasks_write(found: dict[str, Any], case: str) -> None:
     card, host = found[f"{case} gpu"], found[f"{case} cpu"]
     assert (card.pop("by_card"), host.pop("by_card")) == (card["files"], 0)
-    assert case != "lost" or card["files"] > 2
+    assert case not in ("sticky", "written") or card["files"] > 2
     assert card.pop("explain") == "write_files() has the card write Parquet, which Spark's tasks name and commit"
     assert host.pop("explain") is None
     assert card == host
