@@ -53,6 +53,12 @@ class Source:
         os.utime(temporary, ns=(self._written_ms * 1_000_000,) * 2)
         temporary.rename(path)
 
+    def cut(self, files: int) -> None:
+        """Takes files away but for the first so many."""
+        for number in range(files, len(self.files)):
+            (self._folder / f"{number + 1:04d}.json").unlink()
+        del self.files[files:]
+
     def table(self, columns: Sequence[str], kind: str | None = "op", files: int | None = None) -> list[Row]:
         """The folded changes, of all files or of the first so many."""
         changes = [change for file in self.files[:files] for change in file]

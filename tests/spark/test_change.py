@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +63,17 @@ class Inputs:
             self.sources["prices"].add(*({"item": rng.choice(ITEMS), "price": rng.randint(1, 4)} for _ in range(2)))
         if first or rng.random() < 0.7:
             self.sources["refunds"].add({"id": rng.randint(1, self._next + 1), "refund": rng.randint(1, 3)})
+
+    @contextlib.contextmanager
+    def more(self) -> Iterator[None]:
+        """Context manager in which there are more rows."""
+        files = {name: len(source.files) for name, source in self.sources.items()}
+        orders, number = dict(self._orders), self._next
+        self.add()
+        yield
+        self._orders, self._next = orders, number
+        for name, count in files.items():
+            self.sources[name].cut(count)
 
     def tables(self, query: str) -> dict[str, Any]:
         made = {name: source.df for name, source in self.sources.items() if name in query}
@@ -791,59 +799,3 @@ def test_a_join_by_time_goes_on_as_it_is(spark: Any, tmp_path: Path) -> None:
         run_into("whole", tmp_path / "whole", "per_batch")
     assert tables_seen["changed"] == tables_seen["whole"]
     assert any("paid=None" in row for row in tables_seen["whole"])
-
-
-KILLED = """
-import json, random, sys
-from pathlib import Path
-from gpu_ops.spark import session
-sys.path.insert(0, "tests")
-from spark import test_change as of
-import gpu_ops
-folder = Path(sys.argv[1])
-spark = session("killed", master="local[2]", config={"spark.log.level": "OFF", "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2"})
-inputs = of.Inputs.__new__(of.Inputs)
-inputs.sources = {name: of.Source(spark, folder / name, schema) for name, schema in of.SCHEMAS.items()}
-print("begins", flush=True)
-of.change(inputs, sys.argv[2], folder / "old", folder / "new", None, partitions=2)
-print("done", flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(int(os.environ.get("GPU_JOIN_KILLS", "3"))))
-def test_a_change_that_is_killed_goes_on(spark: Any, tmp_path: Path, seed: int) -> None:
-    """Killed again and again at any point: the old query goes on as it was, or the new one, and never a mixture."""
-    rng = random.Random(seed)
-    old, new = PAIRS[rng.choice(list(PAIRS))]
-    inputs, table = Inputs(spark, tmp_path, rng), Table()
-    for _ in range(3):
-        inputs.add()
-    run(inputs, old, tmp_path / "old", table, partitions=2)
-    kills = 0
-    while True:
-        command = [sys.executable, "-c", KILLED, str(tmp_path), new]
-        root = Path(__file__).resolve().parents[2]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, start_new_session=True)
-        assert child.stdout is not None
-        assert child.stdout.readline() == "begins\n"
-        if kills == 4:
-            assert child.communicate()[0] == "done\n"
-            break
-        time.sleep(rng.uniform(0, 12))
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        kills += 1
-        done = (tmp_path / "old" / "state" / "changed.json").exists()
-        if done and not (tmp_path / "new" / "state" / "changing.json").exists():
-            break
-        if not done:
-            run(inputs, old, tmp_path / "old", table, partitions=2)  # without new rows: it is as it was
-            assert table.rows == inputs.result(old)
-    whole, folder = Table(), tmp_path / "new"
-    whole(spark.read.parquet(str(folder / "state" / "change" / "difference" / "0")), 0)  # of an empty sink: all rows
-    assert whole.rows == inputs.result(new)
-    inputs.add()
-    run(inputs, new, folder, whole, partitions=2)
-    assert whole.rows == inputs.result(new)
