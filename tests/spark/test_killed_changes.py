@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +94,19 @@ class Changer:
     def copy(self, folder: Path, to: Path) -> None:
         """Copies what a kill at this moment would leave of the queries' folders."""
         assert self._child is not None
-        stopped = list[int]()
-        while more := [pid for pid in _family(self._child.pid) if pid not in stopped]:
-            for pid in more:
-                _send(pid, signal.SIGSTOP)
-            stopped += more
-            while not all(map(_is_stopped, stopped)):
-                time.sleep(0.001)
-        _copy(folder, to)
-        for pid in reversed(stopped):
-            _send(pid, signal.SIGCONT)
+        while True:
+            stopped = list[int]()
+            while more := [pid for pid in _family(self._child.pid) if pid not in stopped]:
+                for pid in more:
+                    _send(pid, signal.SIGSTOP)
+                stopped += more
+            try:
+                if _are_stopped(stopped):
+                    _copy(folder, to)
+                    return
+            finally:
+                for pid in reversed(stopped):
+                    _send(pid, signal.SIGCONT)
 
 
 def _send(pid: int, sent: int) -> None:
@@ -129,9 +132,14 @@ def _family(pid: int) -> list[int]:
     return found
 
 
-def _is_stopped(pid: int) -> bool:
-    tasks = Path(f"/proc/{pid}/task")
-    return all(_stat(one)[:1] in (["T"], ["Z"], []) for one in (tasks.iterdir() if tasks.exists() else ()))
+def _are_stopped(pids: Sequence[int]) -> bool:
+    """Waits until no thread runs; one that waits for a process that it starts, which is stopped, never is."""
+    for _ in range(50):
+        threads = (one for pid in pids for one in Path("/proc").glob(f"{pid}/task/*"))
+        if all(_stat(one)[:1] in (["T"], ["Z"], []) for one in threads):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def _copy(folder: Path, to: Path) -> None:
