@@ -180,6 +180,14 @@ PAIRS = {
         GROUPED,
         f"SELECT r.id, g.n FROM refunds r JOIN ({GROUPED}) g ON r.refund = g.n",
     ),
+    "a join above groups of which a name clashes": (
+        GROUPED,
+        f"SELECT o.id, g.item, g.n FROM orders o JOIN ({GROUPED}) g ON o.item = g.item AND o.amount <> g.price",
+    ),
+    "groups of which a name clashed": (
+        f"SELECT o.id, g.n, g.price FROM orders o LEFT JOIN ({GROUPED}) g ON o.item = g.item",
+        f"SELECT item, price FROM ({GROUPED}) WHERE n > 1",
+    ),
     "two operators above groups of what only comes": (
         GROUPED,
         f"SELECT n, count(*) AS c FROM (SELECT g.n FROM refunds r JOIN ({GROUPED}) g ON r.refund = g.n) GROUP BY n",
@@ -205,7 +213,7 @@ def test_a_query_that_changes_keeps_its_state(spark: Any, tmp_path: Path, what: 
     assert table.rows == inputs.result(old)
     inputs.add()  # the old query has not seen it
     changed = change(inputs, new, tmp_path / "old", tmp_path / "new", table, partitions=2)
-    assert {one.name for one in changed.tables if one.origin == "source"} <= {"refunds"}
+    assert set(changed.reads_sources) == {name for name in SCHEMAS if name in new and name not in old}
     for _ in range(2):
         run(inputs, new, tmp_path / "new", table, partitions=2)
         assert table.rows == inputs.result(new)
@@ -620,6 +628,8 @@ REFUNDED = "SELECT o.id, r.refund FROM orders o JOIN refunds r ON o.id = r.id"
 BY_ITEM = "SELECT item, count(*) AS n FROM v GROUP BY item"
 OVER_GROUPS = "SELECT r.id, g.n FROM refunds r JOIN g ON r.refund = g.n"
 SUMS = {"a": "SELECT item, sum(price) AS price FROM v GROUP BY item", "b": "SELECT id, price FROM v"}
+MORE = "SELECT id, refund, refund * 2 AS twice FROM refunds WHERE id > 0"
+OF_VIEW = "FROM orders o JOIN v ON o.id = v.id"
 JOB_PAIRS = {
     "a query added, and one dropped": (
         ({}, {"a": INNER, "b": REFUNDED}),
@@ -628,6 +638,16 @@ JOB_PAIRS = {
     "a view changed that two read": (
         ({"v": WIDE}, {"a": BY_ITEM, "b": "SELECT id, price FROM v"}),
         ({"v": INNER}, {"a": BY_ITEM, "b": "SELECT id, price FROM v WHERE amount > 3"}),
+    ),
+    "other queries over another view without operators": (
+        ({"v": MORE}, {"a": f"SELECT o.id, o.amount, v.refund {OF_VIEW}", "b": f"SELECT o.item, v.id {OF_VIEW}"}),
+        (
+            {"v": f"{MORE} AND refund > 1"},
+            {
+                "a": f"SELECT o.id, v.twice {OF_VIEW} WHERE v.twice < 6",
+                "c": f"SELECT v.twice, count(*) AS n {OF_VIEW} GROUP BY v.twice",
+            },
+        ),
     ),
     "another query over groups of what only comes": (
         ({"g": GROUPED}, {"a": "SELECT item, n FROM g", "b": OVER_GROUPS}),
@@ -699,24 +719,42 @@ def test_a_view_is_read_by_an_operator_and_by_what_only_spark_computes(
 
 def random_job(rng: random.Random, before: Any = None) -> tuple[dict[str, str], dict[str, str]]:
     """Views and INSERTs; of a job before, some stay as they were."""
-    views = {"v": rng.choice([WIDE, INNER, f"{WIDE} WHERE o.amount > 2"])} if rng.random() < 0.6 else {}
-    if before is not None and before[0] and rng.random() < 0.6:
-        views = before[0]
-    over = [
-        BY_ITEM,
-        "SELECT id, price FROM v",
-        "SELECT item, max(amount) AS most FROM v WHERE amount < 8 GROUP BY item",
-        "SELECT v.id, v.price, r.refund FROM v LEFT JOIN refunds r ON v.id = r.id",
-    ]
+    of_orders = "SELECT o.id, w.refund, w.twice FROM orders o {} w ON o.id = w.id"
+    over = {
+        "v": [
+            BY_ITEM,
+            "SELECT id, price FROM v",
+            "SELECT item, max(amount) AS most FROM v WHERE amount < 8 GROUP BY item",
+            "SELECT v.id, v.price, r.refund FROM v LEFT JOIN refunds r ON v.id = r.id",
+        ],
+        "w": [
+            of_orders.format("JOIN"),
+            f"{of_orders.format('LEFT JOIN')} AND w.twice < 5",
+            "SELECT o.item, count(*) AS n, sum(w.refund) AS refund FROM orders o JOIN w ON o.id = w.id GROUP BY o.item",
+        ],
+    }
+    views = {}
+    if rng.random() < 0.6:
+        views["v"] = rng.choice([WIDE, INNER, f"{WIDE} WHERE o.amount > 2"])
+    if rng.random() < 0.4:
+        views["w"] = rng.choice([MORE, f"{MORE} AND refund > 1", "SELECT id, refund, refund + 1 AS twice FROM refunds"])
+    if before is not None:
+        views |= {name: view for name, view in before[0].items() if rng.random() < 0.6}
     inserts = {}
     for name in sorted(rng.sample("abcd", rng.randint(1, 3))):
         was = None if before is None else before[1].get(name)
-        if was is not None and ("FROM v" not in was or views) and rng.random() < 0.5:
+        if was is not None and _views_in(was) <= views.keys() and rng.random() < 0.5:
             inserts[name] = was
         else:
-            inserts[name] = rng.choice(over) if views and rng.random() < 0.6 else query_of_all(rng)
-    read = any("FROM v" in query for query in inserts.values())
-    return views if read else {}, inserts
+            inserts[name] = (
+                rng.choice(over[rng.choice(list(views))]) if views and rng.random() < 0.6 else query_of_all(rng)
+            )
+    read = set().union(*map(_views_in, inserts.values()))
+    return {name: view for name, view in views.items() if name in read}, inserts
+
+
+def _views_in(query: str) -> set[str]:
+    return set(re.findall(r"(?:FROM|JOIN) ([vw])\b", query))
 
 
 @pytest.mark.slow

@@ -11,8 +11,6 @@ from pyspark.sql import functions as f
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, PlanNode
-from gpu_ops.query.relations import Scan
-from gpu_ops.spark.api.finish import calculated
 from gpu_ops.spark.api.statements import Statement, StatementSet
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.change.old_query import (
@@ -25,9 +23,10 @@ from gpu_ops.spark.change.old_query import (
     said,
     tables_of,
 )
+from gpu_ops.spark.change.rows_of_input import RowsOfInput, inserted
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.plan.changes import sliced
-from gpu_ops.spark.plan.stored_query import differences, said_differences, same_rows
+from gpu_ops.spark.plan.stored_query import columns_called, differences, said_differences, same_rows
 from gpu_ops.spark.server.present import why_no_copy, why_no_result
 from gpu_ops.spark_types import named_column
 from gpu_ops.state.address import StateAddress
@@ -246,7 +245,7 @@ class ChangePlanner:
             if not tables_of(node) & why.keys()
             and (same := self.same(node)) is not None
             and self._partitions in (None, same.partitions)
-            and why_no_copy(same.description, same.description_of(node)) is None
+            and why_no_copy(same.description, node.description) is None
         }
 
     def same(self, node: JoinNode) -> OldOperator | None:
@@ -277,7 +276,8 @@ class ChangePlanner:
             return False
         if any(table in self._read for root in output.roots for table in tables_of(root)):
             return False
-        return all(same_rows(a.root, b) for a, b in zip(old.plan.parts, output.roots, strict=True))
+        pairs = zip((part.root for part in old.plan.parts), output.roots, strict=True)
+        return all(a.schema.names == b.schema.names and same_rows(a, b) for a, b in pairs)
 
     def old_of(self, output: Statement) -> OldStatement | None:
         """The old query whose sink a new one has: that of its name, or the only one if there is one in either."""
@@ -338,24 +338,25 @@ class ChangePlanner:
         """Derives a source as one plan filters and projects it from rows of another plan; else gives the reason."""
         if reading.why_not is not None:
             return reading.why_not
-        (was, old_scan), (now, scan) = _calc_of(reading.node), _calc_of(use)
-        if old_scan is None or scan is None:
-            return "it is united with others, grouped, or read by a view, below its operator"
-        different = next(differences(old_scan, scan, results=True), None)
+        was, now = RowsOfInput.of(reading.node), RowsOfInput.of(use)
+        if was is None or now is None:
+            return "it is united with others, or grouped, below its operator"
+        different = next(differences(was.scan, now.scan, results=True), None)
         if different is not None:
             return different
-        has, needs = _plain(was, old_scan), _needed(now, scan)
-        narrower = set() if was is None else set(was.where) - set([] if now is None else now.where)
+        has, needs = was.left_as_is, now.needs
+        narrower = set(was.where) - set(now.where)
         if narrower:
             return f"rows that are not {' AND '.join(sorted(narrower))} are not in the state"
-        old_schema, schema = old_scan.table.schema, scan.table.schema
+        table = now.scan.table
         for column in needs & has.keys():
-            if old_schema.field(column).type != schema.field(column).type:
-                return f"column {column!r} is {schema.field(column).type}, and was {old_schema.field(column).type}"
+            types = [schema.field(column).type for schema in (table.schema, was.scan.table.schema)]
+            if types[0] != types[1]:
+                return f"column {column!r} is {types[0]}, and was {types[1]}"
         lacks = sorted(needs - has.keys())
         if lacks and self._missing == "refuse":
             return f"column {lacks[0]!r} is not in the state"
-        if lacks and not (scan.table.insert_only or scan.table.unique_key is not None):
+        if lacks and not (table.insert_only or table.unique_key is not None):
             return f"column {lacks[0]!r} is not in the state, and rows that are taken back are known by it"
         return TakenRows(reading, has, tuple(lacks))
 
@@ -420,27 +421,29 @@ class ChangePlanner:
         found = {}
         for use in self.needed():
             if id(use) in self.kept:
-                found[id(use)] = rows(self.kept[id(use)])
+                found[id(use)] = _as_called(rows(self.kept[id(use)]), self.kept[id(use)].node, use)
                 continue
             taken = self.taken.get(id(use))
             if taken is None:
                 continue
-            frame, kind = rows(taken.reading), f.lit("+I")
+            frame = rows(taken.reading)
             if taken.source is None:
-                row_kind = use.row_kind
-                found[id(use)] = frame if row_kind is None else frame.withColumn(row_kind, kind)
+                found[id(use)] = inserted(_as_called(frame, taken.reading.node, use), use.row_kind)
                 continue
-            now, scan = _calc_of(use)
-            assert scan is not None
+            now = RowsOfInput.of(use)
+            assert now is not None
             columns = [named_column(theirs).alias(name) for name, theirs in taken.source.items()]
-            types = {x.name: x.dataType for x in self.streams[scan.table.name].df.schema}
+            types = {x.name: x.dataType for x in self.streams[now.scan.table.name].df.schema}
             columns += [f.lit(None).cast(types[name]).alias(name) for name in taken.missing]
-            if scan.row_kind is not None:
-                columns.append(kind.alias(scan.row_kind))
-            made = frame.select(*columns)
-            made = made if now is None else calculated(now, made)
+            made = now.made(frame.select(*columns))
             found[id(use)] = sliced(use, made) if isinstance(use, LocalAggregate) else made
         return found
+
+
+def _as_called(rows: DataFrame, old: PlanNode, new: PlanNode) -> DataFrame:
+    """Rows of a plan with their columns as the same one of another query calls them."""
+    names = columns_called(old, new) or {}
+    return rows.select(*(named_column(name).alias(names.get(name, name)) for name in rows.columns))
 
 
 def _top_differences(old: PlanNode, new: PlanNode) -> Iterator[str]:
@@ -456,25 +459,3 @@ def _why_not_kept(side: Stream) -> str | None:
     if plans_of(side.df):
         return "an operator outside of the query makes its rows, and has a state of its own"
     return None
-
-
-def _calc_of(node: PlanNode) -> tuple[Calc | None, Scan | None]:
-    """The filter and projection of an input's rows, and the input; None for what there is not."""
-    node = node.input if isinstance(node, LocalAggregate) else node
-    calc = node if isinstance(node, Calc) else None
-    below = node if calc is None else calc.input
-    return calc, below if isinstance(below, Scan) and not below.table.made_by else None
-
-
-def _plain(calc: Calc | None, scan: Scan) -> dict[str, str]:
-    """By the source's columns, what a projection calls those that it leaves as they are."""
-    if calc is None:
-        return {name: name for name in scan.table.schema.names}
-    return {x.column: x.name for x in calc.select if x.column is not None}
-
-
-def _needed(calc: Calc | None, scan: Scan) -> set[str]:
-    """The source's columns that a filter and projection need."""
-    if calc is None:
-        return set(scan.table.schema.names)
-    return {x.column for x in calc.select if x.column is not None} | set(calc.known.values())

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Emit, as_written
+from gpu_ops.descriptions.names import called_by_name, columns_of_same, paired_names
 from gpu_ops.errors import StateError
 from gpu_ops.fields import decoded, encoded
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Plan, PlanNode, Union, made_of, walk
@@ -235,9 +236,50 @@ def said_differences(old: PlanNode, new: PlanNode, *, results: bool = False) -> 
     yield from (as_written(text, scans) for text in differences(old, new, results=results))
 
 
+def columns_called(old: PlanNode, new: PlanNode) -> dict[str, str] | None:
+    """By the columns of a plan what another one calls them that computes the same rows of the same inputs.
+
+    None if it computes others. How they tell of changes does not matter.
+    """
+    if {type(old), type(new)} == {Scan, Calc}:
+        old, new = _as_calc(old), _as_calc(new)
+    if type(old) is not type(new) or len(made_of(old)) != len(made_of(new)):
+        return None
+    below = [columns_called(was, now) for was, now in zip(made_of(old), made_of(new), strict=True)]
+    names = _together(*below)
+    if isinstance(old, Scan) and isinstance(new, Scan):
+        same = names is not None and next(_of_inputs(old.table, new.table, results=True), None) is None
+        return {name: name for name in old.schema.names} if same else None
+    own = paired_names([(old.schema.names, new.schema.names)])
+    if names is None or own is None:
+        return None
+    same = True
+    if isinstance(old, Calc) and isinstance(new, Calc):
+        was, now = ([x.row_kind, *x.where, None, *(column.text for column in x.select)] for x in (old, new))
+        same = [text and called_by_name(text, names) for text in was] == now
+    elif isinstance(old, JoinNode) and isinstance(new, JoinNode):
+        same = _together(names, columns_of_same(old.description, new.description)) is not None
+    elif isinstance(old, LocalAggregate) and isinstance(new, LocalAggregate):
+        same = dataclasses.replace(old, input=new.input) == new
+    return own if same else None
+
+
+def _together(*names: dict[str, str] | None) -> dict[str, str] | None:
+    """The names of columns in another query, of several parts of one; None if they are not known of one of them."""
+    return None if None in names else paired_names((x.keys(), x.values()) for x in names if x is not None)
+
+
+def _as_calc(node: PlanNode) -> PlanNode:
+    """An input as a projection that leaves all of its columns; of any other node the node itself."""
+    if not isinstance(node, Scan):
+        return node
+    left = tuple((name, node.column(name)) for name in node.schema.names)
+    return Calc(node, {column: name for name, column in left}, node, left=left, row_kind=node.row_kind)
+
+
 def same_rows(old: PlanNode, new: PlanNode) -> bool:
-    """True if two plans compute the same rows of the same inputs, however they tell of changes."""
-    return next(differences(old, new, results=True), None) is None
+    """True if two plans compute the same rows of the same inputs, whatever they call their columns."""
+    return columns_called(old, new) is not None
 
 
 def _different(what: str, was: str, now: str) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -23,6 +22,7 @@ from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.names import columns_of_same
 from gpu_ops.descriptions.over import Over
 from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.operators.dataflow import CLOCK
@@ -250,14 +250,9 @@ def why_no_copy(was: Description, now: Description) -> str | None:
     """The reason why an operator cannot go on with the state of another one; None if it can.
 
     They may differ in when they emit, and after which time they forget rows: those of which it is not known when they
-    came are taken as if they came last.
+    came are taken as if they came last. And in what they call columns.
     """
-    one, other = (json.loads(description.to_json()) for description in (was, now))
-    for described in (one, other):
-        del described["emit"]
-        for source in described["inputs"]:
-            source.pop("ttl_ms", None)
-    if one != other:
+    if columns_of_same(was, now) is None:
         return f"{now.title} is described otherwise"
     old, new = _schemas(was), _schemas(now)
     if old.keys() != new.keys() or any(_fitted(old[x].empty_table(), new[x], 0) is None for x in old):
@@ -282,15 +277,18 @@ def _all_fitted(own: Mapping[str, Storable], wanted: Mapping[str, pa.Schema], cl
 
 
 def _fitted(table: pa.Table, schema: pa.Schema, clock_ms: int) -> pa.Table | None:
-    """A stored table with or without the times of its rows' last writes, as a schema has it; None if it has others."""
+    """A stored table with the names of a schema, and with the times of its rows' last writes where that has them.
+
+    None if it has other columns.
+    """
     names = table.column_names
-    if names != schema.names and WRITTEN_COLUMN in names and len(names) > len(schema):
+    if WRITTEN_COLUMN in names and len(names) > len(schema):
         table = table.remove_column(len(names) - 1 - names[::-1].index(WRITTEN_COLUMN))
-    elif names != schema.names and WRITTEN_COLUMN in schema.names and len(names) < len(schema):
+    elif WRITTEN_COLUMN in schema.names and len(names) < len(schema):
         place = len(schema) - 1 - schema.names[::-1].index(WRITTEN_COLUMN)
         written = pa.array(np.full(len(table), clock_ms, np.int64)).cast(schema.types[place])
         table = table.add_column(place, schema.field(place), written)
-    return table if table.schema.equals(schema) else None
+    return table.rename_columns(schema.names) if table.schema.types == schema.types else None
 
 
 def live_rows(table: pa.Table, own: int) -> pa.Table:
