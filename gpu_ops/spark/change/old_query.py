@@ -58,6 +58,12 @@ class OldOperator:
         """The description of the operator."""
         return self.stored.description
 
+    def description_of(self, node: JoinNode) -> Description:
+        """The description of another operator that computes the same rows, and may tell of changes otherwise."""
+        inputs = zip(self.description.inputs, node.description.inputs, strict=True)
+        forgets = [dataclasses.replace(own, ttl_ms=new.ttl_ms) for own, new in inputs]
+        return self.description.with_inputs(forgets, node.description.emit)
+
     @property
     def partitions(self) -> int:
         """The number of partitions of its state."""

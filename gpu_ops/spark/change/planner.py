@@ -245,7 +245,7 @@ class ChangePlanner:
             if not tables_of(node) & why.keys()
             and (same := self.same(node)) is not None
             and self._partitions in (None, same.partitions)
-            and why_no_copy(same.description, node.description) is None
+            and why_no_copy(same.description, same.description_of(node)) is None
         }
 
     def same(self, node: JoinNode) -> OldOperator | None:
