@@ -250,8 +250,7 @@ def _decode(  # noqa: PLR0917
     if wrong is not None:
         bad, keep = int(wrong.sum()), pa.array(~wrong)
         if source.bad_rows == "tag":
-            tagged = table.filter(pa.array(wrong))
-            tagged = pa.Table.from_arrays([readable(column) for column in tagged.columns], schema=source.schema)
+            tagged = _readable(table.filter(pa.array(wrong)))
         table, sequence = table.filter(keep), sequence[~wrong]
         kind_column = None if kind_column is None else pc.array_filter(kind_column, keep)
     if source.row_kind is None:
@@ -266,6 +265,11 @@ def _decode(  # noqa: PLR0917
     return Ingested(table, kinds, sequence, rows, bad, tagged, copied=copied)
 
 
+def _readable(table: pa.Table) -> pa.Table:
+    """Bad rows, with text that can be shown."""
+    return pa.Table.from_arrays([readable(column) for column in table.columns], schema=table.schema)
+
+
 @functools.cache
 def _beside() -> ThreadPoolExecutor:
     """Threads that look at rows while others copy them."""
@@ -275,7 +279,7 @@ def _beside() -> ThreadPoolExecutor:
 def _decode_there(
     source: Input, rows: DeviceRows, given_sequence: npt.ArrayLike | None, start: int, description: Description
 ) -> Ingested | None:
-    """Decodes rows in the backend's memory like `_decode`; their text is taken for valid.
+    """Decodes rows in the backend's memory like `_decode`.
 
     Returns:
         None where something is an error: `_decode` says which, and looks at all rows for a sample.
@@ -296,7 +300,7 @@ def _decode_there(
             return None
         finer = _finer(source, field, description)
         far = None if finer is None else rows.beyond(field.name, farthest(field.type, finer))
-        for mask in (missing, far):
+        for mask in (missing, far, rows.invalid_text(field.name)):
             wrong |= False if mask is None else mask
     places = None if source.row_kind is None else rows.words(SPELLINGS)
     if places is not None:
@@ -305,7 +309,7 @@ def _decode_there(
     if bad and source.bad_rows == "fail":
         return None
     if bad:
-        tagged = rows.take(np.flatnonzero(wrong)).table() if source.bad_rows == "tag" else None
+        tagged = _readable(rows.take(np.flatnonzero(wrong)).table()) if source.bad_rows == "tag" else None
         rows, sequence = rows.take(np.flatnonzero(~wrong)), sequence[~wrong]
         places = None if places is None else places[~wrong]
     if places is None:

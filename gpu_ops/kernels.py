@@ -74,6 +74,9 @@ class DeviceRows(HeldRows, Protocol):
     def beyond(self, name: str, limit: int) -> Mask | None:
         """Flags integers, or times, that are not between ``-limit`` and ``limit``; None if there is none."""
 
+    def invalid_text(self, name: str) -> Mask | None:
+        """Flags text of a column that is not valid UTF-8; None if there is none, or the column has no text."""
+
     def words(self, known: Sequence[str]) -> npt.NDArray[np.int8]:
         """Gives the number of the known word in the column beside each row (see `DataFrames.rows`); -1 for none."""
 

@@ -202,9 +202,10 @@ def test_what_goes_by_the_host(engines: Backend) -> None:
 # --- bad input -------------------------------------------------------------------------------
 
 
-SCHEMA = pa.schema(
-    [pa.field("k", pa.int64(), nullable=False), ("id", pa.string()), ("at", pa.timestamp("s")), ("n", pa.int32())]
-)
+SCHEMA = pa.schema([
+    pa.field("k", pa.int64(), nullable=False), ("id", pa.string()), ("at", pa.timestamp("s")), ("n", pa.int32()),
+    ("text", pa.string()),
+])  # fmt: skip
 
 
 def source(**options: Any) -> Input:
@@ -218,12 +219,18 @@ def given(**columns: Any) -> pa.Table:
         "id": pa.array(["a", "b", "c", "d"]),
         "at": pa.array([1, None, 3, 4], pa.timestamp("s")),
         "n": pa.array([1, 2, 3, None], pa.int32()),
+        "text": pa.array(["", "\u00e4", None, "\U0001f600"]),
         "op": pa.array(["insert", "+U", "c", "update_postimage"]),
     }
     return pa.table({name: array for name, array in {**plain, **columns}.items() if array is not None})
 
 
+_NO_TEXT = pa.Array.from_buffers(
+    pa.string(), 4, pa.array([b"", b"\xc3\xa4", None, b"a\xe2\x82"], pa.binary()).buffers()
+)
+
 WRONG = {
+    "text": given(text=_NO_TEXT),
     "missing": given(n=None),
     "unexpected": given(more=pa.array([1, 2, 3, 4])),
     "type": given(n=pa.array(["1", "2", "3", "4"])),

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array, Mask
+from gpu_ops.cudf_backend.device import launch
 from gpu_ops.cudf_backend.frame import DeviceColumn, Frame, from_values, to_arrow_pieces, valid_mask, values
 from gpu_ops.cudf_backend.hashing import convert
 from gpu_ops.cudf_backend.storage import decoded, storage_type
@@ -25,6 +26,8 @@ from gpu_ops.kernels import Kernels
 
 _UNITS = {"s": "SECONDS", "ms": "MILLISECONDS", "us": "MICROSECONDS", "ns": "NANOSECONDS"}
 _OTHERS = {pa.bool_(): "BOOL8", pa.float32(): "FLOAT32", pa.float64(): "FLOAT64"}
+_BEYOND_ASCII = 0x80
+"""The first byte that is no character of its own."""
 _WORDS_AT_ONCE = 4
 """Words looked for before the host looks whether any are left: as many as there are row kinds."""
 
@@ -109,6 +112,31 @@ class CudfRows:
         if valid is not None:
             far &= valid
         return cp.asnumpy(far) if bool(far.any()) else None
+
+    def invalid_text(self, name: str) -> Mask | None:
+        """Flags text that is not valid UTF-8; None if there is none."""
+        column = self.frame.columns[name]
+        text = column.data() if column.type().id() == plc.TypeId.STRING and column.size() else None
+        if text is None or not text.size:
+            return None
+        memory = cp.cuda.MemoryPointer(cp.cuda.UnownedMemory(text.ptr, text.size, column), 0)
+        letters = cp.ndarray(text.size, np.uint8, memory)
+        if int(letters.max()) < _BEYOND_ASCII:
+            return None
+        offsets = column.child(0)
+        width = np.int64 if offsets.type().id() == plc.TypeId.INT64 else np.int32
+        wrong, valid = cp.empty(column.size(), np.bool_), valid_mask(column)
+        launch(
+            "find_invalid_text",
+            wrong.size,
+            letters,
+            values(offsets, width).astype(np.int64),
+            np.int64(wrong.size),
+            wrong,
+        )
+        if valid is not None:
+            wrong &= valid
+        return cp.asnumpy(wrong) if bool(wrong.any()) else None
 
     def words(self, known: Sequence[str]) -> npt.NDArray[np.int8]:
         """Gives the number of the known word that stands in the column beside each row; -1 for none."""

@@ -420,3 +420,29 @@ extern "C" __global__ void least_at_moments(const u64* tree, i64 width, i64 n, i
       own[to] = rank;
     }
 }
+
+// --- rows that come in GPU memory: dataframes.py ------------------------------------------------
+
+// One thread for a row: whether its text is no UTF-8. No surrogates, nothing longer than it has to be, nothing beyond
+// U+10FFFF, and no character that ends in the next row.
+extern "C" __global__ void find_invalid_text(const unsigned char* text, const i64* offsets, i64 size, bool* out) {
+  i64 row = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (row >= size) return;
+  bool wrong = false;
+  i64 end = offsets[row + 1];
+  for (i64 at = offsets[row]; at < end && !wrong;) {
+    unsigned char first = text[at++];
+    if (first < 0x80) continue;
+    int more = first < 0xC2 ? 0 : first < 0xE0 ? 1 : first < 0xF0 ? 2 : first < 0xF5 ? 3 : 0;
+    if (!more || end - at < more) {
+      wrong = true;
+      break;
+    }
+    unsigned char least = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+    unsigned char most = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+    wrong = text[at] < least || text[at] > most;
+    for (int i = 1; i < more; ++i) wrong |= (text[at + i] & 0xC0) != 0x80;
+    at += more;
+  }
+  out[row] = wrong;
+}

@@ -298,6 +298,38 @@ def _of_keys(keys: np.ndarray) -> np.ndarray:
 
 
 @only_on("emulated")
+def test_text(kernels: Any, compiled: dict[str, int]) -> None:
+    """Every sequence of up to four bytes that may begin or end a character, and what stands at the end of a row."""
+    edges = [0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE]
+    edges += [0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
+    few = [0x41, 0x80, 0x8F, 0x90, 0xBF, 0xC2]
+    texts = [bytes(t) for size in (1, 2) for t in itertools.product(edges, repeat=size)]
+    texts += [bytes(t) for t in itertools.product(edges[13:], *([edges[3:10]] * 2), few)]
+    texts += [b"", None, "\u00e4\U0001f600".encode(), b"\xf0\x9f\x98"]
+    data = pa.array(texts, pa.binary())
+    column = pa.Array.from_buffers(pa.string(), len(data), data.buffers(), data.null_count)
+    schema = pa.schema([("t", pa.string())])
+    rows = kernels.dataframes.as_rows(kernels.frame(pa.table([column], schema=schema)), schema)
+    wanted = [text is not None and _no_text(text) for text in texts]
+    assert 100 < sum(wanted) < len(texts) - 100
+    assert rows.invalid_text("t").tolist() == wanted
+    assert compiled["find_invalid_text"] == 1
+    plain = pa.table([pa.array(["a", None, ""])], schema=schema)
+    assert kernels.dataframes.as_rows(kernels.frame(plain), schema).invalid_text("t") is None
+    assert compiled["find_invalid_text"] == 1, "text of ASCII alone is not looked at"
+    beyond = pa.table([pa.array(["\u00e4", None, ""])], schema=schema)
+    assert kernels.dataframes.as_rows(kernels.frame(beyond), schema).invalid_text("t") is None
+
+
+def _no_text(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+@only_on("emulated")
 @pytest.mark.parametrize("columns", [1, 2, 3])
 def test_ranges(kernels: Any, compiled: dict[str, int], columns: int) -> None:
     rng = np.random.default_rng(columns)

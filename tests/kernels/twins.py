@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import itertools
 from typing import Any
 
 import numpy as np
@@ -412,6 +413,20 @@ def begin_prefixes(entries: np.ndarray, size: Any, shift: Any, prefixes: Any, di
     )
 
 
+def find_invalid_text(text: np.ndarray, offsets: np.ndarray, size: Any, out: np.ndarray) -> None:
+    """Of `gpu_ops.cudf_backend.dataframes`."""
+    assert offsets.size == size + 1
+    assert out.size == size
+    whole = text.tobytes()
+    for row, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        try:
+            whole[begin:end].decode()
+        except UnicodeDecodeError:
+            out[row] = True
+        else:
+            out[row] = False
+
+
 _KERNELS = (
     find,
     bisect_run,
@@ -432,5 +447,6 @@ _KERNELS = (
     sole_in_run,
     put_spans,
     least_at_moments,
+    find_invalid_text,
 )
 TWINS = {kernel.__name__: kernel for kernel in _KERNELS}
