@@ -17,7 +17,7 @@ from gpu_ops.jobs.tables import beside_others, errors_of_spark, shaped
 from gpu_ops.spark.api.statements import StatementSet
 from gpu_ops.spark.change.api import change_statements, plan_statements
 from gpu_ops.spark.change.planner import QueryChange, refuse_final
-from gpu_ops.spark.change.run import undo as undo_statements
+from gpu_ops.spark.change.undo import undo as undo_statements
 from gpu_ops.spark.sinks.changes import View
 
 Missing = Literal["refuse", "null"]

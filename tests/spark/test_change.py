@@ -203,13 +203,19 @@ PAIRS = {
 }
 
 
+def begun(spark: Any, folder: Path, what: str, partitions: int) -> tuple[Inputs, Table]:
+    """The inputs of a pair of queries, and the table of the old one, which has run."""
+    inputs, table = Inputs(spark, folder, random.Random(what)), Table()
+    inputs.add()
+    inputs.add()
+    run(inputs, PAIRS[what][0], folder / "old", table, partitions=partitions)
+    return inputs, table
+
+
 @pytest.mark.parametrize("what", slow_but(PAIRS, "an aggregate above a join"))
 def test_a_query_that_changes_keeps_its_state(spark: Any, tmp_path: Path, what: str) -> None:
     old, new = PAIRS[what]
-    inputs, table = Inputs(spark, tmp_path, random.Random(what)), Table()
-    inputs.add()
-    inputs.add()
-    run(inputs, old, tmp_path / "old", table, partitions=2)
+    inputs, table = begun(spark, tmp_path, what, partitions=2)
     assert table.rows == inputs.result(old)
     inputs.add()  # the old query has not seen it
     changed = change(inputs, new, tmp_path / "old", tmp_path / "new", table, partitions=2)
@@ -223,11 +229,8 @@ def test_a_query_that_changes_keeps_its_state(spark: Any, tmp_path: Path, what: 
 @pytest.mark.parametrize("what", slow_but(PAIRS, "two operators above groups of what only comes"))
 def test_a_change_whose_sink_fails_goes_on(spark: Any, tmp_path: Path, what: str) -> None:
     """All states are there by then, and the queries are planned over them; sources go on where the first run stood."""
-    old, new = PAIRS[what]
-    inputs, table = Inputs(spark, tmp_path, random.Random(what)), Table()
-    inputs.add()
-    inputs.add()
-    run(inputs, old, tmp_path / "old", table, partitions=2)
+    new = PAIRS[what][1]
+    inputs, table = begun(spark, tmp_path, what, partitions=2)
 
     class BrokenTable(Table):
         def __call__(self, rows: Any, number: int) -> None:
@@ -247,10 +250,7 @@ def test_a_change_whose_sink_fails_goes_on(spark: Any, tmp_path: Path, what: str
 def test_an_operator_that_stays_keeps_its_partitions(spark: Any, tmp_path: Path, what: str) -> None:
     """Where none are asked for, operators beside it have as many as ever, and go on so after a restart."""
     old, new = PAIRS[what]
-    inputs, table = Inputs(spark, tmp_path, random.Random(what)), Table()
-    inputs.add()
-    inputs.add()
-    run(inputs, old, tmp_path / "old", table, partitions=1)
+    inputs, table = begun(spark, tmp_path, what, partitions=1)
     change(inputs, new, tmp_path / "old", tmp_path / "new", table)
     for _ in range(3):
         run(inputs, new, tmp_path / "new", table)

@@ -16,7 +16,8 @@ from gpu_ops.spark.api.sql import run_query
 from gpu_ops.spark.api.statements import StatementSet
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.change.planner import ChangePlanner, QueryChange, refuse_final
-from gpu_ops.spark.change.run import ChangeRun, undo
+from gpu_ops.spark.change.run import ChangeRun
+from gpu_ops.spark.change.undo import undo
 from gpu_ops.spark.driver.checkpoint import Checkpoint
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.state.address import Location, StateAddress

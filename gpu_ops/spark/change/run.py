@@ -27,59 +27,43 @@ import dataclasses
 import functools
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import NotBuiltError, StateError
 from gpu_ops.query.nodes import walk
 from gpu_ops.query.relations import Scan
 from gpu_ops.spark.api.outputs import outputs
-from gpu_ops.spark.api.query import CHANGED, CHANGING
+from gpu_ops.spark.api.query import CHANGING
 from gpu_ops.spark.api.statements import Statement, StatementSet, as_it_is
-from gpu_ops.spark.change.old_query import (
-    OldInput,
-    OldOperator,
-    OldStatement,
-    OldStatements,
-    as_table,
-    operator_at,
-    present_rows,
-)
+from gpu_ops.spark.change.difference import as_changelog, net_changes, write_to_sink
+from gpu_ops.spark.change.new_states import NewStates
+from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldStatement, as_table, present_rows
 from gpu_ops.spark.change.planner import ChangePlanner
+from gpu_ops.spark.change.undo import note_other
 from gpu_ops.spark.driver.checkpoint import Checkpoint, begin_checkpoint, write_checkpoint
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
-from gpu_ops.spark.plan.stored_query import folders_of
 from gpu_ops.spark.plan.stored_statements import (
-    EngineState,
-    StatePlace,
     StoredStatements,
-    engines_of,
     folder_at,
-    name_below,
-    places_of,
 )
-from gpu_ops.spark.server.present import AssembledState, StoredOperator
-from gpu_ops.spark.sinks.changes import COUNT, View, net
+from gpu_ops.spark.server.present import StoredOperator
+from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sources.files import rows_of_files
 from gpu_ops.spark.sources.topics import topics_beside
-from gpu_ops.spark.tasks.state import AssembleState, TakenFiles, TakenState, TakeState
-from gpu_ops.spark_types import named_column
+from gpu_ops.spark.tasks.state import TakenFiles, TakenState, TakeState
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import LATEST, MANIFEST, Manifest
+from gpu_ops.state.manifest import MANIFEST, Manifest
 
 _FOLDER: Final = "change"
 _DIFFERENCE: Final = "difference"
-_FIRST: Final = 1
-"""The version of states that are taken before it is known how many micro-batches fill the others."""
-
 _INPUTS: Final = f"{_FOLDER}/inputs"
 _TAKEN: Final = f"{_FOLDER}/taken"
 _FILLED: Final = f"{_FOLDER}/filled"
@@ -115,7 +99,7 @@ class ChangeRun:
         self._attempt = uuid.uuid4().hex  # tasks of an attempt that was killed may still be writing
         self._filled_sources: Sequence[StreamSource] = ()
         self._changing, self._checkpoint, self._old, self._again = changing, checkpoint, old, again
-        self._new, self._session = changing.new, changing.session
+        self._new, self._session, self._states = changing.new, changing.session, NewStates(changing)
         assert self._new.state is not None
         self._state: StateAddress = self._new.state
         self._files = Files.at(self._state)
@@ -144,7 +128,7 @@ class ChangeRun:
         for output in self._new.outputs:
             difference = self._difference(output)
             if views:
-                _write(views[output.name], difference, build.query_id, build.version - 1)
+                write_to_sink(views[output.name], difference, build.query_id, build.version - 1)
         self._finish(build, new)
 
     def check(self) -> None:
@@ -271,7 +255,7 @@ class ChangeRun:
         options = {"maxFilesPerTrigger": str(_FILES_AT_ONCE), "pathGlobFilter": "*.arrow"}
         at = as_hadoop_has_it(read.folder)
         rows = rows_of_files(self._session, at, read, declared, options, at_once=at_once)
-        return _as_changelog(rows, schema)
+        return as_changelog(rows, schema)
 
     def _folder_of(self, reading: OldInput | OldOperator) -> StateAddress:
         """The folder of rows that are taken from the old state."""
@@ -302,12 +286,8 @@ class ChangeRun:
 
         for reading in self._readings:
             of(reading.taken.operator).rows[self._folder_of(reading)] = reading.taken
-        version = _FIRST if self._built else self._old.version
-        engines = engines_of(self._new.changes, self._state)
-        for engine in (one for one in engines if one.operators.keys() <= self._kept_names.keys()):
-            for _, state in self._states(engine, query_id, version, {}):
-                if self._is_taken(engine, state):
-                    of(next(iter(state.operators.values()))).states.append(state)
+        for state in self._states.taken(query_id, built=bool(self._built)):
+            of(next(iter(state.operators.values()))).states.append(state)
         units = [(one, partition) for one in taken.values() for partition in range(one.of.manifest.partitions)]
         if units:
             make_importable(self._session)
@@ -342,7 +322,8 @@ class ChangeRun:
         """
         content = self._files.read(_ASSEMBLED)
         if content is None:
-            made: dict[str, Any] = self._assembled(build)
+            filling = self._filling if self._built else None
+            made: dict[str, Any] = self._states.assemble(filling, build.query_id, build.version)
             _write_text(self._files, _ASSEMBLED, json.dumps(made))
         else:
             made = json.loads(content.to_pybytes())
@@ -354,102 +335,6 @@ class ChangeRun:
             files.delete_folder("p")
         return self._new if made.get("as_planned") else self._again()
 
-    def _assembled(self, build: Checkpoint) -> dict[str, Any]:
-        """Writes the states of all engines that are not there yet.
-
-        Returns:
-            The manifests that they get, by folder, folders that fall away, and whether the new queries are planned as
-            they were once these are there.
-        """
-        filled = {one.folder: one for one in engines_of(self._filling, self._state)} if self._built else {}
-        there = places_of(list(filled.values()))
-        manifests, as_planned = dict[str, str](), all(side.load is None for _, side in self._new.tables())
-        for engine in engines_of(self._new.changes, self._state):
-            for part, state in self._states(engine, build.query_id, build.version, there):
-                as_planned &= part is engine
-                wanted, present = state.manifest, Manifest.read(Files.at(state.state))
-                as_it_is = present is not None and all(
-                    there.get(own) == StatePlace(part.folder, name) and own not in self._kept_names
-                    for own, name in part.operators.items()
-                )
-                if self._is_taken(engine, state):
-                    if self._built:
-                        state.catch_up(_FIRST)
-                elif as_it_is and present is not None and present.digest == wanted.digest:
-                    wanted = dataclasses.replace(present, join_number=None, union_order=wanted.union_order)
-                else:
-                    wanted = dataclasses.replace(wanted, generation=0 if present is None else present.generation + 1)
-                    make_importable(self._session)
-                    numbers = self._session.range(0, wanted.partitions, 1, wanted.partitions)
-                    assemble = AssembleState(dataclasses.replace(state, manifest=wanted))
-                    numbers.mapInArrow(assemble, numbers.schema).collect()
-                manifests[part.folder] = wanted.to_json()
-        dropped = [folder for folder in filled if folder not in manifests]
-        return {"manifests": manifests, "drop": dropped, "as_planned": as_planned}
-
-    def _states(
-        self, engine: EngineState, query_id: str, version: int, there: Mapping[str, StatePlace]
-    ) -> Iterator[tuple[EngineState, AssembledState]]:
-        """Yields the states that an engine of the new query begins with: one, or those of its operators.
-
-        Args:
-            engine: the engine.
-            query_id: of the new query.
-            version: the number of micro-batches that they are to stand for.
-            there: the places of operators that were built.
-
-        Raises:
-            NotBuiltError: an operator cannot go on with its state.
-        """
-        states = {own: x for own in engine.operators if (x := self._state_of(own, version, there)) is not None}
-        if not states:
-            return  # it is over static inputs alone
-        partitions = {x.manifest.partitions for x in states.values()}
-        together = states.keys() == engine.operators.keys() and partitions == {engine.plan.partitions}
-        for part in [engine] if together else [*self._apart(engine)]:
-            its = {name: states[own] for own, name in part.operators.items() if own in states}
-            if not its:
-                continue
-            (cut,) = {x.manifest.partitions for x in its.values()}
-            manifest = dataclasses.replace(part.plan.manifest(query_id, None), partitions=cut)
-            state = AssembledState(folder_at(self._state, part.folder), manifest, version, its)
-            why = state.why_not()
-            if why is not None:
-                raise NotBuiltError(f"the state of an operator cannot be taken over: {why}: begin anew")
-            yield part, state
-
-    def _is_taken(self, engine: EngineState, state: AssembledState) -> bool:
-        """True if a state is taken with the rows: all operators of its engine stay, and its own are in one folder."""
-        stay = engine.operators.keys() <= self._kept_names.keys()
-        return stay and len({x.state.identity for x in state.operators.values()}) == 1
-
-    @staticmethod
-    def _apart(engine: EngineState) -> Iterator[EngineState]:
-        """The operators of an engine as engines of their own."""
-        for own, plan in zip(engine.operators, engine.plan.in_task, strict=True):
-            alone = dataclasses.replace(plan, dataflow=None, chained=(), union_order=None)
-            yield EngineState(own, alone, {own: ""})
-
-    def _state_of(self, own: str, version: int, there: Mapping[str, StatePlace]) -> StoredOperator | None:
-        """The state of a new operator by the name of the folder that is its own; None where it has none."""
-        if own in self._kept_names:
-            return self._changing.old.place_of(self._kept_names[own])
-        return operator_at(self._state, there.get(own), version)
-
-    @functools.cached_property
-    def _kept_names(self) -> dict[str, str]:
-        """By the names of the folders that are new operators' own, the old one's, of operators that stay."""
-        found = dict[str, str]()
-        for one in self._new.used:
-            for node, address in folders_of(one.plan, folder_at(self._state, one.folder)):
-                old, own = self._changing.kept.get(id(node)), name_below(address.identity, self._state)
-                if old is not None and own is not None:
-                    found[own] = old.own
-                    for side in range(len(node.inputs)):  # of inputs that are made retractions first
-                        latest = [f"{name}/{LATEST}/{side}".lstrip("/") for name in (own, old.own)]
-                        found[latest[0]] = latest[1]
-        return found
-
     def _difference(self, output: Statement) -> DataFrame:
         """Gives the rows that are no more, and those that are new, which a sink gets."""
         schema, changing = output.changes.schema, self._changing
@@ -459,10 +344,10 @@ class ChangeRun:
                 return self._session.createDataFrame([], schema)
             old = changing.old_of(output)
             before = None if self._empty_sink or old is None else changing.old.result(old, self._static)
-            return _net(schema, self._result(output), before)
+            return net_changes(schema, self._result(output), before)
 
         name = f"{_DIFFERENCE}/{self._new.outputs.index(output)}"
-        return _as_changelog(self._session.read.schema(schema).parquet(self._part(name, rows)), schema)
+        return as_changelog(self._session.read.schema(schema).parquet(self._part(name, rows)), schema)
 
     def _result(self, output: Statement) -> DataFrame:
         """The result of a new query."""
@@ -501,90 +386,9 @@ class ChangeRun:
             beside=topics_beside(self._session, parts),
         )  # fmt: skip
         new.write()
-        _put(Files.at(self._changing.old.state), CHANGED, self._state)
+        note_other(Files.at(self._changing.old.state), self._state)
         self._files.delete([CHANGING])
-
-
-def undo(old_queries: StatementSet, views: Mapping[str, View]) -> None:
-    """Gives sinks the results that old queries had, and opens their state folder again; see `gpu_ops.undo_change`."""
-    state = old_queries.state
-    assert state is not None
-    session, files = old_queries.statements[0].planned.session, Files.at(state)
-    content = files.read(CHANGED)
-    if content is None:
-        raise StateError(
-            f"the query of state folder {state} was not changed into another one: there is nothing to undo"
-        )
-    other = StateAddress.of(json.loads(content.to_pybytes())["other"])
-    if Files.at(other).read(CHANGING) is not None:
-        raise StateError(f"the change into state folder {other} was not done to its end: run it again first")
-    new, old = OldStatements(other, session), OldStatements(state, session)
-    for one in (new, old):
-        one.check_stopped(session)
-    differences = []
-    for output in old_queries.outputs if views else ():
-        was, now = (one.output(output.name, len(old_queries.outputs)) for one in (old, new))
-        if was is None or now is None:
-            continue  # the other query had no such sink
-        for one, of in ((new, now), (old, was)):
-            why = one.why_no_result(of)
-            if why is not None:
-                raise NotBuiltError(f"the change cannot be undone in the sink: {why}")
-        schema = output.changes.schema
-        before, after = (one.result(of, lambda x: x.rows(session)) for one, of in ((old, was), (new, now)))
-        differences.append((views[output.name], _as_changelog(_net(schema, before, after).localCheckpoint(), schema)))
-    for view, difference in differences:
-        _write(view, difference, new.query_id, new.version)
-    _put(Files.at(other), CHANGED, state)
-    files.delete([CHANGED])
-
-
-def _put(files: Files, name: str, other: StateAddress) -> None:
-    _write_text(files, name, json.dumps({"other": str(other)}))
 
 
 def _write_text(files: Files, name: str, text: str) -> None:
     files.write(name, lambda file: file.write(text.encode()))
-
-
-def _write(write: View, difference: DataFrame, query_id: str, number: int) -> None:
-    """Gives a sink rows as a micro-batch of a query."""
-    context, name = difference.sparkSession.sparkContext, "sql.streaming.queryId"
-    before = context.getLocalProperty(name)
-    context.setLocalProperty(name, query_id)
-    try:
-        write(difference, number)
-    finally:
-        context.setLocalProperty(name, before)
-
-
-def _net(schema: st.StructType, new: DataFrame, old: DataFrame | None) -> DataFrame:
-    """The difference between two results as a changelog, what goes first.
-
-    Args:
-        schema: of the changelog.
-        new: a changelog, or a result with row kind ``+I``.
-        old: a result; columns that it lacks are null. None for no rows.
-    """
-    rows = new.select(*(named_column(x.name).cast(x.dataType).alias(x.name) for x in schema))
-    if old is not None:
-        there = {name.lower(): name for name in old.columns}
-        kept = [f.lit("-D").alias(ROW_KIND_COLUMN)]
-        for field in schema.fields[1:]:
-            name = there.get(field.name.lower())
-            value = f.lit(None) if name is None else named_column(name)
-            kept.append(value.cast(field.dataType).alias(field.name))
-        rows = rows.unionAll(old.select(*kept))
-    counted = net(rows, exact=True)
-    names = [x for x in counted.columns if x != COUNT]
-    kind = f.when(f.col(COUNT) < 0, "-D").otherwise("+I").alias(ROW_KIND_COLUMN)
-    copies = f.explode(f.sequence(f.lit(1), f.abs(f.col(COUNT)))).alias(COUNT)
-    changes = counted.select(kind, *map(named_column, names), copies).drop(COUNT)
-    return changes.sortWithinPartitions(f.desc(ROW_KIND_COLUMN))
-
-
-def _as_changelog(rows: DataFrame, schema: st.StructType) -> DataFrame:
-    """Rows with what is known of a changelog's columns; those without a row kind are insertions."""
-    there = {x.name: named_column(x.name) for x in rows.schema}
-    there.setdefault(ROW_KIND_COLUMN, f.lit("+I"))
-    return rows.select(*(there[x.name].alias(x.name, metadata=x.metadata) for x in schema))
