@@ -28,7 +28,7 @@ from gpu_ops.output import Beside, Changelog, Output, changelog, together
 from gpu_ops.state.pieces import FromSnapshot, Storable, whole
 
 InputBatch: TypeAlias = "ArrowStream | None"
-Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
+Watermark: TypeAlias = "int | tuple[int | None, int | None] | Mapping[str, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
 
 _log = logging.getLogger("gpu_ops")
@@ -205,7 +205,7 @@ class OperatorEngine:
             sequences: for each input one integer per change, which together put the changes of all inputs in a total
                 order; None: those of the first input come first, and so on.
             clock_ms: the time of the micro-batch, see `gpu_ops.JoinEngine.prepare`; likewise the others.
-            watermark: the one in force, of an operator by time.
+            watermark: the one in force, of an operator by time; of a dataflow those of its operators by event time.
             backlog: these changes are backlog.
 
         Returns:
@@ -288,9 +288,15 @@ class OperatorEngine:
             self.discard()
             raise
 
-    @staticmethod
-    def _checked_watermark(watermark: Watermark) -> Watermark:
+    def _checked_watermark(self, watermark: Watermark) -> Watermark:
         """A watermark as the caller gave it, looked at."""
+        names = [name for name in self.description.timed if name]
+        if isinstance(watermark, Mapping) or (names and watermark is not None):
+            if not isinstance(watermark, Mapping) or watermark.keys() != set(names):
+                raise DescriptionError(
+                    f"watermark={watermark!r}: of a dataflow it is one of each of {', '.join(names)}"
+                )
+            return {name: None if w is None else whole_number("watermark", w) for name, w in watermark.items()}
         if isinstance(watermark, tuple):
             if len(watermark) != 2:
                 raise DescriptionError(f"watermark={watermark!r}: it is one number, or one per input")
@@ -303,6 +309,8 @@ class OperatorEngine:
             return self._operator.watermark_ms(self._clock)
         if isinstance(given, tuple):
             return None if given[0] is None or given[1] is None else min(given[0], given[1])
+        if isinstance(given, Mapping):
+            return self._operator.under(given)
         return given
 
     def _prepare(self, changes: tuple[Ingested, ...], watermark: int | None, started: float) -> MicroBatch:

@@ -214,6 +214,46 @@ class Dataflow(Description):
         """The operator and the input of each table."""
         return tuple(f"{v.name}.{side}" for v in self.operators for side in v.description.state_names)
 
+    # --- time --------------------------------------------------------------------------------
+
+    @property
+    def by_time(self) -> bool:
+        """Tells whether an operator goes by time."""
+        return any(vertex.description.by_time for vertex in self.operators)
+
+    @property
+    def by_event_time(self) -> bool:
+        """Tells whether a watermark moves an operator."""
+        return bool(self.timed)
+
+    @property
+    def timed(self) -> Mapping[str, Description]:
+        """The operators that a watermark moves, by their names."""
+        return {v.name: v.description for v in self.operators if v.description.by_event_time}
+
+    @property
+    def watermarked(self) -> tuple[str, ...]:
+        """Names, for metrics, of what has a watermark of its own."""
+        return tuple(f"{name}.{place}" for name, one in self.timed.items() for place in one.watermarked)
+
+    def followed(self, name: str) -> tuple[str | None, ...]:
+        """The operators whose output watermarks are those of an operator's inputs; None where rows say the time.
+
+        Nothing that such a one emits from then on is older, in the column that is the input's event time.
+
+        Args:
+            name: the operator's.
+        """
+        below = {vertex.name: vertex.description for vertex in self.operators}
+        vertex = next(vertex for vertex in self.operators if vertex.name == name)
+        found = list[str | None]()
+        for source, read, projection in vertex.edges:
+            time = None
+            if read in below and source.event_time is not None:
+                time = _read_as(source.event_time, source, below[read], projection)
+            found.append(read if time is not None and time.name in bounded_times(below[read]) else None)
+        return tuple(found)
+
     # --- keys, as far as others ask for them -------------------------------------------------
 
     @property

@@ -338,6 +338,11 @@ class Description(abc.ABC):
         return self.by_time and (self.interval is None or self.interval.time == "event")
 
     @property
+    def timed(self) -> Mapping[str, Description]:
+        """The operators that a watermark moves, by their names in a dataflow; one alone has the name ``""``."""
+        return {"": self} if self.by_event_time else {}
+
+    @property
     def times_may_be_null(self) -> bool:
         """Tells whether rows without an event time are taken."""
         return False

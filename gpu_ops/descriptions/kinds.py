@@ -42,7 +42,7 @@ def _vertices(operators: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, A
     before: dict[str, Description] = {}
     for vertex in operators:
         edges = zip(vertex["sources"], vertex.get("projections", ()), strict=False)
-        read = [data and Projection.from_dict(data, before[name].values_schema) for name, data in edges]
+        read = [data and Projection.from_dict(data, before[name].output_schema) for name, data in edges]
         before[vertex["name"]] = description = _from_dict(vertex["description"])
         yield {**vertex, "description": description, "projections": read}
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gpu_ops.conditions import Expression, nodes_of, read_tree, tree_of
 from gpu_ops.conditions.expressions import Call, ColumnRef, Op, failing
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 
 ROWS: Final = ""
 """The name of the one input in expressions."""
@@ -55,6 +56,11 @@ class Projection(NamedTuple):
         calls = [node for node in nodes if isinstance(node, Call)]
         beyond = any(x.op is Op.LIKE or (x.op is Op.IN and len(x.args) > _MOST_MEMBERS) for x in calls)
         return beyond or bool(self.computed)
+
+    def by_row_kind(self) -> tuple[tuple[Expression, ...], Projection]:
+        """The filters that ask for a row kind and nothing else, and the projection without them."""
+        own = tuple(test for test in self.where if columns_in([test]) == (ROW_KIND_COLUMN,))
+        return own, self._replace(where=tuple(test for test in self.where if test not in own))
 
     def types(self, schema: pa.Schema) -> list[pa.DataType]:
         """Returns the types of the result's columns.

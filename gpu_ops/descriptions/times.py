@@ -55,6 +55,9 @@ AFTER_ALL: Final = (1 << 63) - 1
 
 _PER_SECOND: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
+WatermarkMs = int | Mapping[str, int | None] | None
+"""A watermark, ms; of a dataflow those of its operators by event time, by their names. None while there is none."""
+
 Duration = str | int | dt.timedelta
 """``"-5 minutes"``, milliseconds, or a timedelta."""
 

@@ -27,9 +27,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import operators
+from gpu_ops.conditions import Expression
 from gpu_ops.conditions.expressions import ColumnRef
-from gpu_ops.descriptions.changelog import LONG_STRINGS
-from gpu_ops.descriptions.dataflow import Dataflow, Vertex, bounded_times
+from gpu_ops.descriptions.changelog import LONG_STRINGS, ROW_KIND_COLUMN, SHORT_STRINGS
+from gpu_ops.descriptions.dataflow import Dataflow, Vertex
 from gpu_ops.descriptions.projection import ROWS, Projection, column_of, columns_in
 from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.ingest import Ingested, ingest_checked
@@ -58,6 +59,7 @@ class DataflowOperator(Operator):
         self.description, self.kernels = description, kernels
         self._clock_ms = 0
         self._operators: tuple[Operator, ...] = ()
+        self._under: Mapping[str, int | None] | None = None
 
     @property
     def room(self) -> Room:
@@ -141,26 +143,34 @@ class DataflowOperator(Operator):
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final in all operators."""
-        self._clock_ms = clock_ms
+        self._clock_ms, self._under = clock_ms, None
         for operator in self._operators:
             operator.commit(clock_ms)
 
     def discard(self) -> None:
         """Forget the prepared micro-batch in all operators."""
+        self._under = None
         for operator in self._operators:
             operator.discard()
 
     # --- time and the end --------------------------------------------------------------------
 
+    def under(self, watermarks: Mapping[str, int | None]) -> int | None:
+        """Takes the watermarks of the operators by event time, for the next micro-batch; there is none of the whole."""
+        self._under = watermarks
+        return None
+
     def _watermark(self, vertex: Vertex, operator: Operator, clock_ms: int) -> int | None:
         """The watermark of an operator: that of the input which is behind."""
         if not isinstance(operator, TimedOperator) or not vertex.description.by_event_time:
             return operator.watermark_ms(clock_ms)
+        if self._under is not None:
+            return self._under[vertex.name]
         below = {v.name: (v, one) for v, one in self._pairs()}
-        marks = []
-        for number, (source, name) in enumerate(zip(vertex.description.inputs, vertex.sources, strict=True)):
-            follows = name in below and source.event_time in bounded_times(below[name][0].description)
-            marks.append(self._output_watermark(*below[name]) if follows else operator.input_watermark_ms(number))
+        marks = [
+            operator.input_watermark_ms(number) if name is None else self._output_watermark(*below[name])
+            for number, name in enumerate(self.description.followed(vertex.name))
+        ]
         known = [mark for mark in marks if mark is not None]
         return min(known) if len(known) == len(marks) else None
 
@@ -238,6 +248,9 @@ _AT = "#"
 
 def _projected(kernels: Kernels, changes: Ingested, projection: Projection, schema: pa.Schema) -> Ingested:
     """The changes that a filter leaves, with their columns as the next operator has them."""
+    of_kinds, projection = projection.by_row_kind()
+    if of_kinds:
+        changes = changes.pick(_kinds_that_pass(of_kinds)[changes.kinds])
     rows = changes.rows
     if not isinstance(rows, pa.Table) and not projection.needs_host:
         for test in projection.where:
@@ -263,6 +276,14 @@ def _projected(kernels: Kernels, changes: Ingested, projection: Projection, sche
         sequence=changes.sequence[places],
         rows_in=int(places.size),
     )
+
+
+def _kinds_that_pass(tests: tuple[Expression, ...]) -> npt.NDArray[np.bool_]:
+    """Tells of each row kind whether a filter that asks for it lets it pass."""
+    kinds = pa.record_batch({ROW_KIND_COLUMN: SHORT_STRINGS, _AT: range(len(SHORT_STRINGS))})
+    places = kinds.schema.field(_AT)
+    found = project(Projection((column_of(places),), tests), kinds, pa.schema([places]))
+    return np.isin(kinds[_AT].to_numpy(), found[_AT].to_numpy())
 
 
 def _caused(sequence: npt.NDArray[np.int64], causes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

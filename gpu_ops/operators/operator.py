@@ -116,6 +116,14 @@ class Operator(abc.ABC):
         """The watermark of a micro-batch for which none is given, ms; None if none is known or none means anything."""
         return None
 
+    def under(self, watermarks: Mapping[str, int | None]) -> int | None:
+        """Takes the watermarks of the operators within this one, for the next micro-batch; returns its own.
+
+        Raises:
+            NotBuiltError: there are none within.
+        """
+        raise NotBuiltError(f"{type(self).__name__} is one operator, and has one watermark")
+
     @property
     def last_watermark_ms(self) -> int | None:
         """A watermark after all times, which ends what waits for one; None where nothing does."""

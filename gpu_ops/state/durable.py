@@ -46,7 +46,8 @@ from typing import IO, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.times import places
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.times import WatermarkMs, places
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.state.blocks import FilePart, together, without
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
@@ -71,6 +72,8 @@ _AT_ONCE: Final = 1 << 16
 
 
 _WATERMARK: Final = "watermark_ms"
+_OF_OPERATOR: Final = f".{_WATERMARK}"
+"""What follows the name of an operator of a dataflow in the name of its watermark."""
 _LATEST: Final = re.compile(r"part_(\d+)_latest_ms")
 """The name of a time that is neither the left input's nor the right one's."""
 
@@ -82,21 +85,40 @@ class Times:
     Attributes:
         watermark: the one in force in the micro-batch, None while there is none.
         latest: the latest event time seen so far, of each input, or of each part of the only one; None where there is
-            none yet, as at the end.
+            none yet, as at the end. Of a dataflow, those of its operators by event time behind each other.
     """
 
-    watermark: int | None = None
+    watermark: WatermarkMs = None
     latest: tuple[int | None, ...] = (None, None)
 
     def later(self, other: Times) -> Times:
         """The later of each: what two partitions, or two micro-batches, know together."""
         latest = (later(a, b) for a, b in itertools.zip_longest(self.latest, other.latest))
-        return Times(later(self.watermark, other.watermark), tuple(latest))
+        return Times(later_watermark(self.watermark, other.watermark), tuple(latest))
+
+    def of(self, description: Description, name: str) -> Times:
+        """Picks those of one operator by event time out of a dataflow's; `NO_TIMES` where it has no such operator."""
+        at = 0
+        for other, one in description.timed.items():
+            behind = at + len(one.watermarked)
+            if other == name:
+                within = self.watermark.get(name) if isinstance(self.watermark, Mapping) else self.watermark
+                return Times(within, (*self.latest, *[None] * behind)[at:behind])
+            at = behind
+        return NO_TIMES
+
+    @classmethod
+    def together(cls, times: Mapping[str, Times]) -> Times:
+        """Puts together those of a dataflow's operators by event time, by their names, in their order."""
+        watermarks = {name: one.watermark for name, one in times.items() if not isinstance(one.watermark, Mapping)}
+        return cls(watermarks, tuple(time for one in times.values() for time in one.latest))
 
     def to_facts(self) -> dict[str, str]:
         """Gives the times as metadata of a file, without those that are None."""
-        values = zip(_named(len(self.latest)), (self.watermark, *self.latest), strict=True)
-        return {name: str(value) for name, value in values if value is not None}
+        own, within = (None, self.watermark) if isinstance(self.watermark, Mapping) else (self.watermark, {})
+        values = dict(zip(_named(len(self.latest)), (own, *self.latest), strict=True))
+        values |= {f"{name}{_OF_OPERATOR}": value for name, value in within.items()}
+        return {name: str(value) for name, value in values.items() if value is not None}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, str]) -> Times:
@@ -104,7 +126,10 @@ class Times:
         numbers = [int(of_part[1]) for name in facts if (of_part := _LATEST.fullmatch(name)) is not None]
         names = _named(max(numbers, default=1) + 1)
         watermark, *latest = (int(facts[name]) if name in facts else None for name in names)
-        return cls(watermark, tuple(latest))
+        within = {name: int(value) for name, value in facts.items() if name.endswith(_OF_OPERATOR)}
+        return cls(
+            {name.removesuffix(_OF_OPERATOR): value for name, value in within.items()} or watermark, tuple(latest)
+        )
 
 
 def _named(count: int) -> list[str]:
@@ -117,6 +142,15 @@ def later(a: int | None, b: int | None) -> int | None:
     if a is None or b is None:
         return b if a is None else a
     return max(a, b)
+
+
+def later_watermark(a: WatermarkMs, b: WatermarkMs) -> WatermarkMs:
+    """The later of two watermarks, of a dataflow for each operator, or the one that is there."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return {name: later(a.get(name), b.get(name)) for name in {**a, **b}}
+    if isinstance(a, Mapping) or isinstance(b, Mapping):
+        return a or b
+    return later(a, b)
 
 
 NO_TIMES: Final = Times()

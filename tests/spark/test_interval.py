@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
+from gpu_ops.spark.plan import build as building
+from gpu_ops.spark.server.rescale import rescale
 from spark.support import Sink, Source, drain, in_memory, start
 
 pytestmark = pytest.mark.spark
@@ -188,10 +193,14 @@ def test_late_rows_go_to_a_sink_of_their_own(orders: Source, shipments: Source, 
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("engines", ["one", "each its own"])
 def test_a_chain_goes_by_the_watermark_of_the_join_before_it(
-    spark: Any, orders: Source, shipments: Source, tmp_path: Path
+    orders: Source, shipments: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engines: str
 ) -> None:
     """The first join's pads are far behind its latest rows, and not late in the second."""
+    spark = orders.df.sparkSession
+    if engines != "one":
+        monkeypatch.setattr(building, "one_engine", lambda *_: None)
     returns = Source(spark, tmp_path / "returns", "k long, v timestamp, c string")
     first = joined(orders, shipments, name="first", state=str(tmp_path / "first"))
     second = gpu_ops.interval_join(
@@ -200,6 +209,7 @@ def test_a_chain_goes_by_the_watermark_of_the_join_before_it(
         on="k", how="left", lower="-20 seconds", upper="20 seconds", name="second", state=str(tmp_path / "second"),
     )  # fmt: skip
     text = gpu_ops.explain(second)
+    assert ("in the same engine" in text) == (engines == "one")
     assert "shipped: row kinds in 'row_kind'; 5 columns watermark from the join 'first'" in " ".join(text.split())
     for second_ in (1, 500, 2000):
         orders.add(order(1, second_, f"o{second_}"))
@@ -216,6 +226,68 @@ def test_a_chain_goes_by_the_watermark_of_the_join_before_it(
     rows = {n: [(r[3], r[-1]) for r in sorted(rows)] for n, rows in sink.batches.items()}
     assert rows[2] == [("o1", "r1")]
     assert rows[3] == [("o500", "r500")]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("partitions", slow_but([1, 2], 2))
+def test_operators_by_time_in_one_engine_say_what_they_say_alone(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """In every micro-batch, over restarts, a repetition, other partitions: three operators, two go by a watermark."""
+    choice, said = random.Random(partitions), {}
+    names = ("orders", "shipments", "rates")
+    sources = {
+        name: Source(spark, tmp_path / name, f"k long, {when} timestamp, {name} int")
+        for name, when in zip(names, "tuv", strict=True)
+    }
+
+    def changes(folder: Path, partitions: int) -> Any:
+        options = {"partitions": partitions, "name": None}
+        shipped = gpu_ops.interval_join(
+            stream(sources["orders"].df, event_time="t", delay="4 seconds"),
+            stream(sources["shipments"].df, event_time="u", delay="4 seconds"),
+            on="k", lower="-5 seconds", upper="5 seconds", state=str(folder / "shipped"), **options,
+        )  # fmt: skip
+        priced = gpu_ops.asof_join(
+            stream(shipped.where("row_kind = '+I'"), event_time="t", name="shipped"),
+            stream(sources["rates"].df, event_time="v", delay="2 seconds"),
+            on="k", how="left", emit="at_watermark", state=str(folder / "priced"), **options,
+        )  # fmt: skip
+        return gpu_ops.aggregate(
+            priced.select("row_kind", "k", "rates"), by="k", aggregates={"n": "count(*)", "sum": "sum(rates)"},
+            state=str(folder / "sums"), **options,
+        )  # fmt: skip
+
+    def add(number: int) -> None:
+        for (name, source), when in zip(sources.items(), "tuv", strict=True):
+            rows = [(choice.randrange(5), number * 6 + choice.choice([0, 1, 3, 5, -9])) for _ in range(9)]
+            source.add(*({"k": k, when: at(second), name: choice.randrange(9)} for k, second in rows))
+
+    sinks = {engines: Sink() for engines in ("one", "each its own")}
+    for run in range(3):
+        for number in range(run * 3, run * 3 + 3):
+            add(number)
+        for engines, sink in sinks.items():
+            with monkeypatch.context() as patch:
+                if engines != "one":
+                    patch.setattr(building, "one_engine", lambda *_: None)
+                more = int(engines == "one" and run > 1 < partitions)
+                if more:
+                    rescale(str(tmp_path / engines / "sums"), partitions + more)
+                made = changes(tmp_path / engines, partitions + more)
+                assert ("in the same engine" in gpu_ops.explain(made)) == (engines == "one")
+                checkpoint = tmp_path / engines / "checkpoint"
+                if run == 2:  # the last micro-batch again
+                    (checkpoint / "commits" / "5").unlink()
+                query = drain(made, sink, checkpoint)
+                found = {x.name: x.metrics for x in gpu_ops.spark.join_progress(query.lastProgress)}
+                marks = {(name, what): n for name, its in found.items() for what, n in its.items() if "mark_ms" in what}
+                said[engines] = [n for _, n in sorted(marks.items())]
+    assert said["one"] == said["each its own"]
+    one, own = ({n: Counter(rows) for n, rows in sink.batches.items()} for sink in sinks.values())
+    assert one == own
+    assert len(one) == 9
+    assert sum(n for *_, n, _ in sinks["one"].table) > 20
 
 
 def until(condition: Callable[[], object], query: Any) -> None:

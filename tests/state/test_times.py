@@ -20,9 +20,12 @@ def test_the_later_of_each() -> None:
     other = Times(-9, (3, 4))
     assert TIMES.later(other) == other.later(TIMES) == Times(-5, (7, 4))
     assert NO_TIMES.later(TIMES) == TIMES
+    one, two = Times({"a": 3, "b": None}, (1, 2, None)), Times({"a": 2, "b": 5}, (2, None, None))
+    assert one.later(two) == two.later(one) == Times({"a": 3, "b": 5}, (2, 2, None))
+    assert NO_TIMES.later(one) == one
 
 
-@pytest.mark.parametrize("times", [TIMES, NO_TIMES, Times(0, (0, 0))])
+@pytest.mark.parametrize("times", [TIMES, NO_TIMES, Times(0, (0, 0)), Times({"a": 3, "b": 5}, (1, None, 7))])
 def test_times_come_back(tmp_path: Path, times: Times) -> None:
     log = PartitionLog(Files.at(str(tmp_path)), MANIFEST, 0)
     log.write_record(3, Record(TABLE, 11, "{}", times))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.driver.pools import Death
 from gpu_ops.spark.driver.queries import (
@@ -216,11 +217,16 @@ class Registry:
 
     def _watermarks(self, known: JoinState) -> Watermarks | None:
         plan = known.plan
-        if plan is None or not plan.description.by_time:
+        description = None if plan is None else plan.dataflow or plan.description
+        if plan is None or description is None or not description.by_time:
             return None
-        left, right = (self._upstream(upstream, known.query_id) for upstream in plan.upstream)
-        manifest = plan.manifest(known.query_id, known.number)
-        return Watermarks(plan.description, manifest, known.state, (left, right))
+        names = [v.name for v in description.operators] if isinstance(description, Dataflow) else [""]
+        within = {one.plan_id for one in plan.in_task} if isinstance(description, Dataflow) else set()
+        above = {
+            name: [self._upstream(None if it in within else it, known.query_id) for it in one.upstream]
+            for name, one in zip(names, plan.in_task[-len(names) :], strict=True)
+        }
+        return Watermarks(description, plan.manifest(known.query_id, known.number), known.state, above)
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
         """A function that asks a join of the same query for its output watermark; None without a join."""

@@ -1,4 +1,4 @@
-"""The watermark of a join by time, one for all its partitions, micro-batch by micro-batch.
+"""The watermarks of a task's operators by time, one each for all partitions, micro-batch by micro-batch.
 
 Every partition reports the latest event times it has seen; when all have, the watermark of the next
 micro-batch follows. Each partition stores the one it worked under with its record, so a driver that starts
@@ -8,11 +8,12 @@ anew finds it: for a micro-batch that some partition has done already, the very 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.times import BEFORE_ALL
+from gpu_ops.descriptions.times import BEFORE_ALL, WatermarkMs
 from gpu_ops.errors import StateError
 from gpu_ops.spark.server import recovery
 from gpu_ops.spark.wire.command import EventTimes
@@ -22,29 +23,47 @@ from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
 
 Upstream = Callable[[int], int | None]
-"""Returns the output watermark of the join by time that makes an input, in the micro-batch before this one."""
+"""Returns the output watermark of the operator that makes an input, in the micro-batch before this one."""
 
 
 class Moment(NamedTuple):
     """The watermark and the clock of one micro-batch, for all partitions, in milliseconds since the epoch.
 
     Attributes:
-        watermark: None while there is none, and by processing time.
+        watermark: None while there is none, and by processing time; of a dataflow those of its operators.
         clock_ms: the time at which the micro-batch began.
     """
 
-    watermark: int | None
+    watermark: WatermarkMs
     clock_ms: int
 
 
+class _Timed(NamedTuple):
+    """An operator by event time.
+
+    Attributes:
+        name: in its dataflow; empty if it is alone.
+        description: the operator.
+        upstream: for each of its inputs that is the changelog of another operator by event time, that one's output
+            watermark; None where the times of rows say it.
+        sides: where its inputs are among those of all.
+    """
+
+    name: str
+    description: Description
+    upstream: Sequence[Upstream | None]
+    sides: range
+
+
 class Watermarks:
-    """The watermarks of one join by time of one query.
+    """The watermarks of one operator by time of one query, or of those in one engine.
 
     Args:
-        description: the description of the join.
+        description: the description of the operator, or of the dataflow.
         manifest: the manifest that its state folder must have; it also says the number of partitions.
         state: the state folder, or None.
-        upstream: for each input that is the changelog of a join by time in the same query, its output watermark.
+        upstream: for each input that is the changelog of an operator by time in another task of the query, its output
+            watermark; of a dataflow by the names of its operators by event time.
     """
 
     def __init__(
@@ -52,15 +71,16 @@ class Watermarks:
         description: Description,
         manifest: Manifest,
         state: StateAddress | None,
-        upstream: tuple[Upstream | None, Upstream | None] = (None, None),
+        upstream: Mapping[str, Sequence[Upstream | None]] | Sequence[Upstream | None] = (None, None),
     ) -> None:
-        self._description, self._manifest, self._state, self._upstream = description, manifest, state, upstream
-        self._by_event_time = description.by_event_time
+        self._description, self._manifest, self._state = description, manifest, state
+        upstream = upstream if isinstance(upstream, Mapping) else {"": upstream}
+        self._timed = list(self._operators(description, upstream))
         self._lock = threading.Lock()
         self._batch = -1
         self._moment, self._last = Moment(None, 0), Moment(None, 0)
         self._before = NO_TIMES  # of all partitions, after the micro-batch before this one
-        self._rows_at = [0, 0]
+        self._rows_at = [0] * sum(len(one.sides) for one in self._timed)
         self._reports: dict[int, EventTimes] = {}
 
     def begin(self, batch_id: int, clock_ms: int) -> Moment:
@@ -85,7 +105,7 @@ class Watermarks:
                 )
             # of a clock that was ahead: an input is not to be waited for until it is there again
             self._rows_at = [min(at, clock_ms) for at in self._rows_at]
-            watermark = self._advance(batch_id, clock_ms) if self._by_event_time else None
+            watermark = self._advance(batch_id, clock_ms) if self._timed else None
             self._last, self._moment = self._moment, Moment(watermark, clock_ms)
             self._batch, self._reports = batch_id, {}
             return self._moment
@@ -102,14 +122,38 @@ class Watermarks:
         Rows that a watermark ends are emitted under it, so the output of micro-batch N may be as old as the
         output watermark of N - 1.
         """
+        last = self._description.last if isinstance(self._description, Dataflow) else self._description
         with self._lock:
-            watermark = self._before.watermark if batch_id == self._batch else None
-        behind = self._description.behind_ms
-        return None if watermark is None or behind is None else watermark - behind
+            one = self._timed[-1] if self._timed and batch_id == self._batch else None
+            return None if one is None or one.description is not last else self._output_watermark(one.name)
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _advance(self, batch_id: int, clock_ms: int) -> int | None:
+    def _operators(
+        self, description: Description, upstream: Mapping[str, Sequence[Upstream | None]]
+    ) -> Iterator[_Timed]:
+        sides = 0
+        for name, one in description.timed.items():
+            above = upstream[name]
+            if isinstance(description, Dataflow):
+                followed = zip(description.followed(name), above, strict=False)
+                above = [outside if within is None else self._asks(within) for within, outside in followed]
+            yield _Timed(name, one, above, range(sides, sides + len(one.sides)))
+            sides += len(one.sides)
+
+    def _asks(self, name: str) -> Upstream:
+        return lambda _: self._output_watermark(name)
+
+    def _output_watermark(self, name: str) -> int | None:
+        """The output watermark of an operator by event time, after the micro-batch before this one."""
+        watermark, behind = self._times_before(name).watermark, self._description.timed[name].behind_ms
+        return None if not isinstance(watermark, int) or behind is None else watermark - behind
+
+    def _times_before(self, name: str) -> Times:
+        """The times that an operator by event time knows after the micro-batch before this one."""
+        return self._before.of(self._description, name)
+
+    def _advance(self, batch_id: int, clock_ms: int) -> WatermarkMs:
         if batch_id == self._batch + 1 and self._batch >= 0 and len(self._reports) == self._manifest.partitions:
             for report in self._reports.values():
                 self._before = self._before.later(Times(self._moment.watermark, report.latest))
@@ -117,18 +161,21 @@ class Watermarks:
                     self._rows_at[side] = self._moment.clock_ms if came else self._rows_at[side]
         else:
             # How long an input has been idle counts from the restart: it may have waited for us.
-            self._rows_at = [clock_ms, clock_ms]
+            self._rows_at = [clock_ms] * len(self._rows_at)
             self._before, done = self._stored(batch_id)
             if done is not None:
                 return done.watermark
-        inputs = range(len(self._description.inputs))
-        silent = tuple(clock_ms - self._rows_at[number] for number in inputs)
-        input_watermarks = tuple(self._of_input(number, batch_id) for number in inputs)
-        return operator_watermark(self._description, input_watermarks, silent, self._before.watermark)
-
-    def _of_input(self, side: int, batch_id: int) -> int | None:
-        upstream, latest = self._upstream[side], self._before.latest[side:]
-        return self._description.inputs[side].watermark_ms(latest) if upstream is None else upstream(batch_id)
+        found = {}
+        for one in self._timed:
+            before = self._times_before(one.name)
+            silent = tuple(clock_ms - self._rows_at[number] for number in one.sides)
+            marks = tuple(
+                source.watermark_ms(before.latest[number:]) if above is None else above(batch_id)
+                for number, (source, above) in enumerate(zip(one.description.inputs, one.upstream, strict=False))
+            )
+            assert not isinstance(before.watermark, Mapping)
+            found[one.name] = operator_watermark(one.description, marks, silent, before.watermark)
+        return found.get("", found)
 
     def _stored(self, batch_id: int) -> tuple[Times, Times | None]:
         """The stored event times of all partitions before a micro-batch, and those of one that did it already."""

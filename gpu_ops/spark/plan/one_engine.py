@@ -10,20 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
 
 import pyarrow as pa
 
 from gpu_ops.conditions.expressions import ColumnRef
-from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
-from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.descriptions.over import Over
 from gpu_ops.descriptions.projection import ROWS, Projection
 from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.tasks.join import ChainedOperator, DataflowTask, Edge
@@ -32,22 +26,33 @@ from gpu_ops.spark.wire.command import Wire
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
-_KINDS: Final = (Aggregate, Join, Latest, MultiJoin, Over, Top)
-"""What can be one operator of several in an engine: those that no watermark moves."""
-
 
 def _fits(plan: JoinPlan) -> bool:
+    """Tells whether an operator can be one of several in an engine: not what takes, or gives, something beside rows."""
     description = plan.description
+    late = getattr(description, "late", None) or getattr(description.interval, "late", None)
     return (
-        isinstance(description, _KINDS)
-        and not (plan.backlog or plan.heartbeat_ms or description.by_time or description.takes_function)
-        and description.emit in ("per_event", "per_batch")
-        and all(source.bad_rows != "tag" for source in description.inputs)
+        not (plan.backlog or plan.heartbeat_ms or description.takes_function or late == "tag")
+        and description.emit != "at_end"
+        and all(source.bad_rows != "tag" and source.parts is None for source in description.inputs)
+    )
+
+
+def _goes_by(dataflow: Dataflow, plans: Sequence[JoinPlan]) -> bool:
+    """Tells whether each operator has the watermark within a dataflow that it has alone."""
+    ids = {vertex.name: plan.plan_id for vertex, plan in zip(dataflow.operators, plans, strict=True)}
+    upstream = {vertex.name: plan.upstream for vertex, plan in zip(dataflow.operators, plans, strict=True)}
+    return all(
+        (None if below is None else ids[below]) == (above if above in ids.values() else None)
+        for name in dataflow.timed
+        for below, above in zip(dataflow.followed(name), upstream[name], strict=False)
     )
 
 
 def _between(edge: Edge, source: Input, below: Description) -> Projection | None:
-    """Leaves the row kinds out of an edge's projection, as they pass beside it; None where they are computed or tested.
+    """Leaves the row kinds out of an edge's projection, as they pass beside it; None where it computes with them.
+
+    A filter may ask for a row kind and nothing else.
 
     Args:
         edge: between the two.
@@ -61,8 +66,10 @@ def _between(edge: Edge, source: Input, below: Description) -> Projection | None
     if source.sequence_by is not None or (source.unique_key is not None and source.updates == "upsert"):
         return None
     taken = Projection(tuple(columns[name] for name in source.schema.names), edge.projection.where)
-    fits = ROW_KIND_COLUMN not in taken.names and taken.types(below.values_schema) == list(source.schema.types)
-    return taken if fits else None
+    of_kinds, others = taken.by_row_kind()
+    if ROW_KIND_COLUMN in others.names or (of_kinds and source.row_kind is None):
+        return None
+    return taken if taken.types(below.values_schema) == list(source.schema.types) else None
 
 
 def one_engine(
@@ -109,7 +116,7 @@ def one_engine(
     by_input = (tuple(its[number] for its in wire.union_columns) for number in range(len(schemas)))
     carried = [Carried(schema, its) for schema, its in zip(schemas, by_input, strict=True)]
     dataflow = Dataflow(tuple(inputs.values()), tuple(vertices), tuple(names[plan_id] for plan_id in outputs))
-    if plans[-1].partitions > 1 and not dataflow.shuffled_by:
+    if (plans[-1].partitions > 1 and not dataflow.shuffled_by) or not _goes_by(dataflow, plans):
         return None
     return DataflowTask(operators, dataflow, wire, Arrivals(union, carried, first=first, numbers=numbers), outputs)
 

@@ -7,13 +7,14 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
 from gpu_ops.backends import lost_gpu
 from gpu_ops.descriptions.projection import Projection
+from gpu_ops.descriptions.times import WatermarkMs
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.kernels import Frame, Probe
 from gpu_ops.memory import Budget
@@ -34,7 +35,7 @@ class Recorded(NamedTuple):
     """The clock, watermark and backlog flag of the first application of a micro-batch, which repetitions take."""
 
     clock_ms: int
-    watermark: int | None
+    watermark: WatermarkMs
     backlog: bool = False
 
 
@@ -188,7 +189,7 @@ class PartitionState:
         wire: Wire,
         *,
         alive: Callable[[], bool] = lambda: True,
-        watermark: int | None = None,
+        watermark: WatermarkMs = None,
         clock_ms: int | None = None,
         backlog: bool = False,
         shared_in: str | None = None,
@@ -202,7 +203,7 @@ class PartitionState:
             table: rows of all inputs, as they came.
             wire: the layout of these rows.
             alive: whether the caller is still there; asked again before anything is made durable.
-            watermark: the watermark of an interval join by event time, in ms; a repetition takes the first one's.
+            watermark: that of an operator by event time, in ms; a repetition takes the first one's.
             clock_ms: the time, ms; by default now. A repetition takes the first one's.
             backlog: whether it is backlog; a repetition takes the first one's. Once one was not, none is.
             shared_in: a run in which a repetition with as many rows gets the first one's answer; None: in no run.
@@ -384,9 +385,15 @@ class PartitionState:
 
     # --- versions ----------------------------------------------------------------------------
 
-    def _under(self, watermark: int | None) -> dict[str, Any]:
+    def _under(self, watermark: WatermarkMs) -> dict[str, Any]:
         """The engine's argument for the watermark, so that it does not compute one from its part of the rows."""
-        return {"watermark": (None, None) if watermark is None else watermark} if self._by_event_time else {}
+        timed = self.description.timed
+        if not timed:
+            return {}
+        if "" in timed:
+            return {"watermark": (None, None) if watermark is None else watermark}
+        known = watermark if isinstance(watermark, Mapping) else {}
+        return {"watermark": {name: known.get(name) for name in timed}}
 
     def _advance(self, batch_id: int) -> Recorded | None:
         """Brings the engine to exactly version ``batch_id``, nothing prepared.

@@ -30,7 +30,7 @@ from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.server.recovery import RecoveredState, write_snapshot
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.durable import PartitionLog
+from gpu_ops.state.durable import PartitionLog, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN
 from gpu_ops.state.manifest import Manifest
@@ -231,10 +231,20 @@ class AssembledState:
             states = list(held.values())
             clock_ms, times = max(one.clock_ms for one in states), states[0].times
             if isinstance(description, Dataflow):
+                times = self._times(description, held)
                 tables[CLOCK] = pa.table({CLOCK: pa.array([clock_ms], pa.int64())})
             log = PartitionLog(Files.at(self.state), self.manifest, partition)
             together = RecoveredState(tables, clock_ms, times, all(one.backlog for one in states))
             write_snapshot(log, self.version, together, origins)
+
+    def _times(self, description: Dataflow, held: Mapping[str, RecoveredState]) -> Times:
+        """The times of a dataflow out of those of the operators whose states it gets."""
+        stored = {name: self.operators[name] for name in description.timed}
+        found = {
+            name: held[one.state.identity].times.of(from_json(one.manifest.description), one.name)
+            for name, one in stored.items()
+        }
+        return Times.together(found)
 
     def catch_up(self, version: int) -> None:
         """Adds micro-batches without changes to snapshots of an earlier version, up to the version."""

@@ -91,7 +91,7 @@ class Task(OperatorTask):
         arrivals: unpacks and orders the rows.
         output: the changelog's schema.
         metrics: the names of the metrics, see `gpu_ops.spark.metrics.metrics.metric_names`.
-        times: the inputs whose latest event times are reported to the directory, two at most.
+        times: the inputs of operators by event time, whose latest times are reported to the directory.
         hidden: the column in which metrics are observed, or None.
         blocks: the folders in which the server may leave its answer, if it is on this machine.
         shares: the number of Spark tasks of each partition. All bring its rows, the first to come has them computed,
@@ -199,7 +199,7 @@ class Task(OperatorTask):
             join_id=join_id, query_id=task.query_id, run_id=task.run_id, batch_id=task.batch_id,
             state=command["state"], backend=command["backend"], partition=partition, partitions=self.partitions,
             attempt=task.attempt, evaluation=evaluation, backlog=bool(command["options"].get("backlog", False)),
-            timed="watermark_ms" in self.metrics,
+            timed=any("watermark_ms" in one.task.metrics for one in self.operators),
         )  # fmt: skip
 
         def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
@@ -308,6 +308,7 @@ class DataflowTask(Task):
         vars(self).update(vars(last))
         self._operators, self.dataflow, self.arrivals = tuple(operators), dataflow, arrivals
         self._outputs = tuple(outputs)
+        self._times = [f"{name}.{side}" for name, one in dataflow.timed.items() for side in one.sides]
         self.command = {**last.command, "description": dataflow.to_json(), "wire": wire.to_dict()}
 
     @property

@@ -15,6 +15,7 @@ from gpu_ops.descriptions.dataflow import shared_columns
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.descriptions.times import WatermarkMs
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.fields import fits, hints_of
 from gpu_ops.spark.wire.connection import Handler, as_json
@@ -189,7 +190,8 @@ class ApplyCommand:
             join may begin with one.
         counted: whether a message with the number of rows, ``{"rows": n}``, ends them; without it the stream has
             broken off.
-        watermark: the watermark of the micro-batch, ms since the epoch, for an interval join by event time.
+        watermark: the watermark of the micro-batch, ms since the epoch, for an operator by event time; of a dataflow by
+            the names of its operators.
         clock_ms: the micro-batch's time, the same for all partitions; None: the server's.
         backlog: whether the micro-batch is backlog.
         join_number: the join's number in its query, see `gpu_ops.state.manifest.Manifest`.
@@ -218,7 +220,7 @@ class ApplyCommand:
     wire: Wire
     options: Mapping[str, Any]
     counted: bool = False
-    watermark: int | None = None
+    watermark: WatermarkMs = None
     clock_ms: int | None = None
     backlog: bool = False
     join_number: int | None = None
@@ -367,7 +369,7 @@ class BatchContext:
     """The facts of a micro-batch that are the same in all partitions of a join; attributes as of `ApplyCommand`."""
 
     join_number: int | None = None
-    watermark: int | None = None
+    watermark: WatermarkMs = None
     clock_ms: int | None = None
     backlog: bool = False
     shared_in: str | None = None
@@ -386,7 +388,8 @@ class EventTimes:
     """The event times that one partition has seen after a micro-batch.
 
     Attributes:
-        latest: the latest event time that it has ever seen of each input, or of each part of the only one, ms.
+        latest: the latest event time that it has ever seen of each input, or of each part of the only one, ms. Of a
+            dataflow, those of its operators by event time behind each other; likewise the next.
         rows: per input, whether the micro-batch brought rows.
     """
 
