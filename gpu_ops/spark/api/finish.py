@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.query.by_time import read
@@ -143,7 +144,8 @@ def _left(
         rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
     if function is not None:
         return rows
-    return shown(query, description, without_hidden(rows.select(*changelog_columns(description, "finish", ""))))
+    last = description.last if isinstance(description, Dataflow) and not description.outputs else description
+    return shown(query, description, without_hidden(rows.select(*changelog_columns(last, "finish", ""))))
 
 
 def reopen(*, state: Location) -> None:
