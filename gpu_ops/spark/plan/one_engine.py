@@ -67,7 +67,7 @@ def _between(edge: Edge, source: Input, below: Description) -> Projection | None
         return None
     taken = Projection(tuple(columns[name] for name in source.schema.names), edge.projection.where)
     of_kinds, others = taken.by_row_kind()
-    if ROW_KIND_COLUMN in others.names or (of_kinds and source.row_kind is None):
+    if ROW_KIND_COLUMN in others.names or (source.row_kind is None and (of_kinds or not below.insert_only)):
         return None
     return taken if taken.types(below.values_schema) == list(source.schema.types) else None
 
