@@ -19,8 +19,8 @@ from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops.errors import StateError
-from gpu_ops.spark.driver import checkpoint as module
 from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
+from gpu_ops.spark.driver.hadoop_files import HadoopFiles
 from gpu_ops.spark.driver.stream_sources import StreamSource, _redacted, _settled, sources_of
 from gpu_ops.spark.sources.topics import topics_beside
 from spark.support import Sink, drain
@@ -154,7 +154,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("every", slow_but([1, 7], 7))
 def test_a_write_that_is_killed_anywhere_is_completed_by_the_next(changed, every, monkeypatch, tmp_path):
     changed(tmp_path / "whole")
-    whole, write = text_of(tmp_path / "whole"), module._Files._write
+    whole, write = text_of(tmp_path / "whole"), HadoopFiles._write
     for point in range(every - 1, 2 * len(whole), every):
         to, left = tmp_path / str(point), [point]
 
@@ -170,7 +170,7 @@ def test_a_write_that_is_killed_anywhere_is_completed_by_the_next(changed, every
                 raise Killed
             left[0] -= 1
 
-        monkeypatch.setattr(module._Files, "_write", killed)
+        monkeypatch.setattr(HadoopFiles, "_write", killed)
         with pytest.raises(Killed):
             changed(to)
         monkeypatch.undo()

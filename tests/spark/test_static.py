@@ -388,6 +388,7 @@ def test_in_a_job(spark: Any, tmp_path: Path) -> None:
         load(job)
     for connector, message in (("rate", "rate has no end"), ("jdbc", "a table of a database is no stream")):
         scan = "'scan' = 'once'" if connector == "rate" else "'url' = 'x', 'table' = 'y'"
-        job.write_text(f"CREATE TABLE t WITH ('connector' = '{connector}', {scan});" + text.format(more=""))
+        read = text.format(more="").replace("JOIN items", "JOIN t")
+        job.write_text(f"CREATE TABLE t WITH ('connector' = '{connector}', {scan});{read}")
         with pytest.raises(JobError, match=message):
             load(job)

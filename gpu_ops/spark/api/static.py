@@ -29,10 +29,11 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.query.catalyst import items, java_class
+from gpu_ops.query.catalyst import items
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, one_machine
+from gpu_ops.spark.driver.hadoop_files import HadoopFiles
 from gpu_ops.spark.driver.queries import takes_what_is_there
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.plan.column_metadata import is_changelog
@@ -185,27 +186,18 @@ class _Folder:
 
     def __init__(self, session: SparkSession, location: str) -> None:
         self.session, self.location = session, location
-        conf = session._jsparkSession.sessionState().newHadoopConf()
-        self._path = functools.partial(java_class(session, "org.apache.hadoop.fs.Path"))
-        self._files = self._path(location).getFileSystem(conf)
+        self._files = HadoopFiles(session, location)
 
     def complete(self, part: str) -> bool:
         """True if a part is complete."""
-        return bool(self._files.exists(self._path(f"{self.location}/{part}/_SUCCESS")))
-
-    def numbers(self, part: str) -> list[int]:
-        """The numbers of the folders in a folder, in order."""
-        at = self._path(f"{self.location}/{part}")
-        statuses = self._files.listStatus(at) if self._files.exists(at) else []
-        names = [str(status.getPath().getName()) for status in statuses]
-        return sorted(int(name) for name in names if name.isdigit())
+        return self._files.exists(f"{part}/_SUCCESS")
 
     def settle(self) -> None:
         """Completes or removes the files that a killed run had begun."""
-        last = max(self.numbers("changes"), default=-1)
-        if last > max(self.numbers("rows"), default=-1) and self.complete("_next/rows"):
+        last, rows = (self._files.latest(part) for part in ("changes", "rows"))
+        if last is not None and (rows is None or last > rows) and self.complete("_next/rows"):
             self._put("_next/rows", f"rows/{last}")
-        self._files.delete(self._path(f"{self.location}/_next"), True)
+        self._files.delete("_next")
 
     def begin(self, df: DataFrame, *, refreshed: bool) -> None:
         """Writes the rows for the first time."""
@@ -267,25 +259,23 @@ class _Folder:
             table: the table as it is now.
             key: columns that identify a row; None for none.
         """
-        number, schema = max(self.numbers("rows")), table.schema
+        number, schema = self._files.numbers("rows")[-1], table.schema
         self._write(table, "_next/rows")
         changes = _difference(self._read(f"rows/{number}", schema), self._read("_next/rows", schema), key)
         if changes.isEmpty():
-            self._files.delete(self._path(f"{self.location}/_next"), True)
+            self._files.delete("_next")
             return False
         self._write(changes, "_next/changes")
         self._put("_next/changes", f"changes/{number + 1}")
         self._put("_next/rows", f"rows/{number + 1}")
-        self._files.delete(self._path(f"{self.location}/rows/{number}"), True)
+        self._files.delete(f"rows/{number}")
         return True
 
     def _write(self, df: DataFrame, part: str) -> None:
         df.write.mode("overwrite").parquet(f"{self.location}/{part}")
 
     def _put(self, part: str, to: str) -> None:
-        self._files.mkdirs(self._path(f"{self.location}/{to}").getParent())
-        if not self._files.rename(self._path(f"{self.location}/{part}"), self._path(f"{self.location}/{to}")):
-            raise StateError(f"{self.location}/{part} cannot be renamed to {to}")
+        self._files.move(part, to)
 
 
 def _all(df: DataFrame) -> list[Any]:

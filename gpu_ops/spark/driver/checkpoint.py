@@ -11,23 +11,16 @@ number. Hadoop reads the files, and Spark's own `CheckpointFileManager` writes e
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from gpu_ops.errors import NotBuiltError, StateError
-from gpu_ops.query.catalyst import java_class
+from gpu_ops.errors import StateError
+from gpu_ops.spark.driver.hadoop_files import HadoopFiles
 from gpu_ops.spark.driver.stream_sources import StreamSource, unknown_sources
-
-_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
-_MANAGERS: Final = (f"{_STREAMING}.checkpointing.CheckpointFileManager$", f"{_STREAMING}.CheckpointFileManager$")
-"""The object that makes the writer of checkpoint files, from Spark 4.1 on and before."""
 
 _NOTHING: Final = "-"
 """Stands for the offset of a source that has given nothing yet."""
@@ -76,7 +69,7 @@ class Checkpoint:
             StateError: there is no checkpoint, its last micro-batch is not committed, it has state of Spark's own
                 operators, other sources, or a format that is not known.
         """
-        files = _Files(session, location)
+        files = HadoopFiles(session, location)
         if not files.exists(_METADATA):
             raise StateError(
                 f"there is no checkpoint of a query in {files.location}: give the checkpointLocation that it ran with"
@@ -114,7 +107,7 @@ class Checkpoint:
 
     def text_of(self, session: SparkSession, name: str) -> str | None:
         """The text of a further file that the checkpoint has, or None."""
-        files = _Files(session, self.location)
+        files = HadoopFiles(session, self.location)
         return files.text(name) if files.exists(name) else None
 
 
@@ -129,7 +122,7 @@ def begin_checkpoint(session: SparkSession, to: str, query_id: str) -> str:
     Returns:
         The id that it has.
     """
-    files = _Files(session, to)
+    files = HadoopFiles(session, to)
     if not files.exists(_METADATA):
         _put_id(files, query_id)
     return _query_id(files)
@@ -167,7 +160,7 @@ def write_checkpoint(
         StateError: the folder has something else, or the sources are not as many as the parts.
         NotBuiltError: this version of Spark has other classes for checkpoints.
     """
-    files = _Files(session, to)
+    files = HadoopFiles(session, to)
     sources = unknown_sources(list(map(str, range(len(parts))))) if sources is None else sources
     if len(sources) != len(parts):
         raise StateError(f"the query has {len(sources)} sources, and its checkpoint is to be made of {len(parts)}")
@@ -177,7 +170,7 @@ def write_checkpoint(
         return
     _check_unused(files, batch)
     for source, (checkpoint, number) in zip(sources, parts, strict=True):
-        other = _Files(session, checkpoint.location)
+        other = HadoopFiles(session, checkpoint.location)
         files.copy(other, f"{_SOURCES}/{checkpoint.folders[number]}", f"{_SOURCES}/{source.folder}")
     for name, text in (beside or {}).items():
         files.put(name, text)
@@ -188,11 +181,11 @@ def write_checkpoint(
     _put_id(files, query_id)
 
 
-def _put_id(files: _Files, query_id: str) -> None:
+def _put_id(files: HadoopFiles, query_id: str) -> None:
     files.put(_METADATA, json.dumps({"id": query_id}, separators=(",", ":")))
 
 
-def _query_id(files: _Files) -> str:
+def _query_id(files: HadoopFiles) -> str:
     text = files.text(_METADATA)
     query_id = _members(text, f"the checkpoint {files.location}").get("id")
     if not isinstance(query_id, str):
@@ -261,7 +254,7 @@ def _text(sources: Sequence[StreamSource], offsets: Sequence[str | None], build:
     return "\n".join([build.layout, build.metadata, *lines])
 
 
-def _check_written(files: _Files, query_id: str, batch: int, offsets: str) -> None:
+def _check_written(files: HadoopFiles, query_id: str, batch: int, offsets: str) -> None:
     """Refuses a checkpoint that is whole already, if it is not the one that is to be written."""
     present = _query_id(files)
     if present != query_id:
@@ -275,7 +268,7 @@ def _check_written(files: _Files, query_id: str, batch: int, offsets: str) -> No
         )
 
 
-def _check_unused(files: _Files, batch: int) -> None:
+def _check_unused(files: HadoopFiles, batch: int) -> None:
     """Refuses a folder that has micro-batches of another query."""
     others = [f"{_OFFSETS}/{n}" for n in files.numbers(_OFFSETS) if n not in (batch - 1, batch)]
     others += [f"{_COMMITS}/{n}" for n in files.numbers(_COMMITS) if n != batch]
@@ -284,118 +277,3 @@ def _check_unused(files: _Files, batch: int) -> None:
         raise StateError(
             f"{files.location} has a checkpoint of another query, {others[0]}: give a checkpoint folder that is empty"
         )
-
-
-class _Files:
-    """The files of a checkpoint.
-
-    Args:
-        session: a session.
-        location: the checkpoint's folder.
-    """
-
-    def __init__(self, session: SparkSession, location: str) -> None:
-        self._session = session
-        self._conf = session._jsparkSession.sessionState().newHadoopConf()
-        root = self._class("org.apache.hadoop.fs.Path")(location)
-        self._files = root.getFileSystem(self._conf)
-        self._root = self._files.makeQualified(root)
-        self.location = str(self._root.toString())
-
-    def exists(self, name: str) -> bool:
-        """True if there is a file or a folder."""
-        return bool(self._files.exists(self._path(name)))
-
-    def names(self, folder: str) -> list[str]:
-        """The names of what is in a folder, without what is being written and checksums; none if it is not there."""
-        return [str(x.getPath().getName()) for x in self._listed(folder)]
-
-    def numbers(self, folder: str) -> list[int]:
-        """The numbers of the files of a log, in order."""
-        return sorted(int(name) for name in self.names(folder) if name.isdigit())
-
-    def latest(self, folder: str) -> int | None:
-        """The number of the newest file of a log, or None."""
-        return max(self.numbers(folder), default=None)
-
-    def text(self, name: str) -> str:
-        """The text of a file."""
-        with _opened(self._files, self._path(name)) as stream:
-            return str(self._class("org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
-
-    def put(self, name: str, text: str) -> None:
-        """Writes a file, unless it is there with this text.
-
-        Raises:
-            StateError: it is there with another text.
-        """
-        if not self.exists(name):
-            self._write(name, lambda stream: stream.write(bytearray(text.encode())))
-        elif self.text(name) != text:
-            raise self._other_content(name)
-
-    def copy(self, other: _Files, origin: str, to: str) -> None:
-        """Copies a folder with all that is in it, but for what is there already; nothing if it is not there.
-
-        Raises:
-            StateError: a file of it is there with another content.
-        """
-        for status in other._listed(origin):
-            name = str(status.getPath().getName())
-            if status.isDirectory():
-                self.copy(other, f"{origin}/{name}", f"{to}/{name}")
-                continue
-            io = self._class("org.apache.commons.io.IOUtils")
-            with _opened(other._files, status.getPath()) as content:
-                if not self.exists(f"{to}/{name}"):
-                    self._write(f"{to}/{name}", functools.partial(io.copyLarge, content))
-                    continue
-                with _opened(self._files, self._path(f"{to}/{name}")) as present:
-                    if not io.contentEquals(content, present):
-                        raise self._other_content(f"{to}/{name}")
-
-    def _other_content(self, name: str) -> StateError:
-        return StateError(
-            f"{self.location} has a file {name} of another query or change: give a checkpoint folder that is empty"
-        )
-
-    def _write(self, name: str, write: Callable[[Any], Any]) -> None:
-        """Writes a file that appears whole or not at all."""
-        path, manager = self._path(name), self._manager
-        manager.mkdirs(path.getParent())
-        stream = manager.createAtomic(path, False)
-        try:
-            write(stream)
-        except BaseException:
-            stream.cancel()
-            raise
-        stream.close()
-
-    @functools.cached_property
-    def _manager(self) -> Any:
-        """Spark's writer of checkpoint files, which a setting names."""
-        for name in _MANAGERS:
-            with contextlib.suppress(Py4JError):
-                managers = getattr(self._class(name), "MODULE$")
-                return managers.create(self._root, self._conf)
-        raise NotBuiltError("this version of Spark has no CheckpointFileManager where others have it")
-
-    def _listed(self, folder: str) -> list[Any]:
-        at = self._path(folder)
-        statuses = self._files.listStatus(at) if self._files.exists(at) else []
-        return [x for x in statuses if not str(x.getPath().getName()).startswith(".")]
-
-    def _path(self, name: str) -> Any:
-        return self._class("org.apache.hadoop.fs.Path")(self._root, name)
-
-    def _class(self, name: str) -> Any:
-        return java_class(self._session, name)
-
-
-@contextlib.contextmanager
-def _opened(files: Any, path: Any) -> Iterator[Any]:
-    stream = files.open(path)
-    try:
-        yield stream
-    finally:
-        stream.close()
