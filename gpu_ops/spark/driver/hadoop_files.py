@@ -60,7 +60,7 @@ class HadoopFiles:
         self._files.delete(self._path(folder), True)
 
     def move(self, folder: str, to: str) -> None:
-        """Moves a folder.
+        """Moves a folder to another place below.
 
         Raises:
             StateError: it cannot be moved.
