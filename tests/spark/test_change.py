@@ -837,3 +837,33 @@ def test_a_join_by_time_goes_on_as_it_is(spark: Any, tmp_path: Path) -> None:
         run_into("whole", tmp_path / "whole", "per_batch")
     assert tables_seen["changed"] == tables_seen["whole"]
     assert any("paid=None" in row for row in tables_seen["whole"])
+
+
+@pytest.mark.slow
+def test_a_table_that_an_operator_makes_is_read_again(spark: Any, tmp_path: Path) -> None:
+    """As a job's with ``'unavailable' = 'keep'`` is: the operator has a state of its own, below that of the query."""
+    inputs, table = Inputs(spark, tmp_path, random.Random(16)), Table()
+    inputs.add()
+    inputs.add()
+
+    def tables(folder: Path) -> dict[str, Any]:
+        made = inputs.tables(JOINED)
+        kept = gpu_ops.latest(made["orders"], state=str(folder / "state" / "latest"))
+        return {**made, "orders": stream(kept, unique_key="id")}
+
+    old, new = (tmp_path / name for name in ("old", "new"))
+    run_tables(tables(old), INNER, old, table)
+    assert table.rows == inputs.result(INNER)
+    inputs.add()
+    options: dict[str, Any] = {
+        "state": str(new / "state"), "checkpoint": str(new / "checkpoint"), "old_state": str(old / "state"),
+        "old_checkpoint": str(old / "checkpoint"), "write": table,
+    }  # fmt: skip
+    query = f"{INNER} WHERE o.amount > 2"
+    with pytest.raises(DescriptionError, match=r"'orders': an operator outside of the query.*read_again=\['orders'\]"):
+        gpu_ops.change(query, tables=tables(new), **options)
+    gpu_ops.change(query, tables=tables(new), read_again=["orders"], **options)
+    for _ in range(2):
+        run_tables(tables(new), query, new, table)
+        assert table.rows == inputs.result(query)
+        inputs.add()

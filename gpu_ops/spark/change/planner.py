@@ -375,7 +375,7 @@ class ChangePlanner:
                 how = "its state is taken over" if id(node) in self.kept else "built anew"
                 operators.append(OperatorChange(said(node), "as it was", how))
             elif was is not None:
-                why = next(said_differences(was, node, results=True))
+                why = next(said_differences(was, node, results=True), "")
                 operators.append(OperatorChange(said(node), "changed", why))
             else:
                 operators.append(OperatorChange(said(node), "new", ""))
