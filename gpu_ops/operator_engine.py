@@ -293,9 +293,7 @@ class OperatorEngine:
         names = [name for name in self.description.timed if name]
         if isinstance(watermark, Mapping) or (names and watermark is not None):
             if not isinstance(watermark, Mapping) or watermark.keys() != set(names):
-                raise DescriptionError(
-                    f"watermark={watermark!r}: of a dataflow it is one of each of {', '.join(names)}"
-                )
+                raise DescriptionError(f"watermark={watermark!r}: a dataflow has one of each of {', '.join(names)}")
             return {name: None if w is None else whole_number("watermark", w) for name, w in watermark.items()}
         if isinstance(watermark, tuple):
             if len(watermark) != 2:

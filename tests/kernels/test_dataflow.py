@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from oracle.dataflows import cut, dataflow, trace, with_outputs
 from oracle.drive import Backend
@@ -18,7 +22,9 @@ from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.dataflow import Dataflow, Vertex
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.projection import ROWS, Projection, column_of
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.operators import dataflow as running
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
@@ -36,6 +42,65 @@ def test_same_as_the_cpu(engines: Backend, seed: int, emit: str) -> None:
     parts = cut(flow, trace(rng, flow.inputs, 120), rng, 60)
     batches = [(x["inputs"], {"orders": x["orders"], "clock_ms": number}) for number, x in enumerate(parts)]
     alike(run(engines, flow, batches), run(CPU, flow, batches))
+
+
+def timed_operators() -> Dataflow:
+    """A left join by time, of what comes out an ASOF join at the watermark, and of that sums by key."""
+    time, key = pa.timestamp("ms"), (gpu_ops.Key("k", "k", using=True),)
+    orders, ships, rates = (
+        Input.of(pa.schema([("k", pa.int64()), (at, time), (value, pa.int64())]), name=name, event_time=at, delay_ms=0)
+        for name, at, value in (("orders", "t", "o"), ("ships", "u", "s"), ("rates", "v", "r"))
+    )
+    shipped = gpu_ops.IntervalJoin("left", orders, ships, key, interval=gpu_ops.Interval(-2000, 2000))
+    kind = Expression("row_kind = '+I'", parse("row_kind = '+I'", {ROWS: shipped.output_schema}).root, _OF_KINDS)
+    only = Projection(Projection.all(shipped.values_schema).columns, (kind,))
+    left = dataclasses.replace(shipped.as_input("shipped"), event_time="t", delay_ms=0)
+    priced = gpu_ops.AsofJoin("left", left, rates, key, asof=gpu_ops.Asof("backward"), emit="at_watermark")
+    sums = Aggregate.of(priced.as_input("priced"), ("k",), {"n": "count(*)", "most": "max(r)"}, "per_batch")
+    operators = (
+        Vertex("shipped", shipped, ("orders", "ships")),
+        Vertex("priced", priced, ("shipped", "rates"), (only, None)),
+        Vertex("sums", sums, ("priced",)),
+    )
+    return Dataflow((orders, ships, rates), operators)
+
+
+_OF_KINDS = {ROWS: ("row_kind",)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_operators_by_event_time_go_by_the_watermarks_that_they_are_given(engines: Backend, seed: int) -> None:
+    """As on the CPU, and as the operators alone under the same watermarks."""
+    rng, flow, marks, batches = random.Random(seed), timed_operators(), {"shipped": 0, "priced": 0}, []
+    assert from_json(flow.to_json()).to_json() == flow.to_json()
+    assert flow.followed("priced") == ("shipped", None)
+    for number in range(8):
+        tables = []
+        for source in flow.inputs:
+            rows = [(rng.randrange(4), rng.randrange(3), number * 1000 + rng.randrange(-3000, 2000)) for _ in range(9)]
+            k, value, at = zip(*rows, strict=True)
+            tables.append(pa.table([k, at, value], schema=source.schema) if rng.random() < 0.8 else None)
+        marks = {name: mark + rng.choice([0, 500, 1500]) for name, mark in marks.items()}
+        watermark = {name: mark or None for name, mark in marks.items()}
+        batches.append((tables, {"watermark": watermark, "clock_ms": number}))
+    found = run(engines, flow, batches)
+    alike(found, run(CPU, flow, batches))
+    alone = {v.name: JoinEngine(v.description, "cpu") for v in flow.operators}
+    for (given, options), changes in zip(batches, found[0], strict=True):
+        under, clock_ms = options["watermark"], options["clock_ms"]
+        shipped = alone["shipped"].process(given[0], given[1], watermark=(under["shipped"],) * 2, clock_ms=clock_ms)
+        only = shipped.filter(pc.equal(shipped["row_kind"], "+I"))
+        priced = alone["priced"].process(only, given[2], watermark=(under["priced"],) * 2, clock_ms=clock_ms)
+        wanted = alone["sums"].process(priced, clock_ms=clock_ms)
+        assert Counter(map(str, changes.to_pylist())) == Counter(map(str, wanted.to_pylist()))
+
+
+def test_watermarks_of_a_dataflow_are_those_of_its_operators() -> None:
+    with closing(JoinEngine(timed_operators(), "cpu")) as engine:
+        for given in (5, (5, 5), {"shipped": 5}, {"shipped": 5, "priced": 5, "sums": 5}):
+            with pytest.raises(gpu_ops.DescriptionError, match="a dataflow has one of each of shipped, priced"):
+                engine.process(None, None, None, watermark=given)
+        engine.process(None, None, None, watermark={"shipped": 5, "priced": None})
 
 
 @only_on("gpu", *EMULATED)
