@@ -76,11 +76,12 @@ class NewStates:
             for part, state in self._states(engine, query_id, version, there):
                 as_planned &= part is engine
                 wanted, present = state.manifest, Manifest.read(Files.at(state.state))
+                # the run that built all of its operators has left them there, together
                 as_it_is = present is not None and all(
                     there.get(own) == StatePlace(part.folder, name) and own not in self._kept_names
                     for own, name in part.operators.items()
                 )
-                if self._is_taken(engine, state):
+                if self._is_taken(engine, state):  # it was written with the rows, and the others are versions ahead
                     if filling is not None:
                         state.catch_up(_FIRST)
                 elif as_it_is and present is not None and present.digest == wanted.digest:

@@ -212,6 +212,8 @@ class ChangePlanner:
         self.tables: dict[str, TableChange] = {}
         self.kept: dict[int, OldOperator] = {}
         """By node, the operators whose state is taken over."""
+        self._from_source: frozenset[str] = frozenset()
+        """Tables that are read from their sources' beginnings, as far as that is known."""
         self._choose(dict(new.tables()))
 
     def _choose(self, tables: Mapping[str, Stream]) -> None:
@@ -274,7 +276,7 @@ class ChangePlanner:
         old = self.old_of(output)
         if old is None or len(old.plan.parts) != len(output.plan.parts):
             return False
-        if any(table in self._read for root in output.roots for table in tables_of(root)):
+        if any(table in self._from_source for root in output.roots for table in tables_of(root)):
             return False
         pairs = zip((part.root for part in old.plan.parts), output.roots, strict=True)
         return all(a.schema.names == b.schema.names and same_rows(a, b) for a, b in pairs)
@@ -285,7 +287,7 @@ class ChangePlanner:
 
     def _take(self, why: dict[str, str]) -> None:
         """Finds the rows of inputs that are needed, and adds why the state does not have all of some tables."""
-        self._read = set(why)
+        self._from_source = frozenset(why)
         read = self.needed()
         by_time = {
             id(use)
@@ -306,8 +308,12 @@ class ChangePlanner:
                 why.update((table, found) for table in tables_of(use) - why.keys())
             else:
                 self.taken[id(use)] = found
+        self._leave_united(read, why)
+
+    def _leave_united(self, read: Sequence[PlanNode], why: dict[str, str]) -> None:
+        """Leaves rows in the old state of tables that are read from their beginnings, and of those united with them."""
         again = True
-        while again:  # all uses of a table have its rows from one place, and so have those of tables united with it
+        while again:
             again = False
             for use in read:
                 tables = tables_of(use)

@@ -350,7 +350,7 @@ class ChangeRun:
         return as_changelog(self._session.read.schema(schema).parquet(self._part(name, rows)), schema)
 
     def _result(self, output: Statement) -> DataFrame:
-        """The result of a new query."""
+        """The result of a new query: as the run has put it out, as the old one was, or that of operators that stay."""
         if output in self._built:
             schema, number = self._filling.schema, self._built.index(output)
             kept = self._session.read.schema(schema).parquet(f"{self._below}/result/*")
