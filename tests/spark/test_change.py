@@ -700,6 +700,25 @@ def test_a_job_of_several_queries_is_changed(
     jobs.check(*old)
 
 
+@pytest.mark.slow
+def test_a_filter_is_compared_by_what_it_computes(spark: Any, tmp_path: Path, into_tables: Any) -> None:
+    """The same condition over a view's column that is computed otherwise leaves other rows."""
+    jobs, view = Jobs(spark, tmp_path, 17), "SELECT id, refund, refund * {} AS more FROM refunds"
+    inserts = {"a": f"SELECT o.id, v.refund, v.more {OF_VIEW} WHERE v.more > 3"}
+    jobs.inputs.add()
+    runner.run(into_tables(jobs, jobs.load("old", {"v": view.format(2)}, inserts)), jobs.console, once=True)
+
+    def planned(name: str, views: Mapping[str, str], inserts: Mapping[str, str]) -> Any:
+        job = into_tables(jobs, jobs.load(name, views, inserts))
+        return changed.plan(job, jobs.console, f"{tmp_path}/old/s", read_again=(), missing="refuse")
+
+    with pytest.raises(DescriptionError, match=r"rows that are not \(refund \* 2\) > 3 are not in the state"):
+        planned("other", {"v": view.format(3)}, inserts)
+    same = {"v": view.format(2).replace("more", "double")}
+    plan = planned("same", same, {"a": inserts["a"].replace("v.more", "v.double") + " AND v.double < 6"})
+    assert not plan.reads_sources
+
+
 def test_a_view_is_read_by_an_operator_and_by_what_only_spark_computes(
     spark: Any, tmp_path: Path, into_tables: Any
 ) -> None:
