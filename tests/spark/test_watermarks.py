@@ -141,7 +141,7 @@ def test_an_idle_input_counts_again_when_it_has_rows() -> None:
 
 def test_an_input_fed_by_a_join_goes_by_that_joins_output() -> None:
     told: list[int | None] = [None, 33, 60]
-    marks = make(upstream=(told.__getitem__, None))
+    marks = make(upstream={"": (told.__getitem__, None)})
     for batch, expected in enumerate([None, 33, 40]):
         assert marks.begin(batch, 1000).watermark == expected
         both(marks, batch, EventTimes((10**6, 60), (True, True)), NOTHING)

@@ -230,7 +230,7 @@ class Directory:
         if request.observed:
             return ReportReply(numbers)
         if known.plan is not None:
-            plans = (known.plan,) if known.plan.dataflow is None else known.plan.in_task
+            plans = list(known.plan.in_engine.values())
             names = [metric_names(one.description.sides, by_time=one.description.by_time) for one in plans]
             for one, its, (own,) in zip(plans, names, of_operators(names, [request.numbers]), strict=True):
                 run = JoinRun(known.query_id, known.run_id, one.name)

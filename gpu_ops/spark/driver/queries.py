@@ -18,6 +18,7 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
 from gpu_ops.query.catalyst import items, java_class
@@ -107,6 +108,13 @@ class JoinPlan:
     def in_task(self) -> tuple[JoinPlan, ...]:
         """All operators of its task, itself last."""
         return (*self.chained, self)
+
+    @property
+    def in_engine(self) -> Mapping[str, JoinPlan]:
+        """The operators of its engine, by their names there: of one alone it is ``""``."""
+        if not isinstance(self.dataflow, Dataflow):
+            return {"": self}
+        return {v.name: one for v, one in zip(self.dataflow.operators, self.in_task, strict=True)}
 
     @property
     def tasks(self) -> int:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.driver.pools import Death
 from gpu_ops.spark.driver.queries import (
@@ -217,16 +216,15 @@ class Registry:
 
     def _watermarks(self, known: JoinState) -> Watermarks | None:
         plan = known.plan
-        description = None if plan is None else plan.dataflow or plan.description
-        if plan is None or description is None or not description.by_time:
+        if plan is None or not (plan.dataflow or plan.description).by_time:
             return None
-        names = [v.name for v in description.operators] if isinstance(description, Dataflow) else [""]
-        within = {one.plan_id for one in plan.in_task} if isinstance(description, Dataflow) else set()
-        above = {
+        within = {one.plan_id for one in plan.in_engine.values()}
+        upstream = {
             name: [self._upstream(None if it in within else it, known.query_id) for it in one.upstream]
-            for name, one in zip(names, plan.in_task[-len(names) :], strict=True)
+            for name, one in plan.in_engine.items()
         }
-        return Watermarks(description, plan.manifest(known.query_id, known.number), known.state, above)
+        manifest = plan.manifest(known.query_id, known.number)
+        return Watermarks(plan.dataflow or plan.description, manifest, known.state, upstream)
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
         """A function that asks a join of the same query for its output watermark; None without a join."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
@@ -55,6 +55,9 @@ class _Timed(NamedTuple):
     sides: range
 
 
+_NONE_ABOVE: Final[Mapping[str, Sequence[Upstream | None]]] = {"": (None, None)}
+
+
 class Watermarks:
     """The watermarks of one operator by time of one query, or of those in one engine.
 
@@ -62,8 +65,8 @@ class Watermarks:
         description: the description of the operator, or of the dataflow.
         manifest: the manifest that its state folder must have; it also says the number of partitions.
         state: the state folder, or None.
-        upstream: for each input that is the changelog of an operator by time in another task of the query, its output
-            watermark; of a dataflow by the names of its operators by event time.
+        upstream: of each operator by event time, by its name in a dataflow, for each input that is the changelog of an
+            operator by time in another task of the query, its output watermark.
     """
 
     def __init__(
@@ -71,10 +74,9 @@ class Watermarks:
         description: Description,
         manifest: Manifest,
         state: StateAddress | None,
-        upstream: Mapping[str, Sequence[Upstream | None]] | Sequence[Upstream | None] = (None, None),
+        upstream: Mapping[str, Sequence[Upstream | None]] = _NONE_ABOVE,
     ) -> None:
         self._description, self._manifest, self._state = description, manifest, state
-        upstream = upstream if isinstance(upstream, Mapping) else {"": upstream}
         self._timed = list(self._operators(description, upstream))
         self._lock = threading.Lock()
         self._batch = -1

@@ -40,12 +40,12 @@ def _fits(plan: JoinPlan) -> bool:
 
 def _goes_by(dataflow: Dataflow, plans: Sequence[JoinPlan]) -> bool:
     """Tells whether each operator has the watermark within a dataflow that it has alone."""
-    ids = {vertex.name: plan.plan_id for vertex, plan in zip(dataflow.operators, plans, strict=True)}
-    upstream = {vertex.name: plan.upstream for vertex, plan in zip(dataflow.operators, plans, strict=True)}
+    ids = dict(zip((vertex.name for vertex in dataflow.operators), (plan.plan_id for plan in plans), strict=True))
+    upstream = {plan.plan_id: [it if it in ids.values() else None for it in plan.upstream] for plan in plans}
     return all(
-        (None if below is None else ids[below]) == (above if above in ids.values() else None)
+        (None if below is None else ids[below]) == above
         for name in dataflow.timed
-        for below, above in zip(dataflow.followed(name), upstream[name], strict=False)
+        for below, above in zip(dataflow.followed(name), upstream[ids[name]], strict=False)
     )
 
 
