@@ -1,6 +1,7 @@
 __version__: str
 
 from gpu_ops import sinks as sinks
+from gpu_ops import spark as spark
 from gpu_ops.descriptions.aggregate import Aggregate as Aggregate
 from gpu_ops.descriptions.aggregate import AggregateFunction as AggregateFunction
 from gpu_ops.descriptions.by_time import Asof as Asof
