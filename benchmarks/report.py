@@ -410,16 +410,16 @@ def aggregate_rows() -> list[Row]:
 
 def tpch_rows() -> list[Row]:
     """Queries of TPC-H and Nexmark beside Flink SQL, each from its first micro-batch to its last."""
-    data = load("tpch")
-    settings = data["settings"]
-    sizes = f"scale {settings['scale']:g}", f"{settings['events'] / 1e6:g}M events"
     rows = []
-    for name, found in data["results"].items():
-        kind, query = ("Nexmark", name.removeprefix("nexmark_")) if name.startswith("nexmark_") else ("TPC-H", name)
-        size = sizes[kind == "Nexmark"]
-        where = f"{found['processor'].split('(')[0].strip()}, {found['measured']}"
-        what = f"{kind} {query.upper()}, {size}, `read_files` (CSV), over Flink SQL ({where})"
-        rows.append((what, spread(found["over_flink"]), "benchmarks.tpch"))
+    for data in (load("tpch"), load("tpch_large")):
+        settings = data["settings"]
+        sizes = f"scale {settings['scale']:g}", f"{settings['events'] / 1e6:g}M events"
+        for name, found in data["results"].items():
+            kind, query = ("Nexmark", name.removeprefix("nexmark_")) if name.startswith("nexmark_") else ("TPC-H", name)
+            size = f"{sizes[kind == 'Nexmark']}, {settings['files']} micro-batches"
+            where = f"{found['processor'].split('(')[0].strip()}, {found['measured']}"
+            what = f"{kind} {query.upper()}, {size}, `read_files` (CSV), over Flink SQL ({where})"
+            rows.append((what, spread(found["over_flink"]), "benchmarks.tpch"))
     return rows
 
 

@@ -1,6 +1,7 @@
 """TPC-H's Q3, Q4, Q5, Q10, Q12, Q13, Q18 and Nexmark's q4, q5, q7, q9 on two cores: ours on Spark against Flink SQL.
 
     python -m benchmarks.tpch [--scale 1] [--files 8] [--events 3000000] [--queries q3,nexmark_q5] [--partitions 1 2]
+    python -m benchmarks.tpch --queries nexmark_q5 --events 12000000 --scale 3 --out benchmarks/results/tpch_large.json
 
 Both read the same CSV files of insertions, with the columns that a query reads, and write to a sink that drops the
 rows. Ours takes them in `--files` micro-batches, through `gpu_ops.read_files`, and writes its state durably; Flink
