@@ -210,7 +210,7 @@ def test_site(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     reference = (tmp_path / "api" / "index.html").read_text()
     for name in gpu_ops.__all__:
-        assert name in ("sinks", "__version__") or f'id="gpu_ops.{name}"' in reference, name
+        assert name in ("sinks", "spark", "__version__") or f'id="gpu_ops.{name}"' in reference, name
 
 
 def test_arrive_writes_the_next_file_of_a_folder(tmp_path):
