@@ -813,14 +813,17 @@ def test_random_changes_of_jobs(spark: Any, tmp_path: Path, into_tables: Any, se
 
 
 @pytest.mark.slow
-def test_a_join_by_time_goes_on_as_it_is(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("above", ["", "JOIN names n ON n.id = o.id"], ids=["alone", "in one engine"])
+def test_a_join_by_time_goes_on_as_it_is(spark: Any, tmp_path: Path, above: str) -> None:
     """A change of how changes are told takes over its watermark, too: rows that wait for their time get it."""
     sources = {name: Source(spark, tmp_path / name, f"id INT, {name} TIMESTAMP") for name in ("ordered", "paid")}
-    query = """SELECT o.id, o.ordered, p.paid FROM orders o LEFT JOIN payments p
-        ON o.id = p.id AND p.paid BETWEEN o.ordered AND o.ordered + INTERVAL 10 MINUTES"""
+    names = Source(spark, tmp_path / "names", "id INT, name STRING")
+    names.add(*({"id": number, "name": f"n{number}"} for number in range(40)))
+    query = f"""SELECT o.id, o.ordered, p.paid FROM orders o LEFT JOIN payments p
+        ON o.id = p.id AND p.paid BETWEEN o.ordered AND o.ordered + INTERVAL 10 MINUTES {above}"""
 
     def tables() -> dict[str, Any]:
-        return {
+        return ({"names": names.df} if above else {}) | {
             "orders": stream(sources["ordered"].df, event_time="ordered", delay="1 minute"),
             "payments": stream(sources["paid"].df, event_time="paid", delay="1 minute"),
         }
@@ -844,6 +847,8 @@ def test_a_join_by_time_goes_on_as_it_is(spark: Any, tmp_path: Path) -> None:
         add(number)
         run_into("changed", tmp_path / "old", "per_batch")
         run_into("whole", tmp_path / "whole", "per_batch")
+    if above:
+        assert sorted(x.name for x in (tmp_path / "old/state").iterdir() if x.name.isdigit()) == ["2"]
     said = gpu_ops.change(
         query, tables=tables(), state=str(tmp_path / "new/state"), checkpoint=str(tmp_path / "new/checkpoint"),
         old_state=str(tmp_path / "old/state"), old_checkpoint=str(tmp_path / "old/checkpoint"),
