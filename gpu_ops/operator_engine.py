@@ -290,9 +290,9 @@ class OperatorEngine:
 
     def _checked_watermark(self, watermark: Watermark) -> Watermark:
         """A watermark as the caller gave it, looked at."""
-        names = [name for name in self.description.timed if name]
-        if isinstance(watermark, Mapping) or (names and watermark is not None):
-            if not isinstance(watermark, Mapping) or watermark.keys() != set(names):
+        names = self.description.timed.keys()
+        if isinstance(watermark, Mapping) or (watermark is not None and any(names)):
+            if not isinstance(watermark, Mapping) or watermark.keys() != names:
                 raise DescriptionError(f"watermark={watermark!r}: a dataflow has one of each of {', '.join(names)}")
             return {name: None if w is None else whole_number("watermark", w) for name, w in watermark.items()}
         if isinstance(watermark, tuple):

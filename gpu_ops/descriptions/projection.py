@@ -59,8 +59,10 @@ class Projection(NamedTuple):
 
     def by_row_kind(self) -> tuple[tuple[Expression, ...], Projection]:
         """The filters that ask for a row kind and nothing else, and the projection without them."""
-        own = tuple(test for test in self.where if columns_in([test]) == (ROW_KIND_COLUMN,))
-        return own, self._replace(where=tuple(test for test in self.where if test not in own))
+        own, others = list[Expression](), list[Expression]()
+        for test in self.where:
+            (own if columns_in([test]) == (ROW_KIND_COLUMN,) else others).append(test)
+        return tuple(own), self._replace(where=tuple(others))
 
     def types(self, schema: pa.Schema) -> list[pa.DataType]:
         """Returns the types of the result's columns.

@@ -117,12 +117,8 @@ class Operator(abc.ABC):
         return None
 
     def under(self, watermarks: Mapping[str, int | None]) -> int | None:
-        """Takes the watermarks of the operators within this one, for the next micro-batch; returns its own.
-
-        Raises:
-            NotBuiltError: there are none within.
-        """
-        raise NotBuiltError(f"{type(self).__name__} is one operator, and has one watermark")
+        """Takes the watermarks of all operators within this one, for the next micro-batch; returns its own."""
+        return watermarks[""]
 
     @property
     def last_watermark_ms(self) -> int | None:

@@ -387,13 +387,9 @@ class PartitionState:
 
     def _under(self, watermark: WatermarkMs) -> dict[str, Any]:
         """The engine's argument for the watermark, so that it does not compute one from its part of the rows."""
-        timed = self.description.timed
-        if not timed:
-            return {}
-        if "" in timed:
-            return {"watermark": (None, None) if watermark is None else watermark}
-        known = watermark if isinstance(watermark, Mapping) else {}
-        return {"watermark": {name: known.get(name) for name in timed}}
+        known = watermark if isinstance(watermark, Mapping) else {"": watermark}
+        under = {name: known.get(name) for name in self.description.timed}
+        return {"watermark": under} if under else {}
 
     def _advance(self, batch_id: int) -> Recorded | None:
         """Brings the engine to exactly version ``batch_id``, nothing prepared.
