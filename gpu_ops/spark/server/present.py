@@ -104,22 +104,19 @@ class StoredOperator:
         """Yields the present result that follows from the state of a partition, as insertions."""
         described = self.description
         assert why_no_result(described) is None
-        tables, nothing = self.tables(held), [None] * len(described.inputs)
-        with contextlib.closing(OperatorEngine(described.with_inputs(described.inputs, "per_batch"), "cpu")) as engine:
-            if any(why_no_rows(described, side) is not None for side in range(len(described.inputs))):
-                engine.restore(whole(tables))
+        groups = any(why_no_rows(described, side) is not None for side in range(len(described.inputs)))
+        # rows that are all there are joined at once, without tables and indexes of their own
+        described = described.with_inputs(described.inputs, "per_batch" if groups else "at_end")
+        with contextlib.closing(OperatorEngine(described, "cpu")) as engine:
+            if groups:
+                engine.restore(whole(self.tables(held)))
                 yield engine.present_result()
-            elif isinstance(described, Join) and len(described.alone) < 2:
-                # Of an input without whose rows there is no result: the other one, which has no counts, is there before
-                (side,) = described.alone or (0,)
-                own, other = described.sides[side], described.sides[1 - side]
-                state = whole({other: tables[other]})
-                engine.restore({**state, own: _schemas(engine.description)[own].empty_table()})
+                return
+            nothing = [None] * len(described.inputs)
+            for side in range(len(nothing)):
                 for rows in self.rows_of(held, side, kinds=True):
-                    yield engine.process_batches([rows, None] if side == 0 else [None, rows], nothing)
-            else:
-                parts = ([*self.rows_of(held, side, kinds=True)] for side in range(len(nothing)))
-                yield engine.process_batches([pa.concat_tables(rows) for rows in parts], nothing)
+                    engine.process_batches([rows if side == other else None for other in range(len(nothing))], nothing)
+            yield from engine.finish_parts()
 
     def rows_of(self, held: RecoveredState, side: int, *, kinds: bool = False) -> Iterator[pa.Table]:
         """Yields the live rows of an input in the state of a partition, in parts.
