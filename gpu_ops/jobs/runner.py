@@ -33,15 +33,17 @@ from gpu_ops.jobs.tables import kept, open_source, output_names, shaped, start
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
 from gpu_ops.spark.api.query import check_not_changed
+from gpu_ops.spark.api.session import FIRST_COMPILER_AT_FIRST, allow_second_compiler
 from gpu_ops.spark.api.sql import run_query
 from gpu_ops.spark.api.statements import Statement, StatementSet
 from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.driver.queries import plans_of
+from gpu_ops.spark.driver.queries import plans_of, takes_rows_of_spark
 from gpu_ops.spark.failures import DELTA_CATALOG, DELTA_SETTINGS, message_in
 from gpu_ops.spark.metrics.progress import followed
 from gpu_ops.spark.plan.changes import of_changes
 from gpu_ops.spark.plan.column_metadata import join_written
+from gpu_ops.spark.plan.selection import selection_of_join
 from gpu_ops.spark.plan.stored_query import QUERY, of_last, query_in
 from gpu_ops.spark.plan.stored_statements import folder_at
 from gpu_ops.spark.sinks.changes import View
@@ -126,7 +128,8 @@ def _ran(job: Job, console: Console, *, once: bool, show: bool, views: Sequence[
     began, found = time.perf_counter(), Outcome()
     titles = [one.name for one in job.inserts] if len(job.inserts) > 1 else [str(job.file.path)]
     shown = screen(console, *titles) if show else contextlib.nullcontext()
-    with session_of(job, console) as spark, _interrupts() as stop, shown as there:
+    at_first = not (show or ends)
+    with session_of(job, console, first_compiler=at_first) as spark, _interrupts() as stop, shown as there:
         watch = _Watch(found, stop, job.ends, there)
         if ends:
             ends = _run_to_the_end(spark, job, console, watch)
@@ -164,6 +167,8 @@ def _shown(job: Job, views: Sequence[str]) -> Job:
 def _run(changes: DataFrame, job: Job, console: Console, watch: _Watch, *, once: bool) -> None:
     """Runs a job's query; reports each micro-batch, and adds it up."""
     last_join, shown = join_written(changes), watch.shown
+    if _makes_rows_of_spark(changes, job):
+        allow_second_compiler(changes.sparkSession)
     screens = None if shown is None else dict(zip((one.name for one in job.inserts), shown.views, strict=True))
     query = start(changes, job, once=once, last_join=last_join, screens=screens)
     printed = functools.partial(console.print, markup=False, soft_wrap=True)
@@ -177,6 +182,12 @@ def _run(changes: DataFrame, job: Job, console: Console, watch: _Watch, *, once:
     }
     report = functools.partial(_report, watch.outcome, printed if shown is None else shown.report)
     _follow(query, watch, lambda progress: report(Batch.of(progress, last_join, outside)))
+
+
+def _makes_rows_of_spark(changes: DataFrame, job: Job) -> bool:
+    """True if rows of a job become Spark's own on their way from its sources to its sinks."""
+    by_tasks = all(sink.by_tasks or sink.connector == "blackhole" for sink in job.sinks)
+    return not by_tasks or isinstance(selection_of_join(changes), str) or takes_rows_of_spark(changes)
 
 
 def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Watch) -> bool:
@@ -443,8 +454,15 @@ def said(job: Job, at: int, console: Console, *, show: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def session_of(job: Job, console: Console) -> Iterator[SparkSession]:
-    """A session for the job; one that there is already is used, and left running."""
+def session_of(job: Job, console: Console, *, first_compiler: bool = False) -> Iterator[SparkSession]:
+    """A session for the job; one that there is already is used, and left running.
+
+    Args:
+        job: the job.
+        console: where to report.
+        first_compiler: whether its JVM begins without the second compiler, which takes a third of all processor time
+            while a query is young, and is of use only where rows become Spark's own.
+    """
     prepare_environment()
     if SparkSession.getActiveSession() is not None:
         # Not the active one: PySpark takes that from whoever made a DataFrame last, a micro-batch's own session too.
@@ -456,9 +474,12 @@ def session_of(job: Job, console: Console) -> Iterator[SparkSession]:
     by_spark = [sink.connector for sink in job.sinks if not sink.by_tasks]
     by_spark += [source.connector for source in job.sources]
     settings = DELTA_SETTINGS if "delta" in by_spark else {}
+    options = {"spark.driver.extraJavaOptions": FIRST_COMPILER_AT_FIRST} if first_compiler else {}
     with console.status("Spark starts"):
         spark = session(
-            f"gpu-join {job.name}", master=job.master or "local[*]", config={**settings, **_redaction(job), **job.spark}
+            f"gpu-join {job.name}",
+            master=job.master or "local[*]",
+            config={**options, **settings, **_redaction(job), **job.spark},
         )
     if settings and not has_delta(spark):
         spark.conf.unset(DELTA_CATALOG)  # a class that is not there

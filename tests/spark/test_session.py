@@ -160,3 +160,48 @@ def test_a_session_that_is_gone_is_said_to_be(tmp_path: Path, how: str) -> None:
     why = "its JVM does not answer: .*refused" if how == "killed" else "it was stopped"
     for line in lines[how == "stopped" :]:
         assert re.match(rf"StateError the Spark session is gone \({why}\)", line), line
+
+
+COMPILERS = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from rich.console import Console
+from gpu_ops.jobs import runner
+from gpu_ops.jobs.job import load
+from gpu_ops.spark.api.session import diagnostic
+
+def stop(self):
+    excluded = "Exclude:true" in diagnostic(self, "compilerDirectivesPrint")
+    print("first compiler alone" if excluded else "second compiler")
+    stopped(self)
+
+stopped, SparkSession.stop = SparkSession.stop, stop
+runner.run(load(Path(sys.argv[1])), Console(file=sys.stderr), once=True)
+"""
+
+COMPILED = """
+CREATE TABLE a (id BIGINT, v STRING) WITH ('connector' = 'json', 'path' = 'a', 'reader' = '{reader}');
+CREATE TABLE seen WITH ('connector' = 'arrow', 'path' = 'seen');
+SET state = 'state'; SET checkpoint = 'checkpoint'; SET partitions = 1; SET master = 'local[1]';
+INSERT INTO seen SELECT count(*) AS n FROM a WHERE {where};
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reader", "where", "second"),
+    [("arrow", "id > 0", False), ("spark", "id > 0", True), ("arrow", "soundex(v) IS NULL", True)],
+)
+def test_a_job_has_the_second_compiler_where_spark_computes_rows(
+    tmp_path: Path, reader: str, where: str, *, second: bool
+) -> None:
+    path = tmp_path / "job.sql"
+    path.write_text(COMPILED.format(reader=reader, where=where))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.json").write_text('{"id": 1, "v": "x"}')
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILERS, str(path)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ("second compiler" if second else "first compiler alone"), done.stdout

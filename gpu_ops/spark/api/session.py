@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -49,6 +50,15 @@ FIRST_COMPILER: Final = "-XX:TieredStopAtLevel=1"
 _CODE: Final = "-XX:ReservedCodeCacheSize=240m"
 """Option for as much room for compiled code as with both compilers: else it is 48 MB, and once some queries have filled
 them no code is compiled."""
+
+_DIRECTIVES: Final = Path(__file__).resolve().parents[1] / "first_compiler.json"
+
+FIRST_COMPILER_AT_FIRST: Final = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions "  # directives are there since Java 9
+    "-XX:-DisplayVMOutput "  # else it says on the terminal that it has read them
+    f'"-XX:CompilerDirectivesFile={_DIRECTIVES}" {_CODE}'
+)
+"""Options without the JVM's second compiler, until `allow_second_compiler` gives it back."""
 
 SETTINGS: Final[dict[str, str]] = {
     **RECOMMENDED,
@@ -214,6 +224,31 @@ def recommended_conf(*, arrow_rows: bool = False) -> dict[str, str]:
     """
     options = (f"spark.{process}.extraJavaOptions" for process in ("driver", "executor"))
     return {**RECOMMENDED, **(dict.fromkeys(options, f"{FIRST_COMPILER} {_CODE}") if arrow_rows else {})}
+
+
+def allow_second_compiler(session: SparkSession) -> None:
+    """Has the driver's JVM compile with both compilers from here on, where it began with the first one alone.
+
+    What it would have compiled with the second one before stays as it is: that is Spark's start and its planning.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - pyspark is optional
+
+    if FIRST_COMPILER_AT_FIRST in (session.sparkContext.getConf().get(_OPTIONS) or ""):
+        with contextlib.suppress(Py4JError):  # a JVM without the command has no such option either
+            diagnostic(session, "compilerDirectivesClear")
+
+
+def diagnostic(session: SparkSession, command: str) -> str:
+    """Runs a diagnostic command of the driver's JVM, one that takes no arguments; returns its answer."""
+    jvm, gateway = session.sparkContext._jvm, session.sparkContext._gateway
+    arguments = gateway.new_array(jvm.java.lang.Object, 4)
+    arguments[0] = jvm.javax.management.ObjectName("com.sun.management:type=DiagnosticCommand")
+    arguments[1] = command
+    beans = jvm.java.lang.management.ManagementFactory.getPlatformMBeanServer()
+    # by way of the interface: the server's own class is in no package that is open
+    methods = jvm.java.lang.Class.forName("javax.management.MBeanServer").getMethods()
+    invoke = next(method for method in methods if method.getName() == "invoke")
+    return str(invoke.invoke(beans, arguments))
 
 
 def session(

@@ -202,6 +202,16 @@ def plans_of(df: DataFrame) -> list[JoinPlan]:
     return list(plans_in(analyzed(df)))
 
 
+def takes_rows_of_spark(df: DataFrame) -> bool:
+    """True if an operator takes rows that Spark reads or computes; `explain` names those that Arrow reads instead."""
+    for plan in plans_of(df):
+        for side in range(len(plan.description.inputs)):
+            read, made = (its[side] if side < len(its) else None for its in (plan.read, plan.sources))
+            if plan.bounded or (read is None and made is None and side not in plan.loaded):
+                return True
+    return False
+
+
 def plans_in(node: Any, shared: set[str] | None = None) -> Iterator[JoinPlan]:
     """The joins of this package in a logical plan, the nearest first, each once.
 
