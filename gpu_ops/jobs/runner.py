@@ -426,12 +426,9 @@ def _sources_read(job: Job) -> Mapping[JobQuery, Set[str]]:
     """The tables and views that each query names, in lower case.
 
     Raises:
-        JobError: none names a source, or a view is read that stands behind.
+        JobError: a view is read that stands behind.
     """
     read = {one.query: one.query.tables for one in (*job.views, *job.inserts)}
-    for source in job.sources:
-        if len(read) > 1 and not any(source.name.lower() in names for names in read.values()):
-            raise job.file.error(f"no query names the table {source.name!r}", source.at)
     for place, view in enumerate(job.views):
         later = {one.name.lower() for one in job.views[place:]}
         for name in sorted(later & read[view.query]):

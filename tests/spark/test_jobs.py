@@ -180,7 +180,6 @@ def test_views_and_several_sinks_are_one_query(spark: Any, tmp_path: Path) -> No
         [
             ("'arrow', 'path' = 'changes'", "'json', 'path' = 'changes'", "json sink has a query of its own"),
             ("FROM large o LEFT", "FROM totals o LEFT", "view 'priced' reads 'totals', which stands behind it"),
-            ("JOIN prices p ON o.id = p.id", "JOIN large p ON o.id = p.qty", "no query names the table 'prices'"),
             ("SET state = 'state'", "SET emit = at_end; SET state = 'state'", "has one INSERT INTO and no views"),
             ("o.qty * p.price", "o.qty * p.cost", "cost"),
         ],
