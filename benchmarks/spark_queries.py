@@ -1,8 +1,9 @@
 """Streaming queries on `local[2]` that the benchmarks compare: ours, and the same plan without a join.
 
-All read the CSV change files of `benchmarks.changes`, a fixed number of files per micro-batch, by Spark's reader or by
-Arrow's, and write to Spark's no-op sink. What is measured is the time from the start of the first micro-batch to the
-end of the last (Spark's own progress); session, Python workers and state servers are up before, as Flink's peer is.
+All read the CSV change files of `benchmarks.changes`, or the same as Parquet, a fixed number of files per micro-batch,
+by Spark's reader or by Arrow's, and write to Spark's no-op sink. What is measured is the time from the start of the
+first micro-batch to the end of the last (Spark's own progress); session, Python workers and state servers are up
+before, as Flink's peer is.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ PRICES = "op STRING, order_id BIGINT, price DOUBLE, source STRING"
 STOCKS = "op STRING, order_id BIGINT, quantity BIGINT, place STRING"
 
 
-Reader = Literal["spark", "arrow"]
-"""Whose reader the CSV files go through: `spark.readStream`, or `gpu_ops.read_files`."""
+Reader = Literal["spark", "arrow", "parquet"]
+"""Whose reader files go through: `spark.readStream` or `gpu_ops.read_files`, of CSV or of the same as Parquet."""
 
 
 def read_changes(spark: SparkSession, data: Path, files_per_trigger: int, reader: Reader = "spark") -> list[DataFrame]:
@@ -38,9 +39,9 @@ def read_changes(spark: SparkSession, data: Path, files_per_trigger: int, reader
     for name, schema in (("orders", ORDERS), ("prices", PRICES), ("stocks", STOCKS)):
         if not (data / name).exists():
             continue
-        if reader == "arrow":
-            path = str(data / name)
-            inputs.append(gpu_ops.read_files(spark, path, "csv", schema, maxFilesPerTrigger=files_per_trigger))
+        if reader != "spark":
+            path, kind = str(data / name), "csv" if reader == "arrow" else "parquet"
+            inputs.append(gpu_ops.read_files(spark, path, kind, schema, maxFilesPerTrigger=files_per_trigger))
             continue
         # multiLine: a file stays in one source partition, in its order (the files have no sequence column), and
         # Spark parses it as a stream, not line by line

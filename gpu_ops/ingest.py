@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -104,9 +104,17 @@ def repeatable(description: Description, batches: Sequence[ArrowStream | None]) 
     Raises:
         BadInputError: what is none of these.
     """
-    stays = [batch is None or isinstance(batch, pa.Table) or hasattr(batch, "to_pylibcudf") for batch in batches]
+    stays = [
+        batch is None or isinstance(batch, pa.Table) or _is_held(batch) or hasattr(batch, "to_pylibcudf")
+        for batch in batches
+    ]
     given = zip(description.inputs, batches, stays, strict=True)
     return [batch if stay else _to_table(source, batch) for source, batch, stay in given]
+
+
+def _is_held(batch: ArrowStream | None) -> TypeGuard[DeviceRows]:
+    """True for rows that the backend has made of something itself."""
+    return hasattr(type(batch), "invalid_text")  # a DataFrame may have a column of any name
 
 
 def ingest(
@@ -120,7 +128,7 @@ def ingest(
 
     Args:
         description: its description.
-        batches: one per input.
+        batches: one per input; of rows in the backend's memory those that `DataFrames.as_rows` gave.
         sequences: one per input: integers, one a change, which order the changes of all inputs; None: by arrival.
         dataframes: how the backend takes rows that are in its memory already, if it can.
         ahead: copies rows to the backend's memory, where that goes on while they are looked at.
@@ -133,7 +141,7 @@ def ingest(
     for source, batch, sequence in zip(description.inputs, batches, sequences, strict=True):
         rows = None
         if dataframes is not None and not (batch is None or isinstance(batch, pa.Table)):
-            rows = dataframes.rows(batch, source.schema, source.row_kind)
+            rows = batch if _is_held(batch) else dataframes.rows(batch, source.schema, source.row_kind)
         decoded = None if rows is None else _decode_there(source, rows, sequence, start, description)
         if decoded is None:
             decoded = _decode(source, batch, sequence, start, description, ahead)

@@ -63,7 +63,10 @@ class HeldRows(Protocol):
 
 
 class DeviceRows(HeldRows, Protocol):
-    """Rows that came in a DataFrame of the backend's memory, and stay there."""
+    """Rows that came in a DataFrame of the backend's memory, or were read into it, and stay there."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Gives all columns by Arrow's C data interface, with the one beside them."""
 
     def take(self, order: npt.NDArray[np.int64]) -> DeviceRows:
         """The rows at n positions."""
@@ -105,15 +108,32 @@ class DataFrames(Protocol):
     def together(self, parts: Sequence[pa.Table | Frame], schema: pa.Schema) -> Frame:
         """Rows one after the other, by position and in the schema's types."""
 
-    def as_rows(self, frame: Frame, schema: pa.Schema) -> DeviceRows:
-        """A frame's columns, by position and in the schema's types, as rows that an operator takes in."""
+    def as_rows(self, frame: Frame, schema: pa.Schema, beside: str | None = None) -> DeviceRows:
+        """A frame's columns, by position and in the schema's types, as rows that an operator takes in.
+
+        Args:
+            frame: its memory becomes that of the rows.
+            schema: the columns.
+            beside: a further column, of text, as of `rows`; the frame's last one.
+        """
 
     def as_dataframe(self, frame: Frame, schema: pa.Schema) -> Any:
         """A DataFrame of a frame's columns, by position and in the schema's types; its memory is nobody else's."""
 
 
 class FrameFiles(Protocol):
-    """Files of rows that are in the backend's memory, which do not pass the host."""
+    """Files of rows that are in the backend's memory, or come to it, which do not pass the host."""
+
+    def read_parquet(self, path: str, schema: pa.Schema) -> Frame:
+        """Reads columns of a local Parquet file, in its order.
+
+        Args:
+            path: the file.
+            schema: the columns, of types that it has and `gpu_ops.spark.wire.files_request.in_both` lets through.
+
+        Raises:
+            RuntimeError, OSError, ValueError: it cannot be read, or has others.
+        """
 
     def nbytes(self, frame: Frame) -> int:
         """The bytes of a frame's columns."""

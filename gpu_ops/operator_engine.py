@@ -21,7 +21,7 @@ from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
 from gpu_ops.kernels import Frame, Probe
-from gpu_ops.memory import Budget, Memory
+from gpu_ops.memory import Budget, Memory, Result
 from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Beside, Changelog, Output, changelog, together
@@ -240,6 +240,18 @@ class OperatorEngine:
         except BaseException:
             self.discard()
             raise
+
+    def with_room(self, what: str, work: Callable[[], Result]) -> Result:
+        """Does what can be begun again, and takes memory of the backend: state makes room for it.
+
+        Args:
+            what: it is, for errors.
+            work: does it.
+
+        Raises:
+            StateError: no state is left that could.
+        """
+        return self.memory.within(what, self._operator, work)
 
     def _ahead(self) -> Callable[[pa.Table], Frame] | None:
         """Copies rows to a card while they are looked at; None where they stay on the host, or are there."""

@@ -1,11 +1,12 @@
 """From files to files, or to nowhere, through Spark: the same queries on the card and on all cores beside it.
 
-Micro-batches of CSV files (`benchmarks.changes`, `gpu_ops.read_files`) through a left join, a left join of three inputs
-and sums over a left join, into Spark's no-op sink or into Parquet by `gpu_ops.write_files`. The CPU has 8 or 16
-partitions, the card one, with one of Spark's tasks around it or with as many as there are cores. Cases of as many tasks
-share a session. The first micro-batch of each warms it up; the others are counted, and what each took of Spark's
-phases, of its stages (from Spark's event log) and of the state servers stands beside. Every way of a query has as many
-rows, and in the files of the size in the middle, whoever has written them, DuckDB finds the same table.
+Micro-batches of CSV files (`benchmarks.changes`, `gpu_ops.read_files`) through a left join, also from Parquet files,
+which the card reads itself, a left join of three inputs and sums over a left join, into Spark's no-op sink or into
+Parquet by `gpu_ops.write_files`. The CPU has 8 or 16 partitions, the card one, with one of Spark's tasks around it or
+with as many as there are cores. Cases of as many tasks share a session. The first micro-batch of each warms it up; the
+others are counted, and what each took of Spark's phases, of its stages (from Spark's event log) and of the state
+servers stands beside. Every way of a query has as many rows, and in the files of the size in the middle, whoever has
+written them, DuckDB finds the same table.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
+from pyarrow import csv
 
 from benchmarks import changes
 from benchmarks.common import LEAST_RUNS, summarise
@@ -79,7 +82,8 @@ def cases(sizes: FileSizes, cores: int) -> dict[int, list[FilesCase]]:
     ways = {cores: (("gpu", 1), ("cpu", many)), 1: (("cpu", few), ("gpu", 1))}
     middle = _middle(sizes)
     work = [("left", middle, sink) for sink in ("write_files", "noop")]
-    work += [(query, middle, "write_files") for query in ("three", "sums")]
+    work += [(query, middle, "write_files") for query in ("parquet", "three", "sums")]
+    work.append(("parquet", sizes.changes[-1], "write_files"))
     others = [size for size in sizes.changes if size != middle]
     work += [("left", size, sink) for size, sink in itertools.product(others, ("write_files", "noop"))]
     return {tasks: [FilesCase(*one, *way, tasks) for one in work for way in of] for tasks, of in ways.items()}
@@ -108,7 +112,13 @@ def _write_part(folder: Path, part: int, files: int, each: int) -> None:
         at = part * files + number
         to = target / f"part-{at:05d}.csv"
         (own / name / f"part-{number:05d}.csv").rename(to)
-        os.utime(to, (_FIRST + at, _FIRST + at))
+        rows = folder / "all" / "parquet" / name / f"part-{at:05d}.parquet"
+        rows.parent.mkdir(parents=True, exist_ok=True)
+        schema = made.inputs[name].schema
+        convert = csv.ConvertOptions(column_types=schema, strings_can_be_null=True)
+        pq.write_table(csv.read_csv(to, csv.ReadOptions(column_names=schema.names), convert_options=convert), rows)
+        for file in (to, rows):
+            os.utime(file, (_FIRST + at, _FIRST + at))
     if not part:  # what it says of unique keys is true of all
         (own / changes.COUNTS_FILE).rename(folder / changes.COUNTS_FILE)
     shutil.rmtree(own)
@@ -118,12 +128,13 @@ def linked(folder: Path, sizes: FileSizes, size: int) -> tuple[Path, int]:
     """A folder with files for micro-batches of a size, and how many of an input one has."""
     times = size // sizes.changes[0]
     own = folder / f"{size}"
-    for name in _INPUTS if not own.exists() else ():
+    for name in [*_INPUTS, *(f"parquet/{name}" for name in _INPUTS)] if not own.exists() else ():
         (own / name).mkdir(parents=True)
         for file in sorted((folder / "all" / name).iterdir())[: MICRO_BATCHES * times * sizes.files]:
             os.link(file, own / name / file.name)
-    if not (own / changes.COUNTS_FILE).exists():
-        os.link(folder / changes.COUNTS_FILE, own / changes.COUNTS_FILE)
+    for counts in (own / changes.COUNTS_FILE, own / "parquet" / changes.COUNTS_FILE):
+        if not counts.exists():
+            os.link(folder / changes.COUNTS_FILE, counts)
     return own, times * sizes.files
 
 
@@ -158,12 +169,13 @@ def files_to_files(sizes: FileSizes, clock: Clock, keep: Callable[[dict[str, Any
                     keep({"cores": cores, "cases": found})
                     if why is None:
                         print("files", case, f"{one['changes_per_second'] / 1e6:.2f}M changes/s", flush=True)
-                        wanted = rows.setdefault((case.query, case.changes), one["folded_rows"])
+                        query = "left" if case.query == "parquet" else case.query
+                        wanted = rows.setdefault((query, case.changes), one["folded_rows"])
                         if one["folded_rows"] != wanted:
                             raise AssertionError(f"{case}: {one['folded_rows']} rows, another way had {wanted}")
                         there = one.get("in_files")
-                        if there is not None and there != written.setdefault(case.query, there):
-                            raise AssertionError(f"{case}: {there} in files, another way had {written[case.query]}")
+                        if there is not None and there != written.setdefault(query, there):
+                            raise AssertionError(f"{case}: {there} in files, another way had {written[query]}")
             finally:
                 spark.stop()
 
@@ -186,7 +198,10 @@ def _measured(spark: Any, folder: Path, sizes: FileSizes, case: FilesCase) -> di
 
 
 def _in_files(work: Path) -> dict[str, Any]:
-    """What DuckDB finds in the files of a changelog: how many rows they add up to, and a sum over their values."""
+    """What DuckDB finds in the files of a changelog: how many rows they add up to, and a sum over their values.
+
+    Beside it how many Parquet files the log still keeps that the card has read.
+    """
     import duckdb
 
     rows = f"read_parquet('{work}/out/part-*.parquet')"
@@ -196,13 +211,20 @@ def _in_files(work: Path) -> dict[str, Any]:
     ((count, total),) = duckdb.sql(f"FROM {rows} SELECT {found}").fetchall()
     told = f"parquet_file_metadata('{work}/out/part-*.parquet')"
     writers = [name for (name,) in duckdb.sql(f"FROM {told} SELECT DISTINCT created_by ORDER BY 1").fetchall()]
-    return {"in_files": {"rows": int(count), "sum": str(total)}, "written_by": writers}
+    copies = [path for path in (work / "state").rglob("*.block") if path.read_bytes().startswith(b"PAR1")]
+    return {"in_files": {"rows": int(count), "sum": str(total)}, "written_by": writers, "copies": len(copies)}
 
 
 def _left(spark: Any, data: Path, work: Path, files: int, options: Mapping[str, Any]) -> Any:
     from benchmarks.spark_queries import our_join
 
     return our_join(spark, data, work, files, reader="arrow", **options)
+
+
+def _parquet(spark: Any, data: Path, work: Path, files: int, options: Mapping[str, Any]) -> Any:
+    from benchmarks.spark_queries import our_join
+
+    return our_join(spark, data / "parquet", work, files, reader="parquet", **options)
 
 
 def _three(spark: Any, data: Path, work: Path, files: int, options: Mapping[str, Any]) -> Any:
@@ -221,10 +243,11 @@ def _sums(spark: Any, data: Path, work: Path, files: int, options: Mapping[str, 
 
 QUERIES: dict[str, Callable[[Any, Path, Path, int, Mapping[str, Any]], Any]] = {
     "left": _left,
+    "parquet": _parquet,
     "three": _three,
     "sums": _sums,
 }
-_READ = {"left": _INPUTS[:2], "three": _INPUTS, "sums": _INPUTS[:2]}
+_READ = {"left": _INPUTS[:2], "parquet": _INPUTS[:2], "three": _INPUTS, "sums": _INPUTS[:2]}
 
 
 class _Stages:

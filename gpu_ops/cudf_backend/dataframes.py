@@ -69,12 +69,20 @@ class CudfRows:
         beside: a further column of text, or None.
     """
 
-    def __init__(self, frame: Frame, schema: pa.Schema, kernels: Kernels, beside: DeviceColumn | None) -> None:
+    def __init__(self, frame: Frame, schema: pa.Schema, kernels: Kernels, beside: Frame | None) -> None:
         self.frame = frame
         self._schema, self._kernels, self._beside = schema, kernels, beside
 
     def __len__(self) -> int:
         return self.frame.length
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        table = self.table()
+        if self._beside is not None:
+            beside = pa.schema([(name, pa.string()) for name in self._beside.columns])
+            for name, column in zip(beside.names, self._kernels.to_arrow(self._beside, beside).columns, strict=True):
+                table = table.append_column(name, column)
+        return table.__arrow_c_stream__(requested_schema)
 
     def take(self, order: npt.NDArray[np.int64]) -> CudfRows:
         """The rows at n positions."""
@@ -140,8 +148,8 @@ class CudfRows:
 
     def words(self, known: Sequence[str]) -> npt.NDArray[np.int8]:
         """Gives the number of the known word that stands in the column beside each row; -1 for none."""
-        column = self._beside
-        assert column is not None
+        assert self._beside is not None
+        (column,) = self._beside.columns.values()
         found, valid = cp.full(column.size(), -1, np.int8), valid_mask(column)
         same, truth = plc.binaryop.BinaryOperator.EQUAL, plc.DataType(plc.TypeId.BOOL8)
         for number, word in enumerate(known):
@@ -195,9 +203,10 @@ class CudfFrames:
         for field in schema:
             stored = libcudf_type(storage_type(field.type))
             columns[field.name] = called_as(found[field.name].copy(), stored)
-        kinds = None if beside is None else found[beside]
-        if kinds is not None and kinds.offset():
-            kinds = kinds.copy()
+        kinds = None
+        if beside is not None:
+            column = found[beside].copy() if found[beside].offset() else found[beside]
+            kinds = Frame(len(given), {beside: column}, {beside: pa.string()})
         types = {field.name: decoded(field.type) for field in schema}
         return CudfRows(Frame(len(given), columns, types), schema, self._kernels, kinds)
 
@@ -215,9 +224,13 @@ class CudfFrames:
             columns = [list(plc.concatenate.concatenate([plc.Table(own) for own in columns]).columns())]
         return Frame(sum(f.length for f in filled), dict(zip(types, columns[0], strict=True)), types)
 
-    def as_rows(self, frame: Frame, schema: pa.Schema) -> CudfRows:
+    def as_rows(self, frame: Frame, schema: pa.Schema, beside: str | None = None) -> CudfRows:
         """A frame's columns as rows that an operator takes in."""
-        return CudfRows(self.together([frame], schema), schema, self._kernels, None)
+        if beside is None:
+            return CudfRows(self.together([frame], schema), schema, self._kernels, None)
+        whole = self.together([frame], schema.append(pa.field(beside, pa.string())))
+        own, kinds = (self._kernels.combine([(x, whole, x) for x in names]) for names in (schema.names, [beside]))
+        return CudfRows(own, schema, self._kernels, kinds)
 
     def as_dataframe(self, frame: Frame, schema: pa.Schema) -> Any:
         """A DataFrame of a frame's columns."""

@@ -1,4 +1,4 @@
-"""Parquet files written by libcudf from GPU memory, which say of themselves what pyarrow's do.
+"""Parquet files read by libcudf into GPU memory, and written from it, which say of themselves what pyarrow's do.
 
 A column lies there as the plainest type with the same bits (`gpu_ops.cudf_backend.storage`); for the writer it gets the
 name that Parquet's types follow from, and precision, text or bytes, and nulls are told beside it. Zones are told of a
@@ -14,7 +14,8 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.cudf_backend.dataframes import called_as, in_types, libcudf_type
-from gpu_ops.cudf_backend.frame import Frame
+from gpu_ops.cudf_backend.frame import DeviceColumn, Frame
+from gpu_ops.cudf_backend.storage import decoded, storage_type
 
 _ARROW_SCHEMA: Final = "ARROW:schema"
 """The entry of a footer in which Arrow's readers find the types that a file was made of."""
@@ -28,6 +29,17 @@ class CudfFiles:
     def nbytes(self, frame: Frame) -> int:
         """The bytes of a frame's columns."""
         return sum(column.device_buffer_size() for column in frame.columns.values())
+
+    def read_parquet(self, path: str, schema: pa.Schema) -> Frame:
+        """Reads columns of a local Parquet file."""
+        builder = plc.io.parquet.ParquetReaderOptions.builder(plc.io.types.SourceInfo([path]))
+        options = builder.use_pandas_metadata(False).use_arrow_schema(False).ignore_missing_columns(False).build()
+        options.set_column_names(schema.names)
+        found = plc.io.parquet.read_parquet(options)
+        there = dict(zip(found.column_names(), found.columns, strict=True))
+        columns = {field.name: _as_stored(there[field.name], field) for field in schema}
+        (rows,) = {column.size() for column in columns.values()}
+        return Frame(rows, columns, {field.name: decoded(field.type) for field in schema})
 
     def write_parquet(
         self,
@@ -66,8 +78,22 @@ class CudfFiles:
         plc.io.parquet.write_parquet(options)
 
 
+def _as_stored(column: DeviceColumn, field: pa.Field) -> DeviceColumn:
+    """A column as the backend has it, of what libcudf has read."""
+    kind, stored = field.type, libcudf_type(storage_type(field.type))
+    if pa.types.is_decimal(kind):  # of few digits libcudf makes narrower ones
+        read = plc.DataType(plc.TypeId.DECIMAL128, -kind.scale)
+        narrow = (plc.TypeId.DECIMAL32, plc.TypeId.DECIMAL64)
+        column = plc.unary.cast(column, read) if column.type().id() in narrow else column
+    else:
+        read = _written_type(kind)
+    if column.type() != read:
+        raise ValueError(f"column {field.name} of a Parquet file is {column.type().id().name} to libcudf, not {kind}")
+    return called_as(column, stored)
+
+
 def _written_type(kind: pa.DataType) -> plc.DataType:
-    """The libcudf type of which a column of an Arrow type is written."""
+    """The libcudf type of which a column of an Arrow type is written, and as which it is read."""
     if pa.types.is_date32(kind):
         return plc.DataType(plc.TypeId.TIMESTAMP_DAYS)
     if pa.types.is_duration(kind):

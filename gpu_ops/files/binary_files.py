@@ -108,6 +108,76 @@ def read_binary(  # noqa: PLR0917 - what, where, and how
         yield typed(batch, changes, columns, schema)
 
 
+class PlainFile(NamedTuple):
+    """A Parquet file some of whose columns are read as they stand there.
+
+    Attributes:
+        rows: how many it has.
+        size: the bytes of these columns in it.
+        of: the bytes of all columns.
+    """
+
+    rows: int
+    size: int
+    of: int
+
+
+_CODECS: Final = ("UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD")
+"""Of which nobody doubts how they are meant."""
+
+
+def plain_parquet(  # noqa: PLR0917 - as `read_binary`
+    file_system: pafs.FileSystem,
+    path: str,
+    schema: pa.Schema,
+    columns: Sequence[str],
+    reading: ReadOptions,
+    look: Callable[[Mapping[str, Any]], None],
+) -> PlainFile | None:
+    """Looks into the footer of a Parquet file; None where its rows are other than what lies under those names there.
+
+    That is: where `read_binary`, whose arguments these are, would refuse the file, give nulls or convert a value, or
+    where a column has its name in other letters, or one of several parts.
+    """
+    fragment = _FORMATS["parquet"]().make_fragment(path, file_system)
+    there: pa.Schema = fragment.physical_schema
+    parts, leaf = _described("parquet", fragment, there, reading)
+    try:
+        found = conversions(parts, schema, Rules(leaf, reading.case_sensitive, reading.missing_is_null))
+    except WrongError:
+        return None  # to be said where it is read
+    look({part.name: names_within(part) for part in parts})
+    for name in schema.names:
+        taken = found[name]
+        if name not in columns:
+            if taken is not None and not taken[1].total:
+                return None
+        elif taken is None or not taken[1].same or parts[taken[0]].name != name or "." in name:
+            return None
+    groups, size, of = fragment.metadata, 0, 0
+    for group in map(groups.row_group, range(groups.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            of += chunk.total_compressed_size
+            if chunk.path_in_schema in columns:
+                if chunk.compression not in _CODECS or chunk.physical_type == "INT96":
+                    return None
+                size += chunk.total_compressed_size
+    return PlainFile(groups.num_rows, size, of)
+
+
+def parquet_batches(content: pa.Buffer, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of what `plain_parquet` has looked at, in its order, by the names and types of these columns.
+
+    Raises:
+        ArrowException, OSError: it is no such file.
+    """
+    fragment = _FORMATS["parquet"]().make_fragment(pa.BufferReader(content))
+    for batch in fragment.to_batches(columns=schema.names, batch_size=ROWS, use_threads=False):
+        if batch.schema.types != schema.types:
+            raise pa.ArrowInvalid(f"it has {batch.schema.types}, not {schema.types}")
+        yield batch
+
+
 def _batches(
     name: str, fragment: pads.Fragment, names: list[str], file_system: pafs.FileSystem
 ) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.files.binary_files import ReadOptions, read_binary
+from gpu_ops.files.binary_files import PlainFile, ReadOptions, plain_parquet, read_binary
 from gpu_ops.files.columns import (
     SAME,
     ColumnPart,
@@ -142,12 +142,34 @@ class FileFormat:
         Raises:
             BadInputError: a file that is not there, or not as described; names column and value where it can.
         """
+        yield from self._read(uri, columns, input_name, self._look(uri, input_name))
+
+    def plain(self, path: str, uri: str, columns: Sequence[str], input_name: str) -> PlainFile | None:
+        """Looks whether columns of a local Parquet file are read as they stand there; see `plain_parquet`.
+
+        Args:
+            path: the file, or a copy of it.
+            uri: the file, for the log.
+            columns: which of the schema's.
+            input_name: for the log.
+
+        Returns:
+            None also where it is no such file: `read` says why.
+        """
+        look = self._look(uri, input_name)
+        try:
+            return plain_parquet(pafs.LocalFileSystem(), path, self.schema, columns, self._reading(), look)
+        except (pa.ArrowException, OSError, ValueError):
+            return None
+
+    def _look(self, uri: str, input_name: str) -> _Look:
+        """Takes the names of a file's columns, for the log of new ones."""
         plain = str if self.name == "json" or self._option("caseSensitive", "false") == "true" else str.lower
 
         def look(names: Mapping[str, Any]) -> None:
             log_new_columns(input_name, uri, self.schema, names, plain)
 
-        yield from self._read(uri, columns, input_name, look)
+        return look
 
     def _read(self, uri: str, columns: Sequence[str], input_name: str, look: _Look) -> Iterator[pa.RecordBatch]:
         try:

@@ -5,6 +5,9 @@ goes with it (`gpu_ops.state.files.temporary_folder`), and in it in one of each 
 micro-batch removes them. They are on a disk, not in ``/dev/shm``: the page cache takes them twice as fast, as it has
 larger pages, and what is removed within seconds is never written to the disk. Where the log is on that disk, too, a
 record keeps a second name of the file (`gpu_ops.state.durable`).
+
+Among them are copies of Parquet files, from which a state server with a card reads rows without the host: see
+``docs/decisions/0017-parquet-read-by-the-card.md``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import stat
 import uuid
 import zlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.files.binary_files import parquet_batches
 from gpu_ops.state.files import private
 
 _log = logging.getLogger(__name__)
@@ -38,6 +43,12 @@ _SHOWN: Final = 300
 LEAST_BYTES: Final = 1 << 16
 """Of a message in a file: to make one takes as long as Spark takes for that many."""
 
+KEPT: Final = 16
+"""Messages of least size that a file must hold to be kept by the log: making one more file durable takes a while."""
+
+_AT_ONCE: Final = 1 << 30
+"""Bytes that the system is asked to copy."""
+
 _BEFORE: Final = 2
 """Columns of the wire before the union columns: side and sequence."""
 
@@ -47,7 +58,7 @@ _MOST_INPUTS: Final = np.iinfo(np.int8).max
 
 
 class Block(NamedTuple):
-    """The place of an Arrow message in a file.
+    """The place of an Arrow message in a file, or a Parquet file as a whole.
 
     Attributes:
         file: its path; empty where the message is with Spark's rows.
@@ -120,7 +131,38 @@ class BlockFiles:
     def __init__(self, folder: Path, least_bytes: int) -> None:
         self._folder, self._least_bytes, self._name = folder, least_bytes, uuid.uuid4().hex
         self._sizes: dict[int, int] = {}
-        self._full = False
+        self._copies, self._full = 0, False
+
+    def copy(self, source: str) -> Block | None:
+        """Copies a local file that a record may keep; None where it is too small, is gone, or there is no room.
+
+        Where the file system can, the copy shares the source's place on the disk. What becomes of the source does not
+        matter to it, be it written over.
+        """
+        path = self._folder / f"{self._name}-copy-{self._copies}"
+        self._copies += 1
+        try:
+            if self._full or os.path.getsize(source) < KEPT * self._least_bytes:
+                return None
+            make_folder(self._folder)
+            with open(source, "rb") as file, open(path, "xb", buffering=0, opener=private) as copy:
+                try:
+                    while os.copy_file_range(file.fileno(), copy.fileno(), _AT_ONCE):
+                        pass
+                except OSError:  # between two file systems, or one that has no such call
+                    copy.truncate(0)
+                    copy.seek(0)
+                    file.seek(0)
+                    shutil.copyfileobj(file, copy, _AT_ONCE >> 10)
+            content = mapped(str(path))
+        except OSError as error:
+            _log.warning(
+                "rows of %s come as they are read, as it is not copied into %s: %s", source, path.parent, error
+            )
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        return Block(str(path), 0, content.size, 0, zlib.crc32(content))
 
     def put(self, partition: int, message: pa.Buffer, rows: int) -> Block:
         """Appends a message of so many rows; `INLINE` where it is too small, or there is no room."""
@@ -196,6 +238,10 @@ def mapped(path: str) -> pa.Buffer:
         return file.read_buffer()
 
 
+_THREADS: Final = 4
+"""That read files side by side."""
+
+
 class Mapped:
     """Files mapped into memory, each once.
 
@@ -205,6 +251,12 @@ class Mapped:
 
     def __init__(self, folder: str | None) -> None:
         self._folder, self._files = folder, dict[str, pa.Buffer]()
+
+    def messages(self, blocks: Sequence[Block]) -> None:
+        """Reads the messages of blocks side by side, and checks them; raises as `message`."""
+        if blocks:
+            with ThreadPoolExecutor(min(_THREADS, len(blocks)), "checks") as threads:
+                list(threads.map(self.message, blocks))
 
     def message(self, block: Block) -> pa.Buffer:
         """Reads the message of a block and checks it.
@@ -229,15 +281,19 @@ class FilePart(NamedTuple):
 
     Attributes:
         number: of the input.
-        union_columns: for each column of the message the number of the union column that it goes into.
+        union_columns: for each column of the rows the number of the union column that it goes into.
         sequence: the sequence of its first row's change in the micro-batch.
         block: where the message is.
+        columns: of a Parquet file, the names of these columns in it; none where the block is a message.
+        source: likewise the file that the block is a copy of, for errors.
     """
 
     number: int
     union_columns: tuple[int, ...]
     sequence: int
     block: Block
+    columns: tuple[str, ...] = ()
+    source: str = ""
 
     @classmethod
     def of(cls, data: Sequence[Any]) -> FilePart:
@@ -247,35 +303,62 @@ class FilePart(NamedTuple):
             DescriptionError: it is none.
         """
         try:
-            number, union_columns, sequence, block = data
+            number, union_columns, sequence, block, *of_file = data
             part = cls(number, tuple(union_columns), sequence, Block(*block))
+            if of_file:
+                columns, source = of_file
+                part = part._replace(columns=tuple(columns), source=source)
             numbers = (part.number, *part.union_columns, part.sequence, *part.block[1:])
-            fine = isinstance(part.block.file, str) and all(type(x) is int and 0 <= x < 1 << 63 for x in numbers)
+            texts = (part.block.file, part.source, *part.columns)
+            fine = all(isinstance(x, str) for x in texts) and all(type(x) is int and 0 <= x < 1 << 63 for x in numbers)
             fine = fine and part.number <= _MOST_INPUTS
+            fine = fine and (not part.columns or len(part.columns) == len(part.union_columns))
         except (TypeError, ValueError):
             fine = False
         if not fine:
             raise DescriptionError(f"no rows in a file: {data!r}")
         return part
 
+    def to_list(self) -> list[Any]:
+        """The part for JSON; of a message as folders of earlier formats have it."""
+        return list(self) if self.columns else list(self[:4])
+
     @property
     def end(self) -> int:
         """The sequence after that of its last row."""
         return self.sequence + self.block.rows
 
-    def rows(self, message: pa.Buffer, wire: pa.Schema) -> pa.RecordBatch:
-        """Its rows on the wire.
+    def wire_names(self, wire: pa.Schema) -> list[str]:
+        """The union columns that its columns go into."""
+        return [wire.names[place + _BEFORE] for place in self.union_columns]
+
+    def schema(self, wire: pa.Schema) -> pa.Schema:
+        """The names and types of its columns.
 
         Raises:
-            ArrowException: the message is no such rows.
+            ArrowException: the wire has no such columns.
         """
         if self.union_columns and max(self.union_columns) >= len(wire) - _BEFORE:
             raise pa.ArrowInvalid(f"there is no union column {max(self.union_columns)}")
-        schema = pa.schema([wire.field(place + _BEFORE) for place in self.union_columns])
-        found = pa.ipc.read_record_batch(message, schema)
-        if found.num_rows != self.block.rows:
-            raise pa.ArrowInvalid(f"there are {found.num_rows} rows, not {self.block.rows}")
-        return on_wire(found, self.number, self.union_columns, self.sequence, wire)
+        names = self.columns or self.wire_names(wire)
+        types = [wire.field(place + _BEFORE).type for place in self.union_columns]
+        return pa.schema(list(zip(names, types, strict=True)))
+
+    def rows(self, message: pa.Buffer, wire: pa.Schema) -> list[pa.RecordBatch]:
+        """Its rows on the wire.
+
+        Raises:
+            ArrowException, OSError: the message is no such rows.
+        """
+        schema, at = self.schema(wire), self.sequence
+        found = parquet_batches(message, schema) if self.columns else [pa.ipc.read_record_batch(message, schema)]
+        made = list[pa.RecordBatch]()
+        for batch in found:
+            made.append(on_wire(batch, self.number, self.union_columns, at, wire))
+            at += batch.num_rows
+        if at != self.end:
+            raise pa.ArrowInvalid(f"there are {at - self.sequence} rows, not {self.block.rows}")
+        return made
 
 
 def on_wire(
@@ -302,21 +385,22 @@ def without(table: pa.Table, parts: Iterable[FilePart]) -> pa.Table:
     """The rows of a micro-batch that do not lie in files.
 
     Args:
-        table: all of its rows, by their sequence.
+        table: all of its rows, by their sequence, but those of Parquet files.
         parts: those in files, by theirs.
     """
-    pieces, at = [], 0
+    pieces, at, end = [], 0, 0
     for part in parts:
-        pieces.append(table.slice(at, part.sequence - at))
-        at = part.end
+        pieces.append(table.slice(at, part.sequence - end))
+        at += part.sequence - end + (0 if part.columns else part.block.rows)
+        end = part.end
     return pa.concat_tables([*pieces, table.slice(at)])
 
 
-def together(table: pa.Table, parts: Iterable[tuple[FilePart, pa.RecordBatch]]) -> pa.Table:
-    """The inverse of `without`: all rows of a micro-batch, by their sequence."""
+def together(table: pa.Table, parts: Iterable[tuple[FilePart, Sequence[pa.RecordBatch]]]) -> pa.Table:
+    """The inverse of `without`: rows of a micro-batch by their sequence; those of a part without batches stay out."""
     pieces, at, arrived = [], 0, 0
     for part, rows in parts:
         between = part.sequence - arrived
-        pieces += [table.slice(at, between), pa.Table.from_batches([rows])]
+        pieces += [table.slice(at, between), pa.Table.from_batches(rows, table.schema)]
         at, arrived = at + between, part.end
     return pa.concat_tables([*pieces, table.slice(at)])

@@ -17,7 +17,8 @@ The schema of each stream carries facts: the file's number, and the query, join,
 belongs to. Whoever reads a file, or its facts alone, checks them, so a file from elsewhere is refused.
 
 Rows that came in a file of this machine stay in it (`gpu_ops.state.blocks`): the record gives it a second name in its
-folder, and has the places of its messages among its facts, with a CRC-32 of each. They are durable before the record
+folder, and has the places of its messages among its facts, with a CRC-32 of each; of a Parquet file, whose rows a card
+has read, the names of its columns besides. They are durable before the record
 is there that names them. One that no record names is a leftover of a repetition, and goes when the record is there or
 the partition is loaded; so is a piece newer than any snapshot, of one that was not written to its end. Two servers may
 both hold a partition for a while, so whoever writes what names other files holds a lock on the folder beside others,
@@ -49,7 +50,7 @@ import pyarrow as pa
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.times import WatermarkMs, places
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.state.blocks import FilePart, together, without
+from gpu_ops.state.blocks import FilePart, mapped, together, without
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
 from gpu_ops.state.manifest import Manifest
 from gpu_ops.state.pieces import Content, Flush, FromSnapshot, StoredTable, WrittenTable, write
@@ -161,7 +162,7 @@ class Record:
     """The input of one micro-batch of one partition.
 
     Attributes:
-        table: the wire batches: side, sequence, union columns.
+        table: the wire batches: side, sequence, union columns; without the rows of Parquet files among the parts.
         clock_ms: the time the micro-batch was applied at.
         wire: how the union columns map to the inputs' columns, JSON.
         times: what an interval join by event time knows after it.
@@ -313,8 +314,11 @@ class PartitionLog:
         try:
             with self.writing() if record.parts else contextlib.nullcontext(False) as held:
                 parts, rest = self._keep(batch_id, record.parts if held else ()), record.table
+                if any(part.columns for part in record.parts):
+                    rest = together(rest, _unkept(record.parts, {part.sequence for part in parts}, rest.schema))
                 if parts:
-                    rest, facts = without(rest, parts), facts | {_PARTS: json.dumps(parts)}
+                    facts |= {_PARTS: json.dumps([part.to_list() for part in parts])}
+                    rest = without(rest, parts)
                 _write(self._files, path, [(rest, facts)], self._record_compression)
         except BaseException:
             if record.parts:
@@ -388,6 +392,7 @@ class PartitionLog:
         """
         if not (parts and self._manifest.keeps_files and self._files.local):
             return []
+        parts = [part for part in parts if not part.columns or self._manifest.keeps_copies]
         files = {part.block.file for part in parts}
         names = {file: f"{batch_id:020d}.{os.path.basename(file)}.block" for file in files}
         found = self._files.link(self._folder, {name: file for file, name in names.items()})
@@ -414,7 +419,7 @@ class PartitionLog:
                 table = together(table, self._kept_rows(json.loads(facts[_PARTS]), table.schema))
             return Record(table, int(facts["clock_ms"]), facts["wire"], times, _BACKLOG in facts)
 
-    def _kept_rows(self, parts: Sequence[Any], wire: pa.Schema) -> Iterator[tuple[FilePart, pa.RecordBatch]]:
+    def _kept_rows(self, parts: Sequence[Any], wire: pa.Schema) -> Iterator[tuple[FilePart, list[pa.RecordBatch]]]:
         """The rows that a record has in other files."""
         files = dict[str, pa.Buffer | None]()
         for part in map(FilePart.of, parts):
@@ -621,6 +626,27 @@ class PartitionLog:
 def _backlog(value: bool) -> dict[str, str]:
     """Gives the backlog flag as metadata of a file; no entry for False, as in folders of earlier versions."""
     return {_BACKLOG: "1"} if value else {}
+
+
+def _unkept(
+    parts: Iterable[FilePart], kept: Collection[int], wire: pa.Schema
+) -> Iterator[tuple[FilePart, list[pa.RecordBatch]]]:
+    """The rows of Parquet files that have no name in the log, to be written into it, and none of those that have one.
+
+    Args:
+        parts: all that lies in files.
+        kept: the sequences of those that have one.
+        wire: the schema of rows on the wire.
+
+    Raises:
+        StateError: one cannot be read.
+    """
+    for part in parts:
+        try:
+            if part.columns:
+                yield part, [] if part.sequence in kept else part.rows(mapped(part.block.file), wire)
+        except (pa.ArrowException, OSError) as error:
+            raise StateError(f"{part.block.file}, a copy of {part.source}, cannot be read: {error}") from error
 
 
 def _blocks(names: Iterable[str]) -> dict[str, int]:

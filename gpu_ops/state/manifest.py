@@ -20,12 +20,15 @@ from gpu_ops.errors import ConditionError, StateError
 from gpu_ops.state.files import Files
 
 FORMAT: Final = 4
-"""The highest version of what lies below a state folder that this code reads, and the one it writes.
+"""The version of what lies below a state folder that this code writes, where no card reads Parquet files.
 
 Since format 2 a folder may be cut anew, and rows may be distributed by `ARROW`. Since format 3 every file
 says what it belongs to, see `Manifest.facts`. Since format 4 a record may name other files with its rows. Folders of
 earlier formats are taken over as they are.
 """
+
+OF_CARD: Final = 5
+"""The version where one does, the highest that this code reads: a record may name Parquet files with its rows."""
 
 SPARK: Final = "spark"
 """Rows went to partitions by Spark's HashPartitioning, as in earlier versions; see `Manifest.check_cut`."""
@@ -94,6 +97,11 @@ class Manifest:
     def keeps_files(self) -> bool:
         """Tells whether a record of the folder may name other files."""
         return self.format >= _KEEPS_FILES
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Tells whether these may be Parquet files."""
+        return self.format >= OF_CARD
 
     @property
     def of_dataflow(self) -> bool:
@@ -210,9 +218,9 @@ class Manifest:
         if not isinstance(data, dict):
             raise _damaged(name, "it holds no JSON object")
         version = _field(name, data, "format")
-        if version > FORMAT:
+        if version > OF_CARD:
             raise StateError(
-                f"{name} has format {version}, this version of gpu-join reads up to {FORMAT}: "
+                f"{name} has format {version}, this version of gpu-join reads up to {OF_CARD}: "
                 "upgrade gpu-join on the driver and its executors"
             )
         # What earlier formats did not have; an unknown key is left alone.

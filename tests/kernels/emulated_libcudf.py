@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import io
 import itertools
+import os
 import types
 import weakref
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,10 @@ _RANDOM = np.random.default_rng(20)
 _UNITS = {"s": "SECONDS", "ms": "MILLISECONDS", "us": "MICROSECONDS", "ns": "NANOSECONDS"}
 _KINDS: dict[str, pa.DataType] = {
     "BOOL8": pa.bool_(),
-    "DECIMAL128": pa.decimal128(38, 0),
+    **{
+        f"DECIMAL{bits}": made(digits, 0)
+        for bits, made, digits in ((32, pa.decimal32, 9), (64, pa.decimal64, 18), (128, pa.decimal128, 38))
+    },
     **{f"INT{bits}": getattr(pa, f"int{bits}")() for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": getattr(pa, f"uint{bits}")() for bits in (8, 16, 32, 64)},
     "FLOAT32": pa.float32(),
@@ -62,13 +66,16 @@ class DataType:
         """As libcudf calls it."""
         if pa.types.is_nested(kind):
             return cls(TypeId.STRUCT if pa.types.is_struct(kind) else TypeId.LIST)
-        if pa.types.is_decimal128(kind):
-            return cls(TypeId.DECIMAL128, -kind.scale)
+        if pa.types.is_decimal(kind):
+            return cls(TypeId[f"DECIMAL{kind.bit_width}"], -kind.scale)
         return cls(_IDS[pa.string() if pa.types.is_large_string(kind) else kind])
 
     def kind(self) -> pa.DataType:
         """The type of Arrow's."""
-        return pa.decimal128(38, -self.scale) if self.type_id is TypeId.DECIMAL128 else _KINDS[self.type_id.name]
+        kind = _KINDS[self.type_id.name]
+        if not pa.types.is_decimal(kind):
+            return kind
+        return getattr(pa, f"decimal{kind.bit_width}")(kind.precision, -self.scale)
 
 
 class NullEquality(enum.IntEnum):
@@ -474,7 +481,8 @@ def is_valid(input: Column) -> Column:  # noqa: A002 - pylibcudf's name
 
 
 def cast(input: Column, data_type: DataType) -> Column:  # noqa: A002 - pylibcudf's name
-    kind = {TypeId.FLOAT32: pa.float32(), TypeId.FLOAT64: pa.float64()}[data_type.id()]
+    assert data_type.id() in (TypeId.FLOAT32, TypeId.FLOAT64) or pa.types.is_decimal(input.array.type)
+    kind = data_type.kind()
     return Column.of(input.array.cast(kind, safe=False))
 
 
@@ -483,6 +491,81 @@ class CompressionType(enum.IntEnum):
     SNAPPY = 2
     LZ4 = 9
     ZSTD = 11
+
+
+class SourceInfo:
+    def __init__(self, sources: list[Any]) -> None:
+        (self.source,) = sources
+        assert isinstance(self.source, str)
+        if not os.path.isfile(self.source):
+            raise FileNotFoundError(self.source)
+
+
+class ParquetReaderOptions:
+    """Options, and the builder of them; what libcudf does without being told stands here."""
+
+    def __init__(self, source: SourceInfo) -> None:
+        self.source, self.names = source.source, list[str]()
+        self.pandas, self.arrow, self.ignore = True, True, True
+
+    @staticmethod
+    def builder(source: SourceInfo) -> ParquetReaderOptions:
+        return ParquetReaderOptions(source)
+
+    def use_pandas_metadata(self, val: bool) -> ParquetReaderOptions:
+        self.pandas = val
+        return self
+
+    def use_arrow_schema(self, val: bool) -> ParquetReaderOptions:
+        self.arrow = val
+        return self
+
+    def ignore_missing_columns(self, val: bool) -> ParquetReaderOptions:
+        self.ignore = val
+        return self
+
+    def build(self) -> ParquetReaderOptions:
+        return self
+
+    def set_column_names(self, col_names: list[str]) -> None:
+        self.names = col_names
+
+
+def _found_as(array: pa.Array, column: Any) -> pa.Array:
+    """What libcudf makes of a column of a file (``to_type_id`` in ``reader_impl_helpers.cpp``), and pyarrow of it."""
+    kind = array.type
+    if pa.types.is_decimal(kind):
+        bits = {"INT32": 32, "INT64": 64}.get(column.physical_type) or next(
+            x for x in (32, 64, 128) if column.length <= x // 8
+        )
+        return array.cast(
+            getattr(pa, f"decimal{bits}")(min(kind.precision, _KINDS[f"DECIMAL{bits}"].precision), kind.scale)
+        )
+    if pa.types.is_timestamp(kind) and column.physical_type == "INT96":
+        return array.cast(pa.timestamp("ns"))
+    other = pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
+    other = pa.int64() if pa.types.is_duration(kind) else other
+    other = pa.string() if pa.types.is_binary(kind) else other
+    return pa.Array.from_buffers(other, len(array), array.buffers(), array.null_count, array.offset)
+
+
+def read_parquet(options: ParquetReaderOptions) -> Any:
+    """Some columns of a file by pyarrow, in any order, as libcudf has them."""
+    told = options.pandas, options.arrow, options.ignore
+    assert told == (False, False, False), "what pandas and Arrow have written is not asked for, and all columns are"
+    assert options.names, "all of them, otherwise"
+    assert not any("." in name for name in options.names), "a way into a struct"
+    file = pq.ParquetFile(options.source)
+    there = {file.schema.column(n).path: file.schema.column(n) for n in range(len(file.schema))}
+    if missing := [name for name in options.names if name not in there]:
+        raise RuntimeError(f"CUDF failure: column {missing[0]} is not in the file")
+    names = list(_RANDOM.permutation(options.names))
+    table = file.read(columns=names).select(names)
+    columns = [
+        Column.of(_found_as(column.combine_chunks(), there[name]))
+        for name, column in zip(names, table.columns, strict=True)
+    ]
+    return types.SimpleNamespace(columns=columns, column_names=lambda: list(map(str, names)))
 
 
 class StatisticsFreq(enum.IntEnum):
@@ -636,10 +719,16 @@ def modules() -> dict[str, types.ModuleType]:
         sorting=space(stable_sorted_order=stable_sorted_order),
         reduce=space(scan=scan, ScanType=ScanType),
         io=space(
-            parquet=space(ParquetWriterOptions=ParquetWriterOptions, write_parquet=write_parquet),
+            parquet=space(
+                ParquetReaderOptions=ParquetReaderOptions,
+                ParquetWriterOptions=ParquetWriterOptions,
+                read_parquet=read_parquet,
+                write_parquet=write_parquet,
+            ),
             types=space(
                 CompressionType=CompressionType,
                 SinkInfo=SinkInfo,
+                SourceInfo=SourceInfo,
                 StatisticsFreq=StatisticsFreq,
                 TableInputMetadata=TableInputMetadata,
             ),

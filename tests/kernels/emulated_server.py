@@ -8,6 +8,8 @@
 - ``for good``: every kernel of every process fails so.
 - ``gone``: and a process that starts then finds no card.
 - ``written``: the process is killed when it has written a file, before it says so.
+- ``read``: likewise when it has read one.
+- ``recorded``: likewise when a micro-batch is durable.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from gpu_ops import backends
 from kernels.card import emulated_card
 from kernels.emulated_cupy import CudaError
 
+KILLS = ("written", "read", "recorded")
+
 if __name__ == "__main__":
     fault, broken = Path(os.environ["CARD_FAULT"]), list[bool]()
     with emulated_card() as cupy:
@@ -30,12 +34,13 @@ if __name__ == "__main__":
         from gpu_ops.cudf_backend import CudfKernels
         from gpu_ops.cudf_backend.parquet import CudfFiles
         from gpu_ops.spark.server.server import main
+        from gpu_ops.state.durable import PartitionLog
 
-        honest, free, write = CudfKernels.hash_rows, cupy.cuda.runtime.memGetInfo, CudfFiles.write_parquet
+        honest, free = CudfKernels.hash_rows, cupy.cuda.runtime.memGetInfo
 
         def hash_rows(self: Any, *args: Any) -> Any:
             said = fault.read_text() if fault.exists() else ""
-            if said == "written":
+            if said in KILLS:
                 return honest(self, *args)
             if said not in ("for good", "gone"):
                 fault.unlink(missing_ok=True)
@@ -54,12 +59,18 @@ if __name__ == "__main__":
                 raise CudaError(700)
             return free()
 
-        def write_parquet(self: Any, *args: Any, **options: Any) -> None:
-            write(self, *args, **options)
-            if fault.exists() and fault.read_text() == "written":
-                fault.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+        def killing(said: str, method: Any) -> Any:
+            def called(*args: Any, **options: Any) -> Any:
+                done = method(*args, **options)
+                if fault.exists() and fault.read_text() == said:
+                    fault.unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return done
+
+            return called
 
         CudfKernels.hash_rows, cupy.cuda.runtime.memGetInfo = hash_rows, mem_get_info
-        CudfFiles.write_parquet = write_parquet  # type: ignore[method-assign]
+        CudfFiles.write_parquet = killing("written", CudfFiles.write_parquet)  # type: ignore[method-assign]
+        CudfFiles.read_parquet = killing("read", CudfFiles.read_parquet)  # type: ignore[method-assign]
+        PartitionLog.write_record = killing("recorded", PartitionLog.write_record)  # type: ignore[method-assign]
         sys.exit(main())

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.gpu import quarter, smoke
 from benchmarks.gpu.suites import SUITES, Result
 from gpu_ops.spark.driver import process
+from gpu_ops.state import blocks
 from kernels.card import emulated_card
 
 
@@ -30,6 +31,7 @@ def main() -> None:
     with emulated_card(), tempfile.TemporaryDirectory() as folder:
         smoke.STEPS = tuple(step for step in smoke.STEPS if step is not smoke.memory)
         quarter.run_tests = _no_tests  # type: ignore[attr-defined]
+        blocks.LEAST_BYTES = 1  # type: ignore[misc]  # tiny files are copied, too
         process._MODULE = "kernels.emulated_server"
         process.find_gpus = lambda: (["GPU-x"], "1 GPU: Emulated Card")
         os.environ["CARD_FAULT"] = os.path.join(folder, "none")

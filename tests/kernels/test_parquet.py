@@ -165,3 +165,55 @@ def test_numbers_that_are_none_have_no_bounds(kernels: Kernels, tmp_path: Path) 
     assert said[2:] == [("nothing", None, None)] * 2
     found = duckdb.sql(f"SELECT count(*) FROM read_parquet('{tmp_path / 'card.parquet'}') WHERE isnan(f)").fetchall()
     assert found == [(1,)]
+
+
+def _read(kernels: Kernels, path: Path, schema: pa.Schema) -> pa.Table:
+    assert kernels.files is not None
+    frame = kernels.files.read_parquet(str(path), schema)
+    return kernels.to_arrow(frame, schema)
+
+
+@only_on("gpu", "emulated")
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("integers", [False, True])
+def test_what_is_read_is_what_pyarrow_reads(kernels: Kernels, tmp_path: Path, nulls: bool, integers: bool) -> None:
+    """Of files of pyarrow's, whose decimals are of any width, and of libcudf's own; DuckDB finds as many values."""
+    table = _table(nulls=nulls)
+    path = tmp_path / "host.parquet"
+    pq.write_table(table, path, row_group_size=GROUP, store_decimal_as_integer=integers)
+    assert _read(kernels, path, table.schema).equals(table)
+    some = pa.schema([table.schema.field(name) for name in ("text", "decimal(9, 2)", "at us", "bool")])
+    assert _read(kernels, path, some).equals(table.select(some.names))
+    _written(kernels, table, tmp_path / "card.parquet")
+    assert _read(kernels, tmp_path / "card.parquet", table.schema).equals(table)
+    counted = ", ".join(f'count("{name}")' for name in table.column_names)
+    (found,) = duckdb.sql(f"SELECT {counted} FROM read_parquet('{path}')").fetchall()
+    read = _read(kernels, path, table.schema)
+    assert list(found) == [len(column) - column.null_count for column in read.columns]
+
+
+@only_on("gpu", "emulated")
+def test_spark_writes_other_widths(kernels: Kernels, tmp_path: Path) -> None:
+    """A file without Arrow's schema, and with columns that nobody asks for."""
+    table = _table(nulls=True).drop_columns(["lasting"])
+    pq.write_table(table, tmp_path / "spark.parquet", store_schema=False, compression="gzip", data_page_version="2.0")
+    found = pq.read_table(tmp_path / "spark.parquet")
+    some = pa.schema(
+        [(name, kind) for name, kind in zip(found.column_names, found.schema.types, strict=True) if name != "text"]
+    )
+    assert _read(kernels, tmp_path / "spark.parquet", some).equals(found.drop_columns(["text"]))
+
+
+@only_on("gpu", "emulated")
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [("int32", pa.int64()), ("at ms", pa.timestamp("us", "UTC")), ("text", pa.int32()), ("none", pa.int32())],
+)
+def test_other_columns_than_the_files_are_refused(
+    kernels: Kernels, tmp_path: Path, column: str, kind: pa.DataType
+) -> None:
+    pq.write_table(_table(nulls=False), tmp_path / "a.parquet")
+    with pytest.raises((ValueError, RuntimeError), match=column):
+        _read(kernels, tmp_path / "a.parquet", pa.schema([(column, kind)]))
+    with pytest.raises(OSError, match=r"b\.parquet"):
+        _read(kernels, tmp_path / "b.parquet", pa.schema([("int32", pa.int32())]))

@@ -67,12 +67,12 @@ def test_cases_of_files() -> None:
     of = cases(FileSizes(), 16)
     assert list(of) == [16, 1]
     every = [case for those in of.values() for case in those]
-    assert len(set(every)) == len(every) == 32
+    assert len(set(every)) == len(every) == 40
     assert (of[16][0].changes, of[16][0].backend, of[16][0].sink) == (4_000_000, "gpu", "write_files")
     assert {(case.backend, case.partitions, case.tasks) for case in every} == {
         ("gpu", 1, 16), ("cpu", 16, 16), ("cpu", 8, 1), ("gpu", 1, 1),
     }  # fmt: skip
-    assert {case.query for case in every} == {"left", "three", "sums"}
+    assert {case.query for case in every} == {"left", "parquet", "three", "sums"}
 
 
 def test_items_are_those_that_are_told() -> None:
@@ -101,7 +101,9 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     items: dict[str, Any] = json.loads(file.read_text())["results"]["items"]
     assert {name: item["status"] for name, item in items.items()} == dict.fromkeys(ITEMS, "done")
     found = items["files"]["found"]["cases"]
-    assert len(found) == 32
+    assert len(found) == 40
     assert all(case["folded_rows"] > 0 for case in found)
     assert all(stage["tasks"] > 0 for case in found for stage in case["stages"])
     assert all(case["stages"] for case in found)
+    read = [case for case in found if case["query"] == "parquet" and "copies" in case]
+    assert {case["backend"]: case["copies"] > 0 for case in read} == {"gpu": True, "cpu": False}

@@ -27,6 +27,9 @@ LIBRARIES = {"plc": "pylibcudf", "pylibcudf": "pylibcudf", "cp": "cupy", "cupyx"
 METHODS = {
     "Column": "child children copy data device_buffer_size list_view null_count null_mask offset size to_arrow to_scalar type with_mask",
     "Table": "columns copy num_rows",
+    "io.parquet.ParquetReaderOptions": "set_column_names",
+    "io.parquet.ParquetReaderOptionsBuilder": "build ignore_missing_columns use_arrow_schema use_pandas_metadata",
+    "io.types.TableWithMetadata": "column_names columns",
     "io.parquet.ParquetWriterOptionsBuilder": "build compression key_value_metadata metadata row_group_size_rows stats_level utc_timestamps",
     "io.types.ColumnInMetadata": "set_decimal_precision set_name set_nullability set_output_as_binary",
     "io.types.TableInputMetadata": "column_metadata",

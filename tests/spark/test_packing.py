@@ -74,7 +74,7 @@ def unpacked(
     for one in arrivals.to_wire(iter(batches)):
         if isinstance(one, FilePart):
             folder = Path(one.block.file).parents[2]
-            made.append(one.rows(Mapped(str(folder)).message(one.block), layout))
+            made.extend(one.rows(Mapped(str(folder)).message(one.block), layout))
         else:
             made.append(one)
     for batch in made:

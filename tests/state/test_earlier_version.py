@@ -116,8 +116,8 @@ def test_of_several_partitions_it_is_refused_with_how_to_go_on(name: str) -> Non
 @pytest.mark.parametrize("name", ["regular"])
 def test_a_folder_of_a_later_format_is_refused(folder: Path, name: str) -> None:
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 5}))
-    with pytest.raises(StateError, match=r"has format 5, .* reads up to 4: upgrade gpu-join"):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 6}))
+    with pytest.raises(StateError, match=r"has format 6, .* reads up to 5: upgrade gpu-join"):
         Manifest.of(Files.at(folder))
     with pytest.raises(StateError, match="upgrade gpu-join"):
         regular(folder, APPLIED)

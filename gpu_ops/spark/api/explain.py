@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -16,7 +16,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.kernels import LOOKUPS, Probe
 from gpu_ops.spark.api.stateful import counted_twice
 from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_of
+from gpu_ops.spark.driver.queries import BY_CARD, JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.metrics.progress import join_progress
 from gpu_ops.spark.plan.changes import files_by, union_inputs_of
@@ -70,8 +70,8 @@ def explain(df: DataFrame) -> str:
     queries = [plan.query for plan in plans if plan.query is not None]
     names = {plan.plan_id: plan.name for plan in plans}
     last = {one.plan_id: plan for plan in plans if plan.dataflow is not None for one in plan.chained}
-    together = {use: count for plan in plans for use, count in plan.read_together.items()}
-    texts = [_explain(plan, names, df, together, last.get(plan.plan_id)) for plan in plans]
+    reading = {use: told for plan in plans for use, told in _reading(plan)}
+    texts = [_explain(plan, names, df, reading, last.get(plan.plan_id)) for plan in plans]
     selection = selection_of_join(df)
     outputs = outputs_of(df)
     if outputs:
@@ -111,7 +111,11 @@ def _pictures(node: Any) -> list[str]:
 
 
 def _explain(
-    plan: JoinPlan, names: Mapping[str, str], df: DataFrame, together: Mapping[str, int], last: JoinPlan | None = None
+    plan: JoinPlan,
+    names: Mapping[str, str],
+    df: DataFrame,
+    reading: Mapping[str, tuple[str, str]],
+    last: JoinPlan | None = None,
 ) -> str:
     """Puts an operator into words.
 
@@ -119,7 +123,7 @@ def _explain(
         plan: of the operator.
         names: of all operators, by their plan ids.
         df: what they are of.
-        together: see `JoinPlan.read_together`.
+        reading: see `_reading`.
         last: of the operators in its engine the one whose changes come out, if that is another.
     """
     description = plan.description
@@ -162,12 +166,22 @@ def _explain(
         if side in plan.loaded:
             lines.append("              static: read once, before the first micro-batch")
         if plan.read and plan.read[side] is not None:
-            inputs_of = together.get(f"{plan.plan_id}.{side}")
-            once = f", read once for {inputs_of} inputs" if inputs_of else ""
-            lines.append(f"              read by Arrow: {plan.read[side]}{once}")
+            who, more = reading.get(f"{plan.plan_id}.{side}", ("Arrow", ""))
+            lines.append(f"              read by {who}: {plan.read[side]}{more}")
     if plan.reported:
         lines.append(line("metrics", "reported to the driver by the tasks: join_progress() and listeners have them"))
     return "\n".join(lines)
+
+
+def _reading(plan: JoinPlan) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yields for inputs of a task, by their use, who reads them, and what there is to say behind that."""
+    for number, use in enumerate(plan.union_inputs):
+        reader, count = plan.files_by[number] if plan.files_by else None, plan.read_together.get(use)
+        more = f", read once for {count} inputs" if count else ""
+        if reader == BY_CARD:
+            yield use, ("the card, where a file has the declared types, else by Arrow", more)
+        else:
+            yield use, ("Arrow", more if reader is None else f"{more}; not by the card: {reader}")
 
 
 def _attributes(plan: JoinPlan) -> str:

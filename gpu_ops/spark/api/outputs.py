@@ -23,6 +23,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.changes import (
+    Brought,
     JoinChanges,
     OperatorChainBuilder,
     SourceScan,
@@ -197,7 +198,7 @@ class _Together:
         return one_engine(self._builder.plans, self._builder.operators, list(self._sources)) if self._sources else None
 
     @functools.cached_property
-    def _brought(self) -> tuple[list[DataFrame], list[int]]:
+    def _brought(self) -> Brought:
         """Lists the parts of Spark's union; see `gpu_ops.spark.plan.changes.brought_by_spark`."""
         first = next(iter(self._union_inputs.values()))
         states = [operator.task.command["state"] for operator in self._builder.operators]
@@ -210,7 +211,7 @@ class _Together:
         operators, engine, plan = (
             self._builder.operators,
             self._engine,
-            self._builder.plan(self._union_inputs, self._brought[1]),
+            self._builder.plan(self._union_inputs, self._brought),
         )
         below = [plan_id for source in self._sources.values() for plan_id in source.plan.below]
         ids = [operator.task.plan_id for operator in operators]
@@ -247,7 +248,7 @@ class _Together:
                 for name, (source, projection) in self.changes.items()
             ),
         )
-        brought = functools.reduce(DataFrame.unionAll, observed_once(self._brought[0], plan.in_task)).repartition(
+        brought = functools.reduce(DataFrame.unionAll, observed_once(self._brought.rows, plan.in_task)).repartition(
             plan.tasks, "route"
         )
         rows = encoded(brought, plan, function, st.StructType([st.StructField(x, types[x]) for x in self.changes]))

@@ -23,7 +23,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
 from gpu_ops.query.catalyst import items, java_class
 from gpu_ops.spark.wire.command import parse_join
-from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.manifest import FORMAT, OF_CARD, Manifest
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,9 @@ MAPS: Final = {"MapInArrow", "PythonMapInArrow", "MapInPandas"}
 """Logical nodes that run a Python function over each partition; those of this pack are among them."""
 
 _JOIN: Final = "gpu_ops.join"
+
+BY_CARD: Final = "the card"
+"""Who reads the files of an input, where Spark's tasks do not; see `JoinPlan`."""
 
 _MOST_KNOWN: Final = 1024
 _below: dict[tuple[str, ...], _Below] = {}
@@ -70,6 +73,8 @@ class JoinPlan:
         union_inputs: what Spark's union brings to its task, in order: an operator's plan id and its input's number.
         brought: for each of them the place of its rows among those of Spark's union: several inputs may be made of one
             source, which is read once.
+        files_by: for each of them who reads its Parquet files, `BY_CARD` or the reason why Spark's tasks do; None where
+            it has none, or there is no card.
         below: the plan ids of all operators below it, the nearest first.
         outputs: where its task gives several outputs, the plan ids of the operators that make them; else empty.
     """
@@ -101,6 +106,7 @@ class JoinPlan:
     sources: tuple[str | None, ...] = ()
     union_inputs: tuple[str, ...] = ()
     brought: tuple[int, ...] = ()
+    files_by: tuple[str | None, ...] = ()
     below: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
@@ -128,6 +134,11 @@ class JoinPlan:
         return {use: counts[at] for use, at in zip(self.union_inputs, self.brought, strict=True) if counts[at] > 1}
 
     @property
+    def read_by_card(self) -> bool:
+        """True if a card reads files of its task."""
+        return BY_CARD in self.files_by
+
+    @property
     def function_name(self) -> str:
         """The name of the join's function in Spark's plans."""
         return f"gpu_join_{self.plan_id}"
@@ -137,7 +148,7 @@ class JoinPlan:
         description = (self.dataflow or self.description).to_json()
         return Manifest(
             description, self.partitions, query_id, join_number=number, union_order=self.union_order,
-            reads_once=self.reads_once or None,
+            reads_once=self.reads_once or None, format=OF_CARD if self.read_by_card else FORMAT,
         )  # fmt: skip
 
     def carried_by(self, output: st.StructType) -> st.StructType:

@@ -46,6 +46,7 @@ from gpu_ops.spark.plan.changes import (
 )
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
 from gpu_ops.spark.plan.one_engine import one_engine
+from gpu_ops.spark.plan.read_by_card import read_by_card
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
@@ -134,12 +135,16 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         like = next(iter(union_inputs.values()))
         union_inputs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
     function = fused or (OperatorChain(chain.operators) if below else task)
-    brought, places = brought_by_spark(union_inputs, _PACKED_TYPE, once=plan.reads_once)
-    plan = dataclasses.replace(chain.plan(union_inputs, places), shares=task.shares)
+    plans = {one.plan_id: one for one in chain.plans}
+    folders = {one.task.plan_id: state if fused else one.task.command["state"] for one in chain.operators}
+    reads = read_by_card(directory, plans, folders)
+    brought = brought_by_spark(union_inputs, _PACKED_TYPE, once=plan.reads_once, files_by=reads)
+    plan = dataclasses.replace(chain.plan(union_inputs, brought), shares=task.shares)
+    (task if fused is None else fused).command["keeps_copies"] = plan.read_by_card
     if fused is not None:
         fused.command["union_order"] = fused.union_order(union_inputs)
         plan = dataclasses.replace(plan, dataflow=fused.dataflow, union_order=fused.command["union_order"])
-    union = functools.reduce(DataFrame.unionAll, observed_once(brought, plan.in_task))
+    union = functools.reduce(DataFrame.unionAll, observed_once(brought.rows, plan.in_task))
     output = output_type(description, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))

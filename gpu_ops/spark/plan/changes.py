@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -18,7 +18,16 @@ from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark import sources
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import make_importable
-from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, function_of, metadata_of, plans_of
+from gpu_ops.spark.driver.queries import (
+    BY_CARD,
+    MAPS,
+    JoinPlan,
+    analyzed,
+    children_of,
+    function_of,
+    metadata_of,
+    plans_of,
+)
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import Selection, selection, selection_of_join
@@ -253,18 +262,34 @@ def reads_once(states: Iterable[StateAddress | None]) -> bool:
     return all(found is None or bool(found.reads_once) for found in stored)
 
 
+class Brought(NamedTuple):
+    """The parts of Spark's union.
+
+    Attributes:
+        rows: what it is of.
+        places: for each input the place of its own rows among them.
+        files_by: for each input who reads its files, see `gpu_ops.spark.driver.queries.JoinPlan`.
+    """
+
+    rows: list[DataFrame]
+    places: tuple[int, ...]
+    files_by: tuple[str | None, ...]
+
+
 def brought_by_spark(
-    union_inputs: Mapping[str, DataFrame], packed_type: st.StructType, *, once: bool
-) -> tuple[list[DataFrame], list[int]]:
+    union_inputs: Mapping[str, DataFrame],
+    packed_type: st.StructType,
+    *,
+    once: bool,
+    files_by: Callable[[str, Pack], str | None] = lambda *_: None,
+) -> Brought:
     """Lists the parts of Spark's union; a source of several inputs of a task is read once for all of them.
 
     Args:
         union_inputs: the packed rows of the inputs, by their use.
         packed_type: the type of packed rows.
         once: False where each input has a source of its own.
-
-    Returns:
-        The rows that Spark's union is of, and for each input the place of its own among them.
+        files_by: tells who reads the files of an input that is the only one of its source.
     """
     brought, places = list[_Brought](), list[int]()
     for use, frame in union_inputs.items():
@@ -275,7 +300,9 @@ def brought_by_spark(
             brought.append(own)
         else:
             brought[place].packs.extend(own.packs)
-    return [one.rows(packed_type) for one in brought], places
+    readers = [one.read_by(files_by) for one in brought]
+    rows = [one.rows(packed_type, by_card=reader == BY_CARD) for one, reader in zip(brought, readers, strict=True)]
+    return Brought(rows, tuple(places), tuple(readers[place] for place in places))
 
 
 class _Brought(NamedTuple):
@@ -306,13 +333,20 @@ class _Brought(NamedTuple):
             self.below.equals(other.below) and self.packs[0].reads_as(other.packs[0])
         )
 
-    def rows(self, packed_type: st.StructType) -> DataFrame:
-        """The rows of all inputs."""
+    def read_by(self, files_by: Callable[[str, Pack], str | None]) -> str | None:
+        """Tells who reads the files, if these are files; see `brought_by_spark`."""
+        found = files_by(self.packs[0].packer.use, self.packs[0]) if self.packs else None
+        return SHARED if found is not None and len(self.packs) > 1 else found
+
+    def rows(self, packed_type: st.StructType, *, by_card: bool) -> DataFrame:
+        """The rows of all inputs; ``by_card``: they may stay in files."""
         if not self.packs:
             return self.frame
-        function = self.packs[0] if len(self.packs) == 1 else PackForSeveral(self.packs)
+        function = self.packs[0].read_by_card(by_card=by_card) if len(self.packs) == 1 else PackForSeveral(self.packs)
         return frame_of(self.frame.sparkSession, self.below).mapInArrow(function, packed_type)
 
+
+SHARED: Final = "several inputs are made of them"
 
 MOST_IN_ONE_TASK: Final = 4
 """Partitions of an operator: with more of them what a task has to cut costs more time than stages of Spark's."""
@@ -365,7 +399,7 @@ class OperatorChainBuilder:
         for plan, node in zip(changes.plan.in_task, changes.task.operators, strict=True):
             order = node.task.command["union_order"]  # of its own inputs, also where one engine has others with it
             alone = dataclasses.replace(
-                plan, chained=(), dataflow=None, below=(), union_inputs=(), brought=(), union_order=order
+                plan, chained=(), dataflow=None, below=(), union_inputs=(), brought=(), files_by=(), union_order=order
             )
             self._plans.setdefault(plan.plan_id, alone)
             self._tasks.setdefault(plan.plan_id, node.task)
@@ -383,17 +417,18 @@ class OperatorChainBuilder:
         """The operators that run in the task, the last one last."""
         return [ChainedOperator(task, tuple(self._edges[plan_id].values())) for plan_id, task in self._tasks.items()]
 
-    def plan(self, union_inputs: Iterable[str], brought: Iterable[int]) -> JoinPlan:
+    def plan(self, union_inputs: Iterable[str], brought: Brought) -> JoinPlan:
         """The plan of the last operator, which has those of the others.
 
         Args:
             union_inputs: what Spark brings to the task.
-            brought: see `gpu_ops.spark.driver.queries.JoinPlan`.
+            brought: the rows of these.
         """
         *chained, plan = self.plans
         return dataclasses.replace(
-            plan, chained=tuple(chained), union_inputs=tuple(union_inputs), brought=tuple(brought)
-        )
+            plan, chained=tuple(chained), union_inputs=tuple(union_inputs), brought=brought.places,
+            files_by=brought.files_by,
+        )  # fmt: skip
 
 
 def source_of(df: DataFrame) -> SourceScan | None:

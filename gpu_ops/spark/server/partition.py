@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
@@ -15,20 +15,21 @@ import pyarrow as pa
 from gpu_ops.backends import lost_gpu
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.descriptions.times import WatermarkMs
-from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.errors import BadInputError, GpuJoinError, StateError
 from gpu_ops.kernels import Frame, Probe
 from gpu_ops.memory import Budget
 from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.spark.server import recovery
+from gpu_ops.spark.server.files_read import CardReader, in_file, with_rows
 from gpu_ops.spark.server.recovery import RecoveredState, Snapshots
 from gpu_ops.spark.server.written import write_changes
-from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
+from gpu_ops.spark.wire.command import ApplyCommand, SideRows, Wire, parse_join
 from gpu_ops.spark.wire.files_request import FilesRequest, PlacedFile
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import FilePart
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times
 from gpu_ops.state.files import CURRENT_ACTIVITY, Activity, Files, Stamp
-from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
+from gpu_ops.state.manifest import FORMAT, OF_CARD, Manifest, check_open, ensure, remove_older
 
 
 class Recorded(NamedTuple):
@@ -136,6 +137,7 @@ class PartitionState:
             join_number=command.join_number,
             union_order=command.union_order,
             reads_once=command.reads_once or None,
+            format=OF_CARD if command.keeps_copies else FORMAT,
         )
         self._backend, self._options = command.backend, dict(command.options)
         self._clock = clock or (lambda: time.time_ns() // 1_000_000)
@@ -200,14 +202,14 @@ class PartitionState:
 
         Args:
             batch_id: Spark's number of the micro-batch.
-            table: rows of all inputs, as they came.
+            table: rows of all inputs, as they came, without those of Parquet files.
             wire: the layout of these rows.
             alive: whether the caller is still there; asked again before anything is made durable.
             watermark: that of an operator by event time, in ms; a repetition takes the first one's.
             clock_ms: the time, ms; by default now. A repetition takes the first one's.
             backlog: whether it is backlog; a repetition takes the first one's. Once one was not, none is.
             shared_in: a run in which a repetition with as many rows gets the first one's answer; None: in no run.
-            parts: the rows that lie in files, which a record may keep.
+            parts: the rows that lie in files, which a record may keep; those in Parquet files are in no table.
             files: the files into which the changes are to be written, where the backend writes any.
 
         Raises:
@@ -220,13 +222,14 @@ class PartitionState:
             try:
                 now = self._clock() if clock_ms is None else clock_ms
                 with self.activity.during("joining"):
-                    kept = self.kept(batch_id, table.num_rows, shared_in)
+                    count = table.num_rows + sum(part.block.rows for part in parts if part.columns)
+                    kept = self.kept(batch_id, count, shared_in)
                     if kept is not None:
                         return kept
                     given = Recorded(now, watermark, backlog), files
                     answer = self._apply(batch_id, (table, parts), wire, alive, given)
                     if shared_in is not None and self._pending is not None:
-                        self._pending.answer = Answer(shared_in, table.num_rows, answer)
+                        self._pending.answer = Answer(shared_in, count, answer)
                     return answer
             except GpuJoinError:
                 raise
@@ -269,11 +272,18 @@ class PartitionState:
         if self._log is not None:
             self._log.begin_to_write(parts)
         started = time.perf_counter()
+        of_files = tuple(part for part in parts if part.columns)
+        by_card = self._by_card(engine, rows, wire, table.schema, of_files) if of_files else None
+        if of_files and by_card is None:
+            table, parts = with_rows(table, of_files), tuple(part for part in parts if not part.columns)
+        rows = by_card or wire.split(self.description, table) if of_files else rows
         engine.kernels.gives_frames = files is not None and engine.kernels.files is not None
         try:
             result = engine.prepare_batches(
                 rows.tables, rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
             )
+        except BadInputError as error:
+            raise in_file(error, self.description, of_files, table.schema) from None
         finally:
             engine.kernels.gives_frames = False
         if self._snapshots is not None:
@@ -319,6 +329,25 @@ class PartitionState:
             self._metrics["emit_ms"] = self._metrics.get("emit_ms", 0) + (time.perf_counter() - started) * 1e3
         metrics = dict(self._metrics)
         return Applied(changelog, metrics, engine.backend, engine.backend_reason, times.latest, placed)
+
+    def _by_card(
+        self, engine: OperatorEngine, rows: SideRows, wire: Wire, schema: pa.Schema, parts: Sequence[FilePart]
+    ) -> SideRows | None:
+        """Reads Parquet files into the card's memory; None where they are to be read here.
+
+        So it is without a card, where libcudf cannot, and where the record does not keep the files.
+        """
+        kernels = engine.kernels
+        if kernels.files is None or self._log is None or not self._found.keeps_copies:
+            return None
+        reader = CardReader(kernels, kernels.files, wire, schema)
+        try:
+            return engine.with_room("reading files", lambda: reader.with_files(self.description, rows, parts))
+        except (RuntimeError, MemoryError, OverflowError, ValueError, OSError) as error:
+            if isinstance(error, GpuJoinError) or lost_gpu() is not None:
+                raise
+            _log.warning("%s: Arrow reads the files of this micro-batch, as the card could not: %r", self, error)
+        return None
 
     def _written(
         self, engine: OperatorEngine, changes: Frame, request: FilesRequest

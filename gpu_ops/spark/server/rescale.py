@@ -128,7 +128,8 @@ def rescale(
         raise DescriptionError("this join has one partition: no equality column that rows could be distributed by")
     seen = _seen(files, manifest)
     new = dataclasses.replace(
-        manifest, partitions=partitions, distribution=ARROW, generation=manifest.generation + 1, format=FORMAT,
+        manifest, partitions=partitions, distribution=ARROW, generation=manifest.generation + 1,
+        format=max(FORMAT, manifest.format),
         sealed=None,
     )  # fmt: skip
     take = functools.partial(_take_all, files, manifest, budget, progress)

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
@@ -38,7 +38,7 @@ from gpu_ops.spark.wire.command import ApplyCommand, read
 from gpu_ops.spark.wire.connection import FlightServer, Handler
 from gpu_ops.spark.wire.files_request import FilesRequest
 from gpu_ops.state import files
-from gpu_ops.state.blocks import FilePart, Mapped, checked, leave
+from gpu_ops.state.blocks import KEPT, FilePart, Mapped, checked, leave
 from gpu_ops.state.files import READING, Activity
 from gpu_ops.values import check_array
 
@@ -46,9 +46,6 @@ _log = logging.getLogger(__name__)
 
 ROWS_PER_MESSAGE: Final = 1 << 16
 """Most rows of a record batch of the answer."""
-
-_KEPT: Final = 16
-"""Messages of least size that a file must hold to be kept by the log: making one more file durable takes a while."""
 
 _POLL_S: Final = 1.0
 _IDLE_S: Final = 2.0
@@ -298,8 +295,8 @@ class _Arrived(NamedTuple):
     """The rows of a micro-batch as they arrived.
 
     Attributes:
-        table: all rows, in their order.
-        parts: the rows among them that lie in files worth keeping.
+        table: all rows, in their order, but those of Parquet files.
+        parts: the rows that lie in files worth keeping, and in Parquet files.
     """
 
     table: pa.Table
@@ -329,7 +326,9 @@ def _receive(
             if isinstance(content, FilePart):
                 if content.sequence != rows:
                     raise DescriptionError(f"rows in a file come as row {content.sequence}; it is row {rows}'s turn")
-                batch = _part(content, mapped, schema)
+                batch = None if content.columns else _part(content, mapped, schema)
+                if content.columns:
+                    size, rows = size + content.block.size, rows + content.block.rows
                 parts.append(content)
             else:
                 promised = content
@@ -342,6 +341,7 @@ def _receive(
                     "of this machine's memory: use more partitions, or smaller micro-batches"
                 )
             batches.append(batch)
+    _check_copies([part for part in parts if part.columns], mapped, schema)
     table = pa.Table.from_batches(batches, schema)
     if promised is not None or command.counted:
         if promised is None:
@@ -351,15 +351,33 @@ def _receive(
     sizes = collections.Counter[str]()
     for part in parts:
         sizes[part.block.file] += part.block.size
-    return _Arrived(table, tuple(part for part in parts if sizes[part.block.file] >= _KEPT * command.least_bytes))
+    least = KEPT * command.least_bytes
+    return _Arrived(table, tuple(part for part in parts if part.columns or sizes[part.block.file] >= least))
 
 
 def _part(part: FilePart, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
+    with _read_anew(part.block.file):
+        (batch,) = part.rows(mapped.message(part.block), schema)
+    return batch
+
+
+def _check_copies(parts: Sequence[FilePart], mapped: Mapped, schema: pa.Schema) -> None:
+    """Refuses Parquet files that are not what was copied."""
+    for part in parts:
+        with _read_anew(part.block.file):
+            part.schema(schema)
+    with _read_anew(", ".join(part.block.file for part in parts)):
+        mapped.messages([part.block for part in parts])
+
+
+@contextlib.contextmanager
+def _read_anew(file: str) -> Iterator[None]:
+    """Context manager that says of an error what helps."""
     try:
-        return part.rows(mapped.message(part.block), schema)
+        yield
     except (pa.ArrowException, OSError) as error:
         raise StateError(
-            f"rows of this micro-batch lie in {part.block.file}, and cannot be read there: {error}. Start the query "
+            f"rows of this micro-batch lie in {file}, and cannot be read there: {error}. Start the query "
             "again: it reads its sources anew"
         ) from error
 

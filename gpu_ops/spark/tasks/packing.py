@@ -15,8 +15,11 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 
+from gpu_ops.conditions.expressions import ColumnRef
 from gpu_ops.descriptions.projection import Projection
+from gpu_ops.files.file_systems import file_system_of
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.operators.core.projection import project
 from gpu_ops.operators.groups.top import FirstOfGroup
@@ -24,14 +27,32 @@ from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, str
 from gpu_ops.spark.tasks.rows import Slices, first_of_groups
 from gpu_ops.spark.wire.arrivals import PACKED, Message
 from gpu_ops.spark.wire.hashes import partition_of, routes
-from gpu_ops.state.blocks import INLINE, BlockFiles, Blocks
+from gpu_ops.state.blocks import INLINE, Block, BlockFiles, Blocks
 
 _BLOCK_BYTES: Final = 1 << 24
 """The size of a message in a file, about."""
 
+_LEAST_SHARE: Final = 0.5
+"""Of a file's bytes that are needed, so that it pays to keep the others, too."""
+
+
+class CopiedFile(NamedTuple):
+    """Rows that stay in a copy of their file.
+
+    Attributes:
+        block: the copy.
+        columns: the names of the rows' columns in it.
+    """
+
+    block: Block
+    columns: tuple[str, ...]
+
 
 OrderedBatches = tuple[Iterator[pa.RecordBatch], int, str]
 """Batches of rows, and the time and source by which they are ordered among others."""
+
+PackedPart = tuple[Iterator[pa.RecordBatch] | CopiedFile, int, str]
+"""The same of rows that may stay in a file."""
 
 
 class Packer(NamedTuple):
@@ -75,19 +96,25 @@ class Packer(NamedTuple):
         """Yields all rows of this Spark task, packed."""
         yield from self.pack([(combined(rows), source_partition(), "")])
 
-    def pack(self, parts: Iterable[OrderedBatches]) -> Iterator[pa.RecordBatch]:
+    def pack(self, parts: Iterable[PackedPart], files: BlockFiles | None = None) -> Iterator[pa.RecordBatch]:
         """Yields rows of `PACKED` with all rows of a task.
 
         Every partition gets a message, perhaps without rows, so that the task which receives it knows its partition.
 
         Args:
-            parts: for each its batches of `schema` in their order, and the time and the source by which the part is
-                ordered among others.
+            parts: for each its batches of `schema` in their order, or the file that they stay in, and the time and the
+                source by which the part is ordered among others.
+            files: those of this task, where it has some already.
         """
         missing = dict.fromkeys(range(self._partitions))
-        files = self._files()
+        files = self.files() if files is None else files
         most_bytes = self.most_bytes if files is None else _BLOCK_BYTES
         for batches, time, source in parts:
+            if isinstance(batches, CopiedFile):  # there is one partition
+                about = Message(0, self.number, time, source, 0, batches.block, self.operator, batches.columns)
+                yield self._packed([about], [b""])
+                missing.clear()
+                continue
             count = 0
             for batch in batches if self.first is None else first_of_groups(self.first, batches):
                 for partition, rows in self._cut(batch):
@@ -100,7 +127,7 @@ class Packer(NamedTuple):
             nothing = [pa.RecordBatch.from_pylist([], self.schema)] * len(missing)
             yield self._messages(list(missing), (0, ""), 0, nothing, None)
 
-    def _files(self) -> BlockFiles | None:
+    def files(self) -> BlockFiles | None:
         """The files in which this task leaves its messages; None where they go with Spark's rows."""
         task = None if self.blocks is None else streaming_task()
         if self.blocks is None or task is None or (folder := self.blocks.of(task.run_id, task.batch_id)) is None:
@@ -121,13 +148,17 @@ class Packer(NamedTuple):
             block = INLINE if files is None else files.put(partition, message, part.num_rows)
             messages.append(b"" if block.file else message.to_pybytes())
             headers.append(Message(partition, self.number, *origin, count + len(headers), block, self.operator))
-        targets = [partition * self.shares + share for share in range(self.shares) for partition in partitions]
+        return self._packed(headers, messages)
+
+    def _packed(self, headers: Sequence[Message], messages: Sequence[bytes]) -> pa.RecordBatch:
+        """Rows of `PACKED`; each partition's tasks all get its messages."""
+        targets = [header.target * self.shares + share for share in range(self.shares) for header in headers]
         about = [
             json.dumps(header._replace(target=target))
-            for target, header in zip(targets, headers * self.shares, strict=True)
+            for target, header in zip(targets, [*headers] * self.shares, strict=True)
         ]
         routes = [self.routes[target] for target in targets]
-        return pa.record_batch([routes, about, messages * self.shares], schema=PACKED)
+        return pa.record_batch([routes, about, [*messages] * self.shares], schema=PACKED)
 
     @property
     def _partitions(self) -> int:
@@ -190,6 +221,33 @@ class FileRows(NamedTuple):
         """The rows of a task's files, a part for each file."""
         return ((self.read(uri), time, uri) for uri, time in files_in_order(batches))
 
+    @property
+    def file_columns(self) -> tuple[str, ...] | None:
+        """The columns of the files that the rows' are, each once; None where rows are chosen or made of them."""
+        names = tuple(x.root.name for x in self.projection.columns if isinstance(x.root, ColumnRef))
+        chosen = self.slices is not None or self.projection.where or self.projection.computed
+        return None if chosen or not names or len(set(names)) < len(names) else names
+
+    def copied(self, uri: str, files: BlockFiles) -> CopiedFile | None:
+        """Leaves the rows of a file in a copy of it; None where they have to be read here.
+
+        Args:
+            uri: the file, as Hadoop writes it.
+            files: where the copy goes.
+        """
+        columns = self.file_columns
+        file_system, path = file_system_of(uri, self.name)
+        if columns is None or not isinstance(file_system, pafs.LocalFileSystem):
+            return None
+        found = self.format.plain(path, uri, columns, self.name)
+        if found is None or not found.rows or found.size < _LEAST_SHARE * found.of:
+            return None
+        block = files.copy(path)
+        found = None if block is None else self.format.plain(block.file, uri, columns, self.name)
+        if block is None or found is None:  # it is another one by now
+            return None
+        return CopiedFile(block._replace(rows=found.rows), columns)
+
     def for_all(self, readers: Sequence[RowReader]) -> FileRows:
         """Makes the reader of all columns that some readers of these files need, as they stand in the files."""
         needed = {name for reader in readers for name in cast("FileRows", reader).projection.names}
@@ -218,16 +276,30 @@ class Pack(ArrowTask):
         packer: packs the rows of the input.
         reader: reads the rows.
         projection: the filter and projection of the rows.
+
+    Attributes:
+        by_card: whether rows may stay in copies of their files, which the state server reads: of an input with one
+            partition, read from files, whose columns these are (`FileRows.file_columns`).
     """
 
     __name__ = "gpu_join_pack_read"
 
-    def __init__(self, packer: Packer, reader: RowReader, projection: Projection) -> None:
-        self.packer, self.reader, self._projection = packer, reader, projection
+    def __init__(self, packer: Packer, reader: RowReader, projection: Projection, *, by_card: bool = False) -> None:
+        self.packer, self.reader, self._projection, self.by_card = packer, reader, projection, by_card
+
+    def read_by_card(self, *, by_card: bool) -> Pack:
+        """Makes this function with another `by_card`."""
+        return Pack(self.packer, self.reader, self._projection, by_card=by_card)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the partition, packed."""
-        yield from self.of(self.reader.parts(batches))
+        files = self.packer.files() if self.by_card else None
+        if files is None:
+            yield from self.of(self.reader.parts(batches))
+            return
+        rows = cast("FileRows", self.reader)
+        parts = ((rows.copied(uri, files) or rows.read(uri), time, uri) for uri, time in files_in_order(batches))
+        yield from self.packer.pack(parts, files)
 
     def of(self, parts: Iterable[OrderedBatches]) -> Iterator[pa.RecordBatch]:
         """Yields what the reader has read, packed."""

@@ -30,6 +30,7 @@ class Message(NamedTuple):
         number: a count within the source.
         block: the place of the rows, inline or in a file.
         operator: the plan id of the operator that they are for, as one task may run several.
+        columns: where the block is a copy of the source, a Parquet file, the columns that the input's are there.
     """
 
     target: int
@@ -39,12 +40,18 @@ class Message(NamedTuple):
     number: int
     block: Block
     operator: str
+    columns: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> tuple[int, int, str]:
+        """The input and the source of the rows."""
+        return self.input, self.time, self.source
 
     @classmethod
     def of(cls, text: str) -> Message:
         """Reads a header from its JSON text."""
-        *first, block, operator = json.loads(text)
-        return cls._make((*first, Block._make(block), operator))
+        *first, block, operator, columns = json.loads(text)
+        return cls._make((*first, Block._make(block), operator, tuple(columns)))
 
 
 def by_operator(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
@@ -110,12 +117,16 @@ class Arrivals:
                 if not about.source or same not in read:  # Spark may have had a file read twice
                     messages.append((self._numbered(about), inline))
                     read.add(same)
+        copied = {message.origin for message, _ in messages if message.columns}
+        if copied:  # and one of the tasks that read a file may have had no room for a copy
+            messages = [one for one in messages if one[0].columns or one[0].origin not in copied]
         arrived, places = 0, [carried.places for carried in self.inputs]
         messages.sort(key=lambda message: (message[0].input not in self.first, message[0][1:5]))
         for message, inline in messages:
             number, block = message.input, message.block
             if block.file:
-                yield FilePart(number, places[number], arrived, block)
+                source = message.source if message.columns else ""
+                yield FilePart(number, places[number], arrived, block, message.columns, source)
                 arrived += block.rows
                 continue
             rows = pa.ipc.read_record_batch(inline.as_buffer(), self.inputs[number].schema)

@@ -18,6 +18,7 @@ from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.times import WatermarkMs
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.fields import fits, hints_of
+from gpu_ops.kernels import DeviceRows
 from gpu_ops.spark.wire.connection import Handler, as_json
 from gpu_ops.state.address import StateAddress
 
@@ -30,7 +31,7 @@ _Read = TypeVar("_Read", bound="DataclassInstance")
 class SideRows(NamedTuple):
     """The rows of a micro-batch and their sequences, by input."""
 
-    tables: tuple[pa.Table, ...]
+    tables: tuple[pa.Table | DeviceRows, ...]
     sequences: tuple[npt.NDArray[np.int64], ...]
     """One integer per row: the sequence of its change, over all inputs."""
 
@@ -197,6 +198,7 @@ class ApplyCommand:
         join_number: the join's number in its query, see `gpu_ops.state.manifest.Manifest`.
         union_order: the order in which the inputs stand in Spark's union, see there.
         reads_once: whether a source of several inputs is read once, see there.
+        keeps_copies: whether records may name copies of Parquet files, see there; of a folder that is new.
         call: a name of this exchange, by which its progress is asked for.
         shared_in: a run of the query in which several operators take this micro-batch's changes, so that each asks for
             them: they are computed once.
@@ -226,6 +228,7 @@ class ApplyCommand:
     join_number: int | None = None
     union_order: str | None = None
     reads_once: bool = False
+    keeps_copies: bool = False
     call: str | None = None
     shared_in: str | None = None
     answers: str | None = None

@@ -87,7 +87,7 @@ def why_not_by_card(
     if compression not in _COMPRESSIONS:
         return f"the card has no compression {compression}"
     for field in schema:
-        if not _written_alike(field.type):
+        if not in_both(field.type):
             return f"column {field.name} is {field.type}"
     zoned = {kind.tz is not None for kind in schema.types if pa.types.is_timestamp(kind)}
     if len(zoned) > 1:
@@ -95,8 +95,8 @@ def why_not_by_card(
     return None
 
 
-def _written_alike(kind: pa.DataType) -> bool:
-    """True for types whose values libcudf writes so that readers find what they find in pyarrow's files."""
+def in_both(kind: pa.DataType) -> bool:
+    """True for types whose values libcudf and pyarrow find in each other's Parquet files."""
     t = pa.types
     if t.is_timestamp(kind) or t.is_duration(kind):
         return kind.unit in _UNITS
