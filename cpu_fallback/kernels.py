@@ -17,10 +17,10 @@ from cpu_fallback.conditions import evaluate
 from cpu_fallback.hashing import UInt64s, equal_arrays, expand, hash_rows, valid_mask
 from cpu_fallback.store import CpuStore, Frame, Growable
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Ints, Mask, Positions
+from gpu_ops.arrays import Array, Hashes, Ints, Mask, Positions, Slots
 from gpu_ops.conditions import Expression
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import LOOKUPS, DataFrames, FrameFiles, Kernels, SearchedRun, TooMany, as_slots
+from gpu_ops.kernels import LOOKUPS, Among, Columns, DataFrames, FrameFiles, Kernels, SearchedRun, TooMany, as_slots
 from gpu_ops.values import fitted, one_array
 
 # What is too little to be sorted by digits, and so many ascending runs numpy merges sooner than it sorts.
@@ -75,6 +75,10 @@ class CpuKernels:
         """Gives the array itself."""
         return values
 
+    def on_host(self, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Gives the arrays themselves."""
+        return list(arrays)
+
     def num_rows(self, frame: Frame) -> int:
         """Rows of a frame."""
         return frame.length
@@ -128,8 +132,25 @@ class CpuKernels:
     matches = search.matches
     sole_matches = search.sole_matches
     grouped = search.grouped
+    flagged = search.flagged
     bisect_ranges = search.bisect_ranges
+    lives = search.lives
     last_there = search.last_there
+
+    def sole_pairs(
+        self,
+        indexes: Sequence[Sequence[SearchedRun]],
+        types: Sequence[pa.DataType],
+        columns: tuple[Columns, Columns],
+        probe_rows: Array,
+        among: Among | None,
+    ) -> Array | None:
+        """Leaves it to `search` and `matches`."""
+        return None
+
+    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:
+        """Leaves it to `grouped`: a host knows sizes."""
+        return None
 
     def evaluate(self, condition: Expression, frames: Mapping[str, Frame], length: int) -> Mask:
         """Mask of rows for which the condition is true."""
@@ -180,10 +201,12 @@ class CpuKernels:
         """Gives the function itself."""
         return function
 
-    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:
-        """Entries of an index, in slots from ``first`` on."""
+    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None, slots: Slots | None = None) -> Array:
+        """Entries of an index, in slots from ``first`` on, or in those that are given."""
         own = hashes if rows is None else hashes[rows]
-        return layouts.entries(own, as_slots(self, first, own.size))
+        counted: Any = as_slots(self, first, own.size - (0 if slots is None else slots.size))
+        of_all: Any = counted if slots is None else np.concatenate([slots, counted])
+        return layouts.entries(own, of_all)
 
     def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
         """Groups of rows, by Arrow."""
@@ -205,7 +228,9 @@ class CpuKernels:
         """Makes an empty store."""
         return CpuStore(schema, tiny=self.tiny_segments)
 
-    def directory(self, entries: UInt64s, shift: int) -> npt.NDArray[np.int32]:
+    def directory(
+        self, entries: UInt64s, shift: int, others: npt.NDArray[np.int32] | None = None
+    ) -> npt.NDArray[np.int32]:
         """Finds the first of ascending entries with each hash prefix, and at the end their number."""
         begins = np.zeros((1 << (32 - shift)) + 1, np.int32)
         for at in range(0, entries.size, _BLOCK):
@@ -213,7 +238,10 @@ class CpuKernels:
             first = int(prefixes[0])
             counts = np.bincount(prefixes - first)
             begins[first + 1 : first + 1 + counts.size] += counts
-        return np.cumsum(begins, dtype=np.int32, out=begins)
+        np.cumsum(begins, dtype=np.int32, out=begins)
+        if others is not None:
+            begins += others
+        return begins
 
     def merge(self, buffer: UInt64s | Growable, size: int, added: UInt64s) -> Growable:
         """Two ascending arrays as one, where the first one lies, which grows without a copy once it is large."""

@@ -9,13 +9,14 @@ GPU's comes here for what its kernels do not know.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from cpu_fallback.hashing import UInt64s, expand
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, ArrowTypes, Hashes, Ints, Positions, Slots
-from gpu_ops.kernels import Among, Columns, Frame, Kernels, SearchedRun, TooMany
+from gpu_ops.kernels import Among, Columns, Flagged, Frame, Kernels, SearchedRun, TooMany, as_slots, looked_at
 
 
 def equal_at(
@@ -110,6 +111,35 @@ def grouped(
     return order, bounds, group, rest[:0] if bool(same.all()) else xp.flatnonzero(~same) + 1
 
 
+def flagged(
+    kernels: Kernels, parts: Sequence[Flagged], numbers: Sequence[Array] = (), *, chained: bool = False
+) -> tuple[list[list[Array]], list[int], list[int]]:
+    """See `gpu_ops.kernels.Kernels.flagged`."""
+    xp, found, sizes = kernels.xp, [], list[int]()
+    for flags, columns in parts:
+        some = [one for one in columns if one is not None and not isinstance(one, int)]
+        if len(columns) == 1 and some and flags is not None:
+            rows = [xp.compress(flags, some[0])]
+        else:
+            length = int((some[0] if flags is None else flags).size)
+            at = xp.flatnonzero(flags) if flags is not None else as_slots(kernels, 0, length) if not some else None
+            rows = [_picked(xp, at, one, length if at is None else int(at.size)) for one in columns]
+        found.append(rows)
+        sizes.append(int(rows[0].size))
+    if chained and len(found) > 1:
+        found = [[xp.concatenate(column) for column in zip(*found, strict=True)]]
+    return found, sizes, looked_at(kernels, numbers)
+
+
+def _picked(xp: Any, at: Array | None, column: Array | int | None, size: int) -> Array:
+    """A column of the rows at some positions; None for all rows."""
+    if column is None:
+        return xp.full(size, -1, np.int64)
+    if isinstance(column, int):
+        return (xp.arange(size, dtype=np.int64) if at is None else at) + column
+    return column if at is None else column[at]
+
+
 def bisect_ranges(
     kernels: Kernels,
     columns: Sequence[Array],
@@ -131,6 +161,23 @@ def bisect_ranges(
         high[open_] = xp.where(before, high[open_], middle)
         open_ = open_[low[open_] < high[open_]]
     return low
+
+
+_NEVER_BORN, _NEVER_THERE = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+
+
+def lives(kernels: Kernels, born: Array, died: Array) -> tuple[Array, Array]:
+    """See `gpu_ops.kernels.Kernels.lives`: level by level."""
+    xp, width = kernels.xp, 1 << int(born.size - 1).bit_length()
+    trees = xp.full(2 * width, _NEVER_BORN, np.int64), xp.full(2 * width, _NEVER_THERE, np.int64)
+    for tree, own, of_two in zip(trees, (born, died), (xp.minimum, xp.maximum), strict=True):
+        tree[width : width + own.size] = own
+        level = width >> 1
+        while level:
+            below = tree[2 * level : 4 * level]
+            of_two(below[::2], below[1::2], out=tree[level : 2 * level])
+            level >>= 1
+    return trees
 
 
 _ANY_LEVEL = 63

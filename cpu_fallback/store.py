@@ -410,8 +410,9 @@ class CpuStore:
             column.truncate(length - self._first if name in self._movable else length)
         self.length = length
 
-    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
+    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False, nulls: int | None = None) -> Frame:
         """The rows at ``slots``; -1 gives nulls."""
+        present = present or nulls == 0
         missing: npt.NDArray[np.bool_] | None = None if present else slots < 0
         if missing is not None and not missing.any():
             missing = None

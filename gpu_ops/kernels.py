@@ -204,8 +204,15 @@ class Store(Protocol):
     def truncate(self, length: int) -> None:
         """Drop all slots from ``length`` on."""
 
-    def take(self, slots: Slots, columns: Sequence[str], *, present: bool = False) -> Frame:
-        """The rows at ``slots`` (int64, -1 for a row of nulls; ``present`` if none is), of the columns named."""
+    def take(self, slots: Slots, columns: Sequence[str], *, present: bool = False, nulls: int | None = None) -> Frame:
+        """Gathers rows by slot.
+
+        Args:
+            slots: n int64, -1 for a row of nulls.
+            columns: by name.
+            present: none is -1.
+            nulls: how many are, where that is known: it spares a look.
+        """
 
     def may_be_null(self, column: str) -> bool:
         """Tells whether any row may have a null in a column."""
@@ -283,6 +290,19 @@ class Among(NamedTuple):
     most: int
 
 
+class Flagged(NamedTuple):
+    """n rows some of which are wanted, by flags, and what is wanted of each.
+
+    Attributes:
+        flags: n flags; None for all rows.
+        columns: of each column n int64; or what the first row has, of which each has one more than the row before;
+            or None for -1 in all rows.
+    """
+
+    flags: Array | None
+    columns: Sequence[Array | int | None]
+
+
 class TooMany(Exception):  # noqa: N818 - no error, an answer
     """More candidates than there may be: whoever asked finds what it wants another way, or piece by piece."""
 
@@ -330,6 +350,9 @@ class Kernels(Protocol):
 
     def asnumpy(self, values: Array) -> npt.NDArray[Any]:
         """A backend's array on the host."""
+
+    def on_host(self, arrays: Sequence[Array]) -> list[npt.NDArray[Any]]:
+        """Several arrays of any types on the host, in one look; not to be written to."""
 
     # --- frames ------------------------------------------------------------------------------
 
@@ -432,12 +455,49 @@ class Kernels(Protocol):
         Args:
             runs: of the index, in this backend's memory.
             types: what the columns are compared as, one each.
-            columns: the key columns of the rows, which are those at n positions; and of the rows that are found.
+            columns: the key columns of the rows, which are those at n positions, or all; and of those that are found.
             hashes: of every row of the first.
             among: the rows that are there; None for all.
 
         Returns:
             -1 for none; None where the backend has no way of its own, or it does not pay.
+        """
+
+    def sole_pairs(
+        self,
+        indexes: Sequence[Sequence[SearchedRun]],
+        types: Sequence[pa.DataType],
+        columns: tuple[Columns, Columns],
+        probe_rows: Array,
+        among: Among | None,
+    ) -> Array | None:
+        """The row of each of some indexes that each of n probe rows matches, where none matches more than one in any.
+
+        Args:
+            indexes: the runs of each, in this backend's memory.
+            types: what the columns are compared as, one each.
+            columns: the key columns of the rows that look, by slot; and of the rows that are found.
+            probe_rows: n entries (uint64).
+            among: the rows that are there; None for all.
+
+        Returns:
+            Pairs (int64, see `gpu_ops.layouts.pairs`) of the slot that is found and the probe row's, for each index n
+            or none, -1 where nothing matches; None where the backend has no way of its own, or it does not pay.
+        """
+
+    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:
+        """Rows of a frame put side by side where their hashes look alike, as `grouped` does.
+
+        Args:
+            types: what the columns are compared as, one each.
+            own: the columns.
+            hashes: of the n rows.
+
+        Returns:
+            n positions of rows, by hash and else in their own order, and as a second row of this array, of each the
+            position of the one before it that has its hash: -1 for none, and -2 where they are unlike, though their
+            hashes look alike; and flags of those that are the last ones of their hashes. None where the backend has
+            no way of its own.
         """
 
     def grouped(
@@ -461,6 +521,21 @@ class Kernels(Protocol):
 
     # --- arrays ------------------------------------------------------------------------------
 
+    def flagged(
+        self, parts: Sequence[Flagged], numbers: Sequence[Array] = (), *, chained: bool = False
+    ) -> tuple[list[list[Array]], list[int], list[int]]:
+        """Rows whose flags are set, and numbers, all in one look: of a GPU each is a wait.
+
+        Args:
+            parts: one at least, each of as many columns; and of a row at least, or with no flags.
+            numbers: int64 of no dimensions.
+            chained: all rows are wanted one behind the other.
+
+        Returns:
+            of each part its columns, or of all together; how many rows each part has; and the numbers. A column of
+            which all rows are wanted may be the one that was given.
+        """
+
     def argsort(self, values: Array) -> Positions:
         """Stable argsort, int64 positions."""
 
@@ -468,7 +543,7 @@ class Kernels(Protocol):
         """Sorts n int64 or uint64; what was given may be what comes out, or is sorted itself."""
 
     def scatter_add(self, target: Array, index: Array, values: Array) -> None:
-        """``target[index[i]] += values[i]`` for every i, repeated indices included."""
+        """``target[index[i]] += values[i]`` for every i, repeated indices included; -1 may be one where it adds 0."""
 
     def scatter_min(self, target: Array, index: Array, values: Array) -> None:
         """``target[index[i]] = min(target[index[i]], values[i])`` for every i (uint64), repeated indices included."""
@@ -503,24 +578,26 @@ class Kernels(Protocol):
 
     # --- state -------------------------------------------------------------------------------
 
-    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:
-        """Entries of an index (uint64, see `gpu_ops.layouts.entries`) in slots from ``first`` on.
+    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None, slots: Slots | None = None) -> Array:
+        """Entries of an index (uint64, see `gpu_ops.layouts.entries`).
 
         Args:
             hashes: uint64.
-            first: the first entry's slot.
+            first: the slot from which on they are in a row.
             rows: which of the hashes to take; None for all.
+            slots: of the first entries, which are not among these.
         """
 
     def store(self, schema: pa.Schema) -> Store:
         """An empty store for rows of this schema."""
 
-    def directory(self, entries: Array, shift: int) -> Array:
+    def directory(self, entries: Array, shift: int, others: Array | None = None) -> Array:
         """Finds the first of ascending entries with each hash prefix (int32), and at the end their number.
 
         Args:
             entries: n uint64.
             shift: the upper half of a hash shifted by it is its prefix.
+            others: the same of other entries, which are counted with these.
         """
 
     def merge(self, buffer: Array, size: int, added: Array) -> Array:
@@ -628,14 +705,21 @@ class Kernels(Protocol):
             None where the backend has no way of its own, or it does not pay.
         """
 
+    def lives(self, born: Array, died: Array) -> tuple[Array, Array]:
+        """Makes trees for `last_there` of the states from and up to which n rows are there, one at least.
+
+        Returns:
+            The rows' own states in the second half of 2**k numbers, followed by those of rows that never are there, and
+            before each two of a level the least first state and the greatest last one of both.
+        """
+
     def last_there(
         self, lives: tuple[Array, Array], ranges: tuple[Positions, Positions], spans: tuple[Array, Array]
     ) -> Positions:
         """The last row of each of n ranges that is there at a state of a span; -1 for none.
 
         Args:
-            lives: from and up to which states rows are there, as trees: the rows' own are in the second half of 2**k
-                numbers, and before each two of a level stand the least first state and the greatest last one of both.
+            lives: of rows, as `lives` makes them.
             ranges: rows where they begin and end.
             spans: first states of n spans, and the states after their last ones.
         """

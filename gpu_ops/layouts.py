@@ -74,6 +74,12 @@ def unpaired(made: Array) -> tuple[Array, Array]:
     return made >> SLOT_BITS, made & ((1 << SLOT_BITS) - 1)
 
 
+def unpaired_or_none(made: Array) -> tuple[Array, Array]:
+    """Both parts of n pairs, both -1 of what is no pair, -1."""
+    first = made >> SLOT_BITS
+    return first, (made & ((1 << SLOT_BITS) - 1)) | (made >> 63)
+
+
 def moments(slots: Slots, logical_times: LogicalTimes, codes: Array | int) -> Array:
     """N slots, logical times and codes, sorted in this order."""
     return (((slots << LOGICAL_TIME_BITS) | logical_times) << CODE_BITS) | codes

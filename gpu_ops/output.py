@@ -94,6 +94,7 @@ def gathered(
     null_sides: Sequence[bool] | None = None,
     *,
     names: Collection[str] | None = None,
+    missing: Sequence[int] | None = None,
 ) -> Frame:
     """The values of n rows of the changelog, one gather per column; that of later times is left out.
 
@@ -104,6 +105,7 @@ def gathered(
         slots: per input n slots, -1 for a row of nulls.
         null_sides: per input, whether there are such; None for all.
         names: the columns to gather; None for all.
+        missing: per input how many rows of nulls there are, where that is known.
     """
     columns = [c for c in description.output if c.other is None or c.side == EITHER]
     columns = [c for c in columns if names is None or c.name in names]
@@ -113,8 +115,11 @@ def gathered(
         if column.other is not None:
             needed[1][column.other] = None
     may = null_sides or [True] * len(tables)
-    parts_of = zip(tables, slots, needed, may, strict=True)
-    frames = [t.store.take(s, list(n), present=not nulls) if n else None for t, s, n, nulls in parts_of]
+    parts_of = zip(tables, slots, needed, may, missing or (None,) * len(tables), strict=True)
+    frames = [
+        table.store.take(own, list(names_of), present=not null_side, nulls=nulls) if names_of else None
+        for table, own, names_of, null_side, nulls in parts_of
+    ]
     parts = []
     for column in columns:
         if column.other is None:

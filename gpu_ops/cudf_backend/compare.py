@@ -148,6 +148,20 @@ def sole_matches(
     return found
 
 
+def neighbours(types: ArrowTypes, own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:
+    """Puts rows side by side; see `gpu_ops.kernels.Kernels.neighbours`. The host learns nothing."""
+    size = int(hashes.size)
+    by = compared(types, (own, own)) if size else None
+    if by is None:
+        return None
+    bits, scratch = np.int64(size.bit_length()), cp.empty(3 * size + (size + 7) // 8, np.int64)
+    packed, both, last = scratch[:size].view(np.uint64), scratch[size : 3 * size], scratch[3 * size :].view(bool)[:size]
+    launch("pack_positions", size, hashes, np.int64(size), bits, packed)
+    packed.sort()
+    launch("find_neighbours", size, by, packed, np.int64(size), bits, both[:size], both[size:], last)
+    return both.reshape(2, size), last
+
+
 def grouped(
     kernels: Kernels, types: ArrowTypes, own: Columns, hashes: Hashes
 ) -> tuple[Positions, Positions, Array, Positions]:

@@ -44,6 +44,8 @@ _PLACES: dict[pa.DataType, np.dtype[Any]] = {
 """Of types of text, what their offsets are."""
 _ALIGNED = 256
 """Bytes, as CUDA's own allocations."""
+_MASK_BITS = 512
+"""That the null mask of a column is padded to."""
 
 SOURCES = np.dtype(
     [
@@ -111,7 +113,8 @@ class Frame:
     def take(self, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
         """Rows by position (int64, -1 for a row of nulls; ``present`` if none is)."""
         types = {name: self.types[name] for name in columns}
-        taken = gather([self.columns[name] for name in types], rows, list(types.values()), present=present)
+        missing = 0 if present else None
+        taken = gather([self.columns[name] for name in types], rows, list(types.values()), missing=missing)
         return Frame(int(rows.size), dict(zip(types, taken, strict=True)), types)
 
 
@@ -270,6 +273,23 @@ def copied_out(columns: Sequence[DeviceColumn], kinds: Sequence[pa.DataType]) ->
     return [None if parts is None else _array(*parts) for parts in made]
 
 
+def arrays_out(arrays: Sequence[Array]) -> list[npt.NDArray[Any]]:
+    """Arrays in host memory, by one wait like `copied_out`."""
+    size = sum(_padded(array.nbytes) for array in arrays)
+    block = device.PAGES.block(size) if size else None
+    if block is None:
+        return [cp.asnumpy(array) for array in arrays]
+    copies: list[tuple[int, int, int]] = []
+    found, at = [], 0
+    whole = [array if array.flags.c_contiguous else cp.ascontiguousarray(array) for array in arrays]
+    for array in whole:
+        copies.append((block.address + at, int(array.data.ptr), int(array.nbytes)))
+        found.append(np.frombuffer(block.buffer(at, int(array.nbytes)), array.dtype))
+        at += _padded(array.nbytes)
+    _copy_out(copies)
+    return found
+
+
 def _copy_out(copies: Sequence[tuple[int, int, int]]) -> None:
     """Bytes to page-locked addresses, from addresses on the card, so many each; waits for them."""
     launched, done = (cp.cuda.Event(disable_timing=True) for _ in range(2))
@@ -371,13 +391,17 @@ class GatherMap:
 
     Args:
         rows: n positions (int64), -1 for a row of nulls.
-        present: none is -1; spares the look.
+        missing: how many are -1; None to look.
     """
 
-    def __init__(self, rows: Array, *, present: bool) -> None:
-        self.rows, self.missing, self._mask = rows, 0, None
-        if not present and rows.size:
+    def __init__(self, rows: Array, missing: int | None) -> None:
+        self.rows, self.missing, self._mask = rows, missing or 0, None
+        if missing is None and rows.size:
             self._mask, self.missing = plc.transform.bools_to_mask(from_values(rows >= 0))
+        elif missing:
+            words = cp.empty(-(-int(rows.size) // _MASK_BITS) * (_MASK_BITS // 32), np.uint32)
+            launch("mask_rows", words.size, rows, np.int64(rows.size), np.int64(words.size), words)
+            self._mask = plc.gpumemoryview(words)
 
     def column(self, numbers: Array) -> DeviceColumn:
         """A column of what was read at the rows, anything where none is there."""
@@ -396,14 +420,21 @@ class GatherMap:
 
 
 def gather(
-    columns: Sequence[DeviceColumn], rows: Array, kinds: Sequence[pa.DataType], *, present: bool = False
+    columns: Sequence[DeviceColumn], rows: Array, kinds: Sequence[pa.DataType], *, missing: int | None = None
 ) -> list[DeviceColumn]:
-    """Rows of columns by position (int64, -1 for null, ``present`` if none is); ``kinds`` are the Arrow types."""
+    """Rows of columns by position.
+
+    Args:
+        columns: of one length.
+        rows: n positions (int64), -1 for null.
+        kinds: the Arrow types of the columns.
+        missing: how many positions are -1; None to look.
+    """
     if not columns:
         return []
     if columns[0].size() == 0:
         return [nulls(kind, int(rows.size)) for kind in kinds]
-    places = GatherMap(rows, present=present)
+    places = GatherMap(rows, missing)
     taken: list[DeviceColumn] = [None] * len(columns)
     fixed = [at for at, column in enumerate(columns) if not column.null_count() and lanes_of(kinds[at]) is not None]
     numbers = [lanes_of(kinds[at]) or (None, 0) for at in fixed]
@@ -421,4 +452,4 @@ def choose(mask: Array, first: DeviceColumn, second: DeviceColumn, kind: pa.Data
     places = cp.arange(mask.size, dtype=np.int64)
     a = places if first.size() == mask.size else cp.zeros_like(places)
     b = places if second.size() == mask.size else cp.zeros_like(places)
-    return gather([both], cp.where(mask, a, first.size() + b), [kind], present=True)[0]
+    return gather([both], cp.where(mask, a, first.size() + b), [kind], missing=0)[0]

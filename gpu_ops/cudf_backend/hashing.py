@@ -261,7 +261,7 @@ def _hash_lists(column: DeviceColumn, kind: pa.DataType) -> Array:
     total = mix(lengths.view(np.uint64))
     if positions.size:
         element = element_type(kind)
-        hashes = hash_column(gather([child], positions, [element], present=True)[0], element, element)
+        hashes = hash_column(gather([child], positions, [element], missing=0)[0], element, element)
         cp.add.at(total, rows, mix(hashes + mix(place.view(np.uint64))))
     return mix(total)
 
@@ -273,8 +273,8 @@ def _equal_lists(left: DeviceColumn, left_kind: pa.DataType, right: DeviceColumn
     positions, rows, place = _elements(left_starts, cp.where(equal, left_lengths, 0))
     if positions.size:
         element, other = element_type(left_kind), element_type(right_kind)
-        mine = gather([ours], positions, [element], present=True)[0]
-        yours = gather([theirs], right_starts[rows] + place, [other], present=True)[0]
+        mine = gather([ours], positions, [element], missing=0)[0]
+        yours = gather([theirs], right_starts[rows] + place, [other], missing=0)[0]
         equal[rows[~equal_columns(mine, element, yours, other, element)]] = False
     return equal
 

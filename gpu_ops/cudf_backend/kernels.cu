@@ -2,10 +2,15 @@
 // Limits are of one launch: addresses travel with it, and it takes 4 KB of arguments; `device.LIMITS` has them from here.
 
 #define MOST_RUNS 64
+#define FEW_RUNS 16
+#define FOLDED_LEVELS 5
 #define MOST_SEGMENTS 48
 #define GATHERED_COLUMNS 6
 #define COMPARED_COLUMNS 3
 #define NEAREST_STEPS 256
+#define MOST_PARTS 16
+#define FLAGGED_COLUMNS 5
+#define MOST_NUMBERS 16
 #define NO_RANK 9223372036854775807
 
 typedef unsigned long long u64;
@@ -23,11 +28,13 @@ __device__ i64 rank_of(u64 value, const u64* entries, i64 size, bool equal) {
   return low;
 }
 
-// One thread for an entry: the upper half of a row's hash, and its slot. Row i is `rows[i]`, or i where there are none.
+// One thread for an entry: the upper half of a row's hash, and its slot. Row i is `rows[i]`, or i with `every`. So many
+// slots are given, the others count from the first one on.
 extern "C" __global__ void make_entries(
-    const u64* hashes, const i64* rows, bool every, i64 first, i64 size, u64* out) {
+    const u64* hashes, const i64* rows, bool every, const i64* slots, i64 given, i64 first, i64 size, u64* out) {
   i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
-  if (at < size) out[at] = (hashes[every ? at : rows[at]] & 0xFFFFFFFF00000000u) | (u64)(first + at);
+  if (at >= size) return;
+  out[at] = (hashes[every ? at : rows[at]] & 0xFFFFFFFF00000000u) | (u64)(at < given ? slots[at] : first + at - given);
 }
 
 // One thread for an entry: its place is its own among its kind and its rank among the others.
@@ -38,11 +45,13 @@ extern "C" __global__ void merge_entries(const u64* first, i64 size, const u64* 
   else out[at - size + rank_of(second[at - size], first, size, true)] = second[at - size];
 }
 
-// One thread for a prefix, and one for the end.
-extern "C" __global__ void begin_prefixes(const u64* entries, i64 size, i64 shift, i64 prefixes, int* directory) {
+// One thread for a prefix, and one for the end; with `more` those of other entries are added.
+extern "C" __global__ void begin_prefixes(
+    const u64* entries, i64 size, i64 shift, i64 prefixes, const int* others, bool more, int* directory) {
   i64 prefix = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (prefix > prefixes) return;
-  directory[prefix] = prefix == prefixes ? size : rank_of((u64)prefix << (32 + shift), entries, size, false);
+  int begin = prefix == prefixes ? size : rank_of((u64)prefix << (32 + shift), entries, size, false);
+  directory[prefix] = more ? begin + others[prefix] : begin;
 }
 
 // --- lookups in them: search.py ----------------------------------------------------------------
@@ -54,6 +63,7 @@ struct Run {
   i64 shift;
 };
 struct Runs { Run run[MOST_RUNS]; };
+struct FewRuns { i64 number; Run run[FEW_RUNS]; };  // beside columns that are compared
 
 // Within [low, high) the first entry of a run not before (or, with `after`, beyond) a hash and a time.
 __device__ int bisected(const Run& run, u64 hash, i64 time, int low, int high, bool after) {
@@ -146,11 +156,22 @@ extern "C" __global__ void gather_rows(
   }
 }
 
+// One thread for 32 rows: a bit for each, set where it is there.
+extern "C" __global__ void mask_rows(const i64* rows, i64 size, i64 words, unsigned* out) {
+  i64 word = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (word >= words) return;
+  unsigned bits = 0;
+#pragma unroll 1
+  for (i64 at = 32 * word; at < size && at < 32 * word + 32; ++at)
+    if (rows[at] >= 0) bits |= 1u << (at - 32 * word);
+  out[word] = bits;
+}
+
 // --- which rows are equal: compare.py ----------------------------------------------------------
 
 struct Rows {
   i64 segments;
-  const i64* rows;  // the row that each number stands for; null where the numbers are the rows
+  const i64* rows;  // the row that each number stands for, in the lower half; null where the numbers are the rows
   i64 starts[MOST_SEGMENTS];  // the first row of each segment
   const unsigned char* data[COMPARED_COLUMNS][MOST_SEGMENTS];
 };
@@ -190,7 +211,8 @@ __device__ bool same_value(const unsigned char* a, const unsigned char* b, i64 w
 
 __device__ bool same_row(const Compared& by, i64 number, i64 another) {
   if (!by.columns) return true;
-  i64 row = by.one.rows ? by.one.rows[number] : number, slot = by.other.rows ? by.other.rows[another] : another;
+  i64 row = by.one.rows ? by.one.rows[number] & 0xFFFFFFFFu : number;
+  i64 slot = by.other.rows ? by.other.rows[another] & 0xFFFFFFFFu : another;
   i64 part = segment_of(by.one, row), piece = segment_of(by.other, slot);
   row -= by.one.starts[part];
   slot -= by.other.starts[piece];
@@ -234,21 +256,29 @@ extern "C" __global__ void put_matches(
   if (is_match(by, probe_row, slot, states, all, least, most)) out[probe_row] = slot;
 }
 
-// One thread for a probe row: the one entry of a run that matches, if no run before had one. -1 for none.
-extern "C" __global__ void sole_in_run(
-    Compared by, Run run, i64 entries, i64 size, const u64* hashes, const i64* rows, bool begins,
+// One thread for a probe row: the one entry of some runs that matches, if no run before had one; -1 for none. Its slot, or
+// with `paired` that and the slot of the probe row, which is an entry then, in one number. Row i is `rows[i]`, or i with
+// `every`.
+extern "C" __global__ void sole_in_runs(
+    Compared by, FewRuns runs, i64 size, const u64* hashes, const i64* rows, bool every, bool paired, bool begins,
     const signed char* states, bool all, i64 least, i64 most, i64* out) {
   i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (at >= size) return;
-  if (begins) out[at] = -1;
-  else if (out[at] >= 0) return;
-  u64 hash = hashes[rows[at]] >> 32;
-  int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
-  for (i64 place = bisected(run, hash, 0, low, high, false); place < entries; ++place) {
-    u64 entry = run.entries[place];
-    if (entry >> 32 != hash) return;
-    if (is_match(by, at, entry & 0xFFFFFFFFu, states, all, least, most)) { out[at] = entry & 0xFFFFFFFFu; return; }
+  if (!begins && out[at] >= 0) return;
+  u64 hash = hashes[every ? at : rows[at]] >> 32;
+  i64 found = -1;
+#pragma unroll 1
+  for (i64 number = 0; number < runs.number && found < 0; ++number) {
+    const Run& run = runs.run[number];
+    i64 entries = run.directory[(u64)1 << (32 - run.shift)];
+    int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
+    for (i64 place = bisected(run, hash, 0, low, high, false); place < entries; ++place) {
+      u64 entry = run.entries[place];
+      if (entry >> 32 != hash) break;
+      if (is_match(by, at, entry & 0xFFFFFFFFu, states, all, least, most)) { found = entry & 0xFFFFFFFFu; break; }
+    }
   }
+  out[at] = paired && found >= 0 ? found << 32 | (hashes[at] & 0xFFFFFFFFu) : found;
 }
 
 // One thread for a row: its hash, the lowest bits of which give way to its position.
@@ -270,6 +300,23 @@ extern "C" __global__ void begin_groups(
   else begins[at] = same_row(by, row, packed[at - 1] & lower) ? 0 : (i64)1 << 32;
 }
 
+// Of such numbers, sorted: positions; of each the one before it of the same hash, -1 for none, or -2 where their rows are
+// unlike; and whether it is the last of its hash.
+extern "C" __global__ void find_neighbours(
+    Compared by, const u64* packed, i64 size, i64 bits, i64* order, i64* before, bool* last) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  u64 own = packed[at], lower = ((u64)1 << bits) - 1;
+  order[at] = own & lower;
+  last[at] = at == size - 1 || packed[at + 1] >> bits != own >> bits;
+  i64 other = -1;
+  if (at && packed[at - 1] >> bits == own >> bits) {
+    other = packed[at - 1] & lower;
+    if (!same_row(by, own & lower, other)) other = -2;
+  }
+  before[at] = other;
+}
+
 // Of their running sum: each one's group, and where groups begin and end.
 extern "C" __global__ void number_groups(const i64* running, i64 size, i64* group, i64* bounds) {
   i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
@@ -278,6 +325,60 @@ extern "C" __global__ void number_groups(const i64* running, i64 size, i64* grou
   group[at] = number;
   if (!at || (running[at - 1] & 0xFFFFFFFFu) - 1 != number) bounds[number] = at;
   if (at == size - 1) bounds[number + 1] = size;
+}
+
+// --- rows that flags are set of: flagged.py ----------------------------------------------------
+
+struct Part {
+  const bool* flags;  // null where all rows are wanted
+  i64 end;  // rows of this part and those before
+  const i64* columns[FLAGGED_COLUMNS];  // null where a column's first number and its step say what it has
+  i64 firsts[FLAGGED_COLUMNS];
+  i64 steps[FLAGGED_COLUMNS];
+};
+struct Parts { i64 number; Part part[MOST_PARTS]; };
+struct Numbers { i64 number; const i64* at[MOST_NUMBERS]; };
+
+__device__ i64 part_of(const Parts& in, i64 at) {
+  i64 part = 0;
+  while (in.part[part].end <= at) ++part;
+  return part;
+}
+
+// One thread for a row: 1 where its flag is set, else 0.
+extern "C" __global__ void flag_rows(Parts from, i64 size, int* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  i64 part = part_of(from, at), begin = part ? from.part[part - 1].end : 0;
+  const bool* flags = from.part[part].flags;
+  out[at] = !flags || flags[at - begin] ? 1 : 0;
+}
+
+// One thread for a row. `running` has how many flags are set up to and with each; `told` gets that of each part's last
+// row, and then the numbers.
+extern "C" __global__ void put_flagged(
+    Parts from, Numbers numbers, i64 size, i64 columns, bool every, const int* running, i64* out, i64* told) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at < numbers.number) told[from.number + at] = *numbers.at[at];
+  if (at >= size) return;
+  i64 part = part_of(from, at), begin = part ? from.part[part - 1].end : 0;
+  i64 before = every ? at : at ? running[at - 1] : 0, now = every ? at + 1 : running[at];
+  if (at == from.part[part].end - 1) told[part] = now;
+  if (now == before) return;
+#pragma unroll 1
+  for (i64 column = 0; column < columns; ++column) {
+    const i64* values = from.part[part].columns[column];
+    i64 value = from.part[part].firsts[column] + from.part[part].steps[column] * (at - begin);
+    out[column * size + before] = values ? values[at - begin] : value;
+  }
+}
+
+// --- numbers beside rows: kernels.py -----------------------------------------------------------
+
+// One thread for a number, which is added at its index. Zeros are left out: their index may be one of none.
+extern "C" __global__ void add_numbers(const i64* index, const int* values, i64 size, int* target) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at < size && values[at]) atomicAdd(target + index[at], values[at]);
 }
 
 // --- the nearest row in time: nearest.py -------------------------------------------------------
@@ -356,6 +457,25 @@ extern "C" __global__ void bisect_ranges(
     if (value < than || (after && value == than)) low = middle + 1; else high = middle;
   }
   out[at] = low;
+}
+
+// One thread for a node, so many levels up from one of two trees that is there (or, with `begins`, the rows' own, which it
+// puts there): it makes what is below it, and itself. Behind the rows stand some that never are there.
+extern "C" __global__ void fold_lives(
+    const i64* own_born, const i64* own_died, i64 size, i64 level, i64 up, bool begins, i64* born, i64* died) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= level >> up) return;
+  i64 first = at << up, last = first + ((i64)1 << up);
+  if (begins)
+    for (i64 row = first; row < last; ++row) {
+      born[level + row] = row < size ? own_born[row] : 9223372036854775807;
+      died[level + row] = row < size ? own_died[row] : -9223372036854775807 - 1;
+    }
+  for (i64 low = (level + first) >> 1, high = (level + last) >> 1, left = up; left; --left, low >>= 1, high >>= 1)
+    for (i64 node = low; node < high; ++node) {
+      born[node] = min(born[2 * node], born[2 * node + 1]);
+      died[node] = max(died[2 * node], died[2 * node + 1]);
+    }
 }
 
 // One thread for a range: its last row that is there at a state of a span, by a tree over all rows with the first birth

@@ -18,8 +18,18 @@ from gpu_ops.conditions import Expression
 from gpu_ops.cudf_backend import compare, device, hashing, least, nearest
 from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.dataframes import CudfFrames
-from gpu_ops.cudf_backend.device import array_module, require_one_stream
-from gpu_ops.cudf_backend.frame import Frame, choose, copied_in, copied_out, from_values, to_arrow_pieces, valid_mask
+from gpu_ops.cudf_backend.device import array_module, launch, require_one_stream
+from gpu_ops.cudf_backend.flagged import flagged
+from gpu_ops.cudf_backend.frame import (
+    Frame,
+    arrays_out,
+    choose,
+    copied_in,
+    copied_out,
+    from_values,
+    to_arrow_pieces,
+    valid_mask,
+)
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.parquet import CudfFiles
@@ -28,7 +38,7 @@ from gpu_ops.cudf_backend.search import bisect_run, directory, made_entries, mer
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, DataFrames, FrameFiles, Kernels, Probe, SearchedRun, TimeLimits
+from gpu_ops.kernels import Among, Columns, DataFrames, Flagged, FrameFiles, Kernels, Probe, SearchedRun, TimeLimits
 
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
@@ -89,6 +99,10 @@ class CudfKernels:
         """A GPU array on the host; waits for the GPU."""
         host: npt.NDArray[Any] = cp.asnumpy(values)
         return host
+
+    def on_host(self, arrays: Sequence[Array]) -> list[npt.NDArray[Any]]:
+        """Several GPU arrays on the host, by one wait."""
+        return arrays_out(arrays)
 
     def num_rows(self, frame: Frame) -> int:
         """Rows of a frame."""
@@ -194,6 +208,24 @@ class CudfKernels:
             self.lookups["index"] += len(runs) * int(found.size)
         return found
 
+    def sole_pairs(
+        self,
+        indexes: Sequence[Sequence[SearchedRun]],
+        types: Sequence[pa.DataType],
+        columns: tuple[Columns, Columns],
+        probe_rows: Array,
+        among: Among | None,
+    ) -> Array | None:
+        """Finds the match of each probe row in each of some indexes; None like `sole`."""
+        found = nearest.sole_pairs(self.probe, indexes, types, columns, probe_rows, among=among)
+        if found is not None:
+            self.lookups["index"] += sum(map(len, indexes)) * int(probe_rows.size)
+        return found
+
+    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:
+        """Rows put side by side where their hashes look alike; None for keys that our kernel does not know."""
+        return compare.neighbours(types, own, hashes)
+
     def grouped(
         self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
     ) -> tuple[Positions, Positions, Array, Positions]:
@@ -203,6 +235,12 @@ class CudfKernels:
     def evaluate(self, condition: Expression, frames: Mapping[str, Frame], length: int) -> Array:
         """Mask of rows for which the condition is true."""
         return evaluate(condition, frames, length)
+
+    def flagged(
+        self, parts: Sequence[Flagged], numbers: Sequence[Array] = (), *, chained: bool = False
+    ) -> tuple[list[list[Array]], list[int], list[int]]:
+        """Rows whose flags are set, and numbers, by one wait."""
+        return flagged(self, parts, numbers, chained=chained)
 
     def argsort(self, values: Array) -> Array:
         """Stable argsort; cupy's only one is."""
@@ -217,6 +255,9 @@ class CudfKernels:
     def scatter_add(self, target: Array, index: Array, values: Array) -> None:
         """Add at positions, repeated ones included."""
         values = values if values.dtype == target.dtype else values.astype(target.dtype)
+        if target.dtype == np.int32 and index.size:
+            launch("add_numbers", index.size, index, values, np.int64(index.size), target)
+            return
         if target.dtype == np.int64:  # CUDA's atomicAdd knows no int64; the bits are the same
             target, values = target.view(np.uint64), values.view(np.uint64)
         cp.add.at(target, index, values)
@@ -236,9 +277,9 @@ class CudfKernels:
         """The function as one kernel, which cupy compiles when it is first called."""
         return _fused(function)
 
-    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:
-        """Entries of an index, in slots from ``first`` on."""
-        return made_entries(hashes, first, rows)
+    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None, slots: Slots | None = None) -> Array:
+        """Entries of an index, in slots from ``first`` on, or in those that are given."""
+        return made_entries(hashes, first, rows, slots)
 
     def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
         """Groups of rows by libcudf, and on the CPU where that would not be the same."""
@@ -260,9 +301,9 @@ class CudfKernels:
         """Makes an empty store."""
         return CudfStore(schema, self)
 
-    def directory(self, entries: Array, shift: int) -> Array:
-        """Finds the first of ascending entries with each hash prefix."""
-        return directory(entries, shift)
+    def directory(self, entries: Array, shift: int, others: Array | None = None) -> Array:
+        """Finds the first of ascending entries with each hash prefix, in two sets together perhaps."""
+        return directory(entries, shift, others)
 
     def merge(self, buffer: Array, size: int, added: Array) -> Array:
         """Two ascending arrays as one, a new one: room that is not used yet would be GPU memory all the same."""
@@ -322,6 +363,10 @@ class CudfKernels:
     def least(self, begins: Positions, ends: Positions, ranks: Array, *, size: int, n: int) -> Array | None:
         """Finds the n least ranks at each moment; None where many are wanted."""
         return least.least(begins, ends, ranks, size=size, n=n)
+
+    def lives(self, born: Array, died: Array) -> tuple[Array, Array]:
+        """Makes trees of states, some levels at a time."""
+        return nearest.lives(born, died)
 
     def last_there(
         self, lives: tuple[Array, Array], ranges: tuple[Positions, Positions], spans: tuple[Array, Array]

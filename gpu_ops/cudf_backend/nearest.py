@@ -7,17 +7,23 @@ where the host learns after each step how many are left.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import cupy as cp
 import numpy as np
 
 from gpu_ops.arrays import Array, ArrowTypes, Hashes, Positions, Slots
 from gpu_ops.cudf_backend.compare import COMPARED, compared, states_of
-from gpu_ops.cudf_backend.device import launch
+from gpu_ops.cudf_backend.device import LIMITS, launch
 from gpu_ops.cudf_backend.probe import choose
-from gpu_ops.cudf_backend.search import run_table
+from gpu_ops.cudf_backend.search import RUN, run_table
 from gpu_ops.kernels import Among, Columns, Probe, SearchedRun, TimeLimits
 
+FEW_RUNS = LIMITS["FEW_RUNS"]
+"""Of one launch."""
+FEW = np.dtype([("number", np.int64), ("run", RUN, FEW_RUNS)])
+FOLDED_LEVELS = LIMITS["FOLDED_LEVELS"]
+"""Of one launch."""
 WANTED = np.dtype([("back", bool), ("exact", bool), ("any", bool), ("arrival", bool)])
 
 
@@ -69,20 +75,66 @@ def sole(
 ) -> Slots | None:
     """Looks for each row's match in one run after the other, without a wait; see `gpu_ops.kernels.Kernels.sole`."""
     rows = columns[0].rows
-    assert rows is not None
-    size = int(rows.size)
+    size = int(hashes.size if rows is None else rows.size)
     if not runs or not size:
         found: Slots = cp.full(size, -1, np.int64)
         return found
-    by, ways = compared(types, columns), choose(way, [int(run.entries.size) for run in runs], size)
-    if by is None or ways.joined or ways.kept:
+    by = compared(types, columns) if _searched(way, runs, size) else None
+    if by is None:
         return None
     out: Slots = cp.empty(size, np.int64)
-    told = states_of(among, hashes)
-    for number, run in enumerate(runs):
-        shape = run_table([run])["run"][:, 0].copy(), np.int64(run.entries.size), np.int64(size), hashes, rows
-        launch("sole_in_run", size, by, *shape, np.bool_(not number), *told, out)
+    of = (hashes.view(np.int64), np.bool_(True)) if rows is None else (rows, np.bool_(False))
+    _look_for_sole(by, runs, (hashes, *of), states_of(among, hashes), out, paired=False)
     return out
+
+
+def sole_pairs(
+    way: Probe,
+    indexes: Sequence[Sequence[SearchedRun]],
+    types: ArrowTypes,
+    columns: tuple[Columns, Columns],
+    probe_rows: Array,
+    *,
+    among: Among | None,
+) -> Array | None:
+    """Looks for each row's match in each of some indexes, without a wait; see `gpu_ops.kernels.Kernels.sole_pairs`."""
+    size, runs = int(probe_rows.size), [run for runs in indexes for run in runs]
+    if not size or not runs or not _searched(way, runs, size):
+        return None
+    rows = probe_rows.view(np.int64)  # slots in the lower half
+    by = compared(types, (columns[0]._replace(rows=rows), columns[1]))
+    if by is None:
+        return None
+    known = [runs for runs in indexes if runs]
+    out: Array = cp.empty(len(known) * size, np.int64)
+    for number, some in enumerate(known):
+        own = out[number * size : (number + 1) * size]
+        _look_for_sole(by, some, (probe_rows, rows, np.bool_(True)), states_of(among, rows), own, paired=True)
+    return out
+
+
+def _searched(way: Probe, runs: Sequence[SearchedRun], size: int) -> bool:
+    ways = choose(way, [int(run.entries.size) for run in runs], size)
+    return not ways.joined and not ways.kept
+
+
+def _look_for_sole(
+    by: Any,
+    runs: Sequence[SearchedRun],
+    probe_rows: tuple[Array, Array, Any],
+    told: tuple[Any, ...],
+    out: Array,
+    *,
+    paired: bool,
+) -> None:
+    size = int(out.size)
+    for first in range(0, len(runs), FEW_RUNS):
+        some = runs[first : first + FEW_RUNS]
+        table = np.zeros(1, FEW)
+        table["number"][0] = len(some)
+        table["run"][0] = run_table(some, by_time=False)["run"][0, :FEW_RUNS]
+        shape = table, np.int64(size), *probe_rows, np.bool_(paired), np.bool_(not first)
+        launch("sole_in_runs", size, by, *shape, *told, out)
 
 
 def bisect_ranges(
@@ -95,6 +147,20 @@ def bisect_ranges(
         stored, than = ([*given, *(3 - len(given)) * [given[-1]]] for given in (columns, wanted))
         launch("bisect_ranges", low.size, *stored, *than, np.int64(low.size), low, high, np.bool_(after), out)
     return out
+
+
+def lives(born: Array, died: Array) -> tuple[Array, Array]:
+    """Folds some levels of two trees at a time; see `gpu_ops.kernels.Kernels.lives`."""
+    size, width = np.int64(born.size), 1 << int(born.size - 1).bit_length()
+    both = cp.empty(4 * width, np.int64)
+    trees, level = (both[: 2 * width], both[2 * width :]), width
+    while True:
+        up = min(FOLDED_LEVELS, level.bit_length() - 1)
+        told = np.int64(level), np.int64(up), np.bool_(level == width)
+        launch("fold_lives", level >> up, born, died, size, *told, *trees)
+        level >>= up
+        if level == 1:
+            return trees
 
 
 def last_there(

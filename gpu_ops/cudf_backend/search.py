@@ -21,15 +21,15 @@ from gpu_ops.cudf_backend.device import LIMITS, address, launch
 from gpu_ops.kernels import SearchedRun, TooMany
 
 
-def made_entries(hashes: Array, first: int, rows: Array | None) -> Array:
+def made_entries(hashes: Array, first: int, rows: Array | None, slots: Array | None) -> Array:
     """Makes index entries of hashes; see `gpu_ops.kernels.Kernels.entries`."""
-    size = int(hashes.size if rows is None else rows.size)
+    size, given = int(hashes.size if rows is None else rows.size), 0 if slots is None else int(slots.size)
     out = cp.empty(size, np.uint64)
     if size:
-        given = (
-            (hashes.view(np.int64), np.bool_(True)) if rows is None else (rows, np.bool_(False))
-        )  # all: none is read
-        launch("make_entries", size, hashes, *given, np.int64(first), np.int64(size), out)
+        unread = hashes.view(np.int64)
+        of = (unread, np.bool_(True)) if rows is None else (rows, np.bool_(False))
+        at = unread if slots is None else slots, np.int64(given), np.int64(first)
+        launch("make_entries", size, hashes, *of, *at, np.int64(size), out)
     return out
 
 
@@ -41,7 +41,7 @@ def merged(first: Array, second: Array) -> Array:
     return out
 
 
-def directory(entries: Array, shift: int) -> Array:
+def directory(entries: Array, shift: int, others: Array | None) -> Array:
     """Finds the first entry of each hash prefix by bisection, however many entries share one.
 
     See `gpu_ops.kernels.Kernels.directory`.
@@ -49,7 +49,8 @@ def directory(entries: Array, shift: int) -> Array:
     prefixes = 1 << (32 - shift)
     begins = cp.empty(prefixes + 1, np.int32)
     sizes = np.int64(entries.size), np.int64(shift), np.int64(prefixes)
-    launch("begin_prefixes", prefixes + 1, entries, *sizes, begins)
+    added = (begins, np.bool_(False)) if others is None else (others, np.bool_(True))  # the first is not read
+    launch("begin_prefixes", prefixes + 1, entries, *sizes, *added, begins)
     return begins
 
 
@@ -74,7 +75,7 @@ class SortedRun:
 def sorted_run(entries: Array) -> SortedRun:
     """A run of entries in any order."""
     entries = cp.sort(entries)
-    return SortedRun(entries, directory(entries, SortedRun.shift))
+    return SortedRun(entries, directory(entries, SortedRun.shift, None))
 
 
 def search_runs(

@@ -110,10 +110,10 @@ class CudfStore:
             self.segments[-1:] = [part.copy() for part in kept]
             self.length = max(start, length)
 
-    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
+    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False, nulls: int | None = None) -> Frame:
         """The rows at ``slots``; -1 gives nulls."""
         types = {name: self.types[name] for name in columns}
-        taken = self._gather(slots, list(types), present=present)
+        taken = self._gather(slots, list(types), 0 if present else nulls)
         return Frame(int(slots.size), dict(zip(types, taken, strict=True)), types)
 
     def may_be_null(self, column: str) -> bool:
@@ -123,7 +123,7 @@ class CudfStore:
         place = list(self.types).index(column)
         return any(segment.columns()[place].null_count() for segment in self.segments)
 
-    def _gather(self, slots: Array, names: list[str], *, present: bool) -> list[plc.Column]:
+    def _gather(self, slots: Array, names: list[str], missing: int | None) -> list[plc.Column]:
         kinds = [self.types[name] for name in names]
         if not names:
             return []
@@ -131,8 +131,8 @@ class CudfStore:
             return [nulls(kind, int(slots.size)) for kind in kinds]
         if self.cold is None and len(self.segments) == 1:
             columns = self.segments[0].columns()
-            return gather([columns[place] for place in self._places(names)], slots, kinds, present=present)
-        places = GatherMap(slots, present=present)
+            return gather([columns[place] for place in self._places(names)], slots, kinds, missing=missing)
+        places = GatherMap(slots, missing)
         taken = {} if self.cold is not None else self._gather_fixed(places, names)
         others = [name for name in names if name not in taken]
         if others:
@@ -182,7 +182,7 @@ class CudfStore:
         if places.missing:
             back = cp.where(places.rows < 0, -1, back)
         rows = taken[0] if len(taken) == 1 else plc.concatenate.concatenate(taken)
-        return gather(list(rows.columns()), back, [self.types[n] for n in names], present=not places.missing)
+        return gather(list(rows.columns()), back, [self.types[n] for n in names], missing=places.missing)
 
     def _places(self, names: Sequence[str]) -> list[int]:
         every = list(self.types)
@@ -198,7 +198,7 @@ class CudfStore:
 
         def here(segment: plc.Table) -> _Source:
             columns = segment.columns()
-            return lambda rows: gather([columns[i] for i in places], rows, kinds, present=True)
+            return lambda rows: gather([columns[i] for i in places], rows, kinds, missing=0)
 
         def there(rows: Array) -> list[plc.Column]:
             assert self.cold is not None

@@ -21,9 +21,10 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, TooMany, looked_at
 from gpu_ops.operators.core import emission
-from gpu_ops.operators.core.changes import Lifetimes, apply_changes, on_device
+from gpu_ops.operators.core.changes import Lifetimes, applied, on_device
 from gpu_ops.operators.core.emission import OutputRows, Pairs
 from gpu_ops.operators.core.key_counts import KeyCounts
+from gpu_ops.operators.core.looks import side_by_side
 from gpu_ops.operators.core.visibility import When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Output, SlotRows, gathered
@@ -75,7 +76,8 @@ class KeyedOperator(Operator):
     def values(self, rows: OutputRows) -> Frame | SlotRows:
         """The values of the changelog's rows."""
         if self.gathers:
-            return gathered(self.description, self.kernels, self.tables, rows.slots, self.null_sides)
+            shown = self.description, self.kernels, self.tables, rows.slots, self.null_sides
+            return gathered(*shown, missing=rows.missing)
         return SlotRows(self.description, self.kernels, self.tables, tuple(rows.slots), self.null_sides)
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
@@ -122,10 +124,9 @@ class KeyedOperator(Operator):
         total = sum(c.kinds.size for c in changes)
         changes = self.chosen(changes)
         event_kinds = None if net else kernels.xp.zeros(2 * total + 2, np.int8)
-        sides = [
-            apply_changes(table, change.frame(kernels), what, event_kinds, net=net)
-            for table, change, what in zip(self.tables, changes, on_device(self.tables, changes, net=net), strict=True)
-        ]
+        given = zip(self.tables, changes, on_device(self.tables, changes, net=net), strict=True)
+        works = [applied(table, change.frame(kernels), what, event_kinds, net=net) for table, change, what in given]
+        sides = side_by_side(kernels, works)
         updated = time.perf_counter()
         matches = self.find(sides, net=net)
         probed = time.perf_counter()

@@ -55,9 +55,9 @@ class FrameStore:
     def __init__(self, kernels: Kernels, frame: Frame) -> None:
         self._kernels, self._frame = kernels, frame
 
-    def take(self, slots: Slots, columns: Sequence[str], *, present: bool = False) -> Frame:
+    def take(self, slots: Slots, columns: Sequence[str], *, present: bool = False, nulls: int | None = None) -> Frame:
         """Gathers rows like `gpu_ops.kernels.Store.take`."""
-        return self._kernels.take(self._frame, cast("Positions", slots), columns, present=present)
+        return self._kernels.take(self._frame, cast("Positions", slots), columns, present=present or nulls == 0)
 
 
 def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:

@@ -18,7 +18,7 @@ import numpy as np
 from gpu_ops.arrays import Array, Positions
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.join import Join
-from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.kernels import Flagged, Frame, Kernels
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.emission import (
     JOINED,
@@ -30,6 +30,7 @@ from gpu_ops.operators.core.emission import (
     TimedPairs,
     in_order,
     net_rows,
+    row_parts,
     with_nulls,
 )
 from gpu_ops.operators.core.visibility import When
@@ -73,11 +74,9 @@ class RegularJoin(TwoWayJoin):
             if not outer[side]:
                 continue
             unmatched = self.visible(side, sides, matches, When(alone=True), net=False)
-            for rank, kind, mask in (
-                (UNMATCHED_COMES, INSERT, unmatched.appears),
-                (UNMATCHED_GOES, DELETE, ~unmatched.appears),
-            ):
-                at = xp.flatnonzero(mask)
+            flags = unmatched.appears, ~unmatched.appears
+            (comes,), (goes,) = self.kernels.flagged([Flagged(mask, [0]) for mask in flags])[0]
+            for rank, kind, at in ((UNMATCHED_COMES, INSERT, comes), (UNMATCHED_GOES, DELETE, goes)):
                 kinds = xp.full(at.size, kind, np.int8)
                 parts.append(
                     (OutputRows(kinds, with_nulls(xp, side, unmatched.slots[at]), unmatched.logical_times[at]), rank)
@@ -86,14 +85,15 @@ class RegularJoin(TwoWayJoin):
 
     def _net_rows(self, matches: NetPairs, sides: Sequence[Lifetimes]) -> OutputRows:
         """Lists the rows that go, unmatched rows first, then those that come, unmatched rows last."""
-        xp, (left, right) = self.kernels.xp, matches.slots
-        leaving, coming = [], [(left[matches.comes], right[matches.comes])]
+        leaving, coming = [], [Flagged(matches.comes, matches.slots)]
         for side in (0, 1):
             if self.description.outer[side]:
                 hides, shows = self.visible(side, sides, matches, When(alone=True), net=True)
-                leaving.append(with_nulls(xp, side, hides))
-                coming.append(with_nulls(xp, side, shows))
-        return net_rows(xp, [*leaving, (left[matches.goes], right[matches.goes])], coming)
+                leaving += row_parts(side, hides)
+                coming += row_parts(side, shows)
+        if matches.goes is not None:
+            leaving.append(Flagged(matches.goes, matches.slots))
+        return net_rows(self.kernels, leaving, coming, present=True)
 
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """All rows or none.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.arrays import Array, LogicalTimes, Slots
+from gpu_ops.arrays import Array, LogicalTimes
 from gpu_ops.conditions import backquoted, of_tree, parse
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.join import Join
@@ -31,13 +31,14 @@ from gpu_ops.operators.core.emission import (
     OutputRows,
     in_order,
     net_rows,
+    row_parts,
     with_nulls,
 )
-from gpu_ops.operators.core.visibility import Barrier, VisibilityChanges, When
+from gpu_ops.operators.core.visibility import Barrier, NetVisibility, VisibilityChanges, When
 from gpu_ops.operators.keyed import TwoWayJoin
 from gpu_ops.state.keyed_table import KeyedTable
 
-_Visible = VisibilityChanges | tuple[Slots, Slots]
+_Visible = VisibilityChanges | NetVisibility
 """Each change of visibility; or rows that stop being visible, and those that become it."""
 
 
@@ -56,7 +57,7 @@ class SemiAntiJoin(TwoWayJoin):
         xp = self.kernels.xp
         if isinstance(matches, tuple):
             hides, shows = matches
-            return net_rows(xp, [with_nulls(xp, 0, hides)], [with_nulls(xp, 0, shows)])
+            return net_rows(self.kernels, row_parts(0, hides), row_parts(0, shows), present=True)
         assert event_kinds is not None
         kinds = event_kinds[matches.logical_times]
         if self.description.how == "anti":

@@ -83,12 +83,12 @@ class HashIndex(Runs[Run]):
     def stage_entries(self, entries: Array) -> None:
         """Makes rows findable like `stage`, given n entries (uint64), which may be sorted in place."""
         if entries.size:
-            self.staged = _hash_run(self._kernels, self._kernels.sort(entries))
+            self.staged = run_of(self._kernels, self._kernels.sort(entries))
 
     def put(self, entries: Array) -> None:
         """Make rows findable from the next `commit` on, of n ascending entries; on the CPU `unite` has to follow."""
         if entries.size:
-            run = _hash_run(self._kernels, entries)
+            run = run_of(self._kernels, entries)
             if self._kernels.host is None:
                 self.runs.append(run)
             else:
@@ -99,7 +99,7 @@ class HashIndex(Runs[Run]):
         if len(there := [run for run in self.runs if run.file is None]) > 1:
             entries = self._xp.concatenate([run.entries for run in there])
             entries.sort(kind="stable")  # timsort, which merges ascending parts
-            self.runs = [*(run for run in self.runs if run.file is not None), _hash_run(self._kernels, entries)]
+            self.runs = [*(run for run in self.runs if run.file is not None), run_of(self._kernels, entries)]
 
     def probe(self, hashes: Hashes, *, staged: bool, at_most: int | None = None) -> tuple[Positions, Slots]:
         """Candidates for each of n hashes.
@@ -164,7 +164,7 @@ class HashIndex(Runs[Run]):
 
     @staticmethod
     def _rebuilt(run: Run, arrays: Sequence[Array]) -> Run:
-        return _hash_run(run.home, arrays[0])
+        return run_of(run.home, arrays[0])
 
 
 class OrderIndex(HashIndex):
@@ -211,7 +211,7 @@ class OrderIndex(HashIndex):
             slots = self._xp.concatenate([*parts, as_slots(self._kernels, self.rows, rows - self.rows)])
             slots.sort()
             entries = ordered(slots)
-            made = [_hash_run(self._kernels, entries)] if entries.size else []
+            made = [run_of(self._kernels, entries)] if entries.size else []
             self.runs = [*self.runs[:number], *made]
         self.rows, self.looked = rows, 0
 
@@ -229,7 +229,8 @@ class OrderIndex(HashIndex):
         return freed
 
 
-def _hash_run(home: Kernels, entries: Array) -> Run:
+def run_of(home: Kernels, entries: Array) -> Run:
+    """Makes a run of ascending entries in a backend's memory."""
     return Run(entries, int(entries.size), _shift(home, entries.size), home)
 
 
@@ -246,6 +247,5 @@ def _merge_two(run: Run, added: Run) -> Run:
     shift, directory = _shift(home, size), None
     if shift == run.shift and run.cached_directory is not None:
         # Where a prefix begins is how many entries come before it, in one part and in the other.
-        directory = home.directory(added.entries, shift)
-        directory += run.cached_directory
+        directory = home.directory(added.entries, shift, run.cached_directory)
     return Run(buffer, size, shift, home, directory)

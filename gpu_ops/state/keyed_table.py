@@ -17,7 +17,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL
-from gpu_ops.kernels import Frame, Kernels, as_slots, distinct
+from gpu_ops.kernels import Frame, Kernels, as_slots, distinct, looked_at
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, DYING, LIVE, Journal, KeySet, StateTable
@@ -94,6 +94,7 @@ class KeyedTable(StateTable):
         self._written: list[Slots] = []
         self._no_slots: Slots = kernels.xp.empty(0, np.int64)
         self.killed = self.expired = self._no_slots
+        self._touched: Array | None = None
 
     @property
     def live_before(self) -> int:
@@ -104,6 +105,11 @@ class KeyedTable(StateTable):
     def all_alive(self) -> bool:
         """Tells whether every committed slot holds a live row."""
         return self.live_before == self.first_new
+
+    @property
+    def one_a_key(self) -> bool:
+        """Tells whether at most one row of a key is there at a time: its unique key is the key it is looked up by."""
+        return self._one_index
 
     @property
     def key_index(self) -> HashIndex:
@@ -151,6 +157,7 @@ class KeyedTable(StateTable):
         *,
         rows: Positions | None = None,
         beside: Mapping[str, Array] | None = None,
+        gone: tuple[Positions, Slots] | None = None,
     ) -> None:
         """Stage new rows and mark rows that die.
 
@@ -161,6 +168,7 @@ class KeyedTable(StateTable):
             refreshed: committed slots that are written without a change.
             rows: which of the hashes are theirs; None for all.
             beside: what stands beside them, by name.
+            gone: which of the hashes are those of rows that die, and the slots of these; None where that is not known.
         """
         first = len(self)
         added = self.append(frame)
@@ -170,6 +178,11 @@ class KeyedTable(StateTable):
                 self.beside[name].values[first:] = values
             if TIME_COLUMN in self._given:
                 self._stage_times(frame, first, matchable)
+            elif identity is not None and gone is not None and rows is not None and matchable is None:
+                both = self.kernels.xp.concatenate([gone[0], rows])
+                entries, dying = self.kernels.entries(identity, first, both, gone[1]), int(gone[1].size)
+                self.key_index.stage_entries(entries[dying:])
+                self._touched = entries if self.kernels.host is not None else self._with_staged(entries[:dying])
             elif identity is not None and (self.keys, self.key_types) == (self.identity, self.identity_types):
                 self._stage(self.key_index, identity, first, matchable, rows)
             else:
@@ -213,27 +226,39 @@ class KeyedTable(StateTable):
             as_slots(self.kernels, first, times.size),
         )
         ties = self.beside[TIES_COLUMN].values[first:] if TIES_COLUMN in self._given else None
-        if not bool(able.all()):
+        number, *span = looked_at(self.kernels, [able.sum(), times.min(), times.max()])
+        every = number == times.size
+        if not every:
             hashes, slots, times = hashes[able], slots[able], times[able]
             ties = None if ties is None else ties[able]
-        self.time_index.stage(hashes, slots, times, ties)
+        self.time_index.stage(hashes, slots, times, ties, (span[0], span[1]) if every else None)
 
     def touched(self) -> Array:
-        """Index entries, ascending, of the rows that the prepared micro-batch brings or takes and that can match."""
-        staged, killed = self.key_index.staged, self.killed
-        new = staged.entries if staged is not None else self.kernels.xp.empty(0, np.uint64)
+        """Index entries of the rows that the prepared micro-batch brings or takes and that can match.
+
+        On the host they ascend: on a GPU two ascending parts are as near to each other as all of them.
+        """
+        if self._touched is not None:
+            return self._touched
+        killed = self.killed
         if not killed.size:
-            return new
+            return self._with_staged(None)
         keys = self.store.take(killed, self.keys, present=True)
         hashes = self.kernels.hash_rows(keys, self.keys, self.key_types)
         matchable = self.kernels.valid(keys, self.strict) if self.strict else None
         if matchable is not None:
             hashes, killed = hashes[matchable], killed[matchable]
-        return self.kernels.sort(self.kernels.xp.concatenate([layouts.entries(hashes, killed), new]))
+        return self._with_staged(layouts.entries(hashes, killed))
 
-    def add_counts(self, slots: Slots, deltas: Array, name: str = COUNT_COLUMN) -> None:
-        """Move association counts, undoably; a write, for the TTL."""
-        self.add(name, slots, deltas)
+    def _with_staged(self, entries: Array | None) -> Array:
+        """Entries, ascending, together with those of the rows that the micro-batch brings."""
+        staged = self.key_index.staged
+        new = staged.entries if staged is not None else self.kernels.xp.empty(0, np.uint64)
+        return new if entries is None else self.kernels.sort(self.kernels.xp.concatenate([entries, new]))
+
+    def add_counts(self, slots: Slots, deltas: Array, before: Array | None = None, name: str = COUNT_COLUMN) -> None:
+        """Move association counts, undoably; a write, for the TTL. Arguments as of `StateTable.add`."""
+        self.add(name, slots, deltas, before)
         self._written.append(slots)
 
     def end_stillborn(self, slots: Slots) -> None:
@@ -261,6 +286,7 @@ class KeyedTable(StateTable):
     def _forget(self) -> None:
         self._null_keys_after, self._written = 0, []
         self.killed = self.expired = self._no_slots
+        self._touched = None
 
     def expire(self, clock_ms: int) -> int:
         """Forget rows last written a TTL or more ago; how many. Costs what was written then.

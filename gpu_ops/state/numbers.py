@@ -40,6 +40,8 @@ class Growing:
     def __init__(self, xp: Any, dtype: npt.DTypeLike, room: int = 64) -> None:
         self.xp, self.dtype = xp, np.dtype(dtype)
         self._data = xp.zeros(room, dtype)
+        # All from `_untouched` on are `_spare`: what comes next is written already, as a rule.
+        self._untouched = self._spare = 0
         self.records: Records | None = None
         self.field = ""
         self.length = 0
@@ -70,13 +72,20 @@ class Growing:
     def extend(self, count: int, value: int) -> None:
         """``count`` more, all ``value``."""
         more, size = self.length + count, self._all.size
-        if more > size and self.records is not None:
-            self.records.map(max(size + size // 4, more))
+        if self.records is not None:
+            if more > size:
+                self.records.map(max(size + size // 4, more))
+            self._all[self.length : more] = value
         elif more > size:
-            grown = self.xp.empty(max(2 * size, more), self.dtype)
+            room = max(2 * size, more)
+            grown = self.xp.full(room, value, self.dtype) if value else self.xp.zeros(room, self.dtype)
             grown[: self.length] = self.values
-            self._data = grown
-        self._all[self.length : more] = value
+            self._data, self._untouched, self._spare = grown, more, value
+        else:
+            begins = min(self._untouched, more) if value == self._spare else more
+            if begins > self.length:
+                self._data[self.length : begins] = value
+            self._untouched = max(self._untouched, more)
         self.length = more
 
     def place(self, records: Records, field: str, length: int) -> None:
@@ -87,6 +96,7 @@ class Growing:
     def put(self, values: Array) -> None:
         """From now on they are these."""
         self._data, self.length = values, int(values.size)
+        self._untouched = self.length
 
 
 class Records:

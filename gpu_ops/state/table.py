@@ -322,20 +322,22 @@ class StateTable:
         if slots.size:
             self.journal.ends.append(slots)
 
-    def add(self, name: str, slots: Slots, deltas: Array) -> None:
+    def add(self, name: str, slots: Slots, deltas: Array, before: Array | None = None) -> None:
         """Move a column by one scatter-add, undoably.
 
         Args:
             name: of the column.
             slots: n slots, repeated ones included.
             deltas: n numbers.
+            before: n numbers that are there, where somebody has them already.
         """
         if slots.size:
             deltas = deltas.astype(np.int32) if deltas.dtype != np.int32 else deltas
             column = self.beside[name]
-            self.fetch(slots)
-            before = column.values[slots]
-            self.journal.undo.append(lambda: column.values.__setitem__(slots, before))
+            if before is None:
+                self.fetch(slots)
+            noted = column.values[slots] if before is None else before
+            self.journal.undo.append(lambda: column.values.__setitem__(slots, noted))
             self.kernels.scatter_add(column.values, slots, deltas)
 
     def put(self, name: str, slots: Slots, value: int | Array, before: Array | None = None) -> None:

@@ -79,7 +79,14 @@ class TimeIndex(Runs[TimeRun]):
         """Bytes of all runs, and of what has followed a compaction or is merged."""
         return super().nbytes + self._merges.nbytes
 
-    def stage(self, hashes: Hashes, slots: Slots, times: Array, ties: Array | None = None) -> None:
+    def stage(
+        self,
+        hashes: Hashes,
+        slots: Slots,
+        times: Array,
+        ties: Array | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
 
         Args:
@@ -87,9 +94,10 @@ class TimeIndex(Runs[TimeRun]):
             slots: n int64.
             times: n int64.
             ties: n int64 that order rows of one hash and time; None for their slots; always or never.
+            span: the least and the greatest of the times, where they are known.
         """
         if slots.size:
-            self.staged = _time_run(self._kernels, layouts.entries(hashes, slots), times, ties)
+            self.staged = _time_run(self._kernels, layouts.entries(hashes, slots), times, ties, span)
 
     def probe(
         self, hashes: Hashes, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
@@ -190,10 +198,11 @@ def _time_run_of(merging: Merging[TimeRun]) -> TimeRun:
     return _with_directory(merging.runs[0].home, _span_of(merging.runs), *merging.merged)
 
 
-def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
+def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None, span: tuple[int, int] | None) -> TimeRun:
     """Entries in their order; those of one hash and time stay in the order they have."""
-    low, high = looked_at(home, [times.min(), times.max()])
-    span = low, high
+    if span is None:
+        low, high = looked_at(home, [times.min(), times.max()])
+        span = low, high
     arrays = _in_order(home, entries, times, *(() if ties is None else (ties,)), span=span)
     return _with_directory(home, span, *arrays)
 

@@ -36,14 +36,17 @@ _WAITS = {
     "cp.compress",
     "cp.flatnonzero",
     "cp.asnumpy",
-    "cp.asarray",
     "cp.unique",
     "column.to_arrow",
     "cp.Event.synchronize",
     "plc.bools_to_mask",
     "plc.inner_join",
 }
-"""The host learns a size, a value or a number of nulls, or copies memory that is not page-locked."""
+"""The host learns a size, a value or a number of nulls.
+
+Not ``cp.asarray``: cupy copies a host array by page-locked memory of its own, and goes on (``_send_object_to_gpu`` in
+its ``core.pyx``).
+"""
 
 
 @dataclasses.dataclass

@@ -176,6 +176,7 @@ _POINTERS = {
     "i64": np.int64,
     "int": np.int32,
     "bool": np.bool_,
+    "unsigned": np.uint32,
     "unsigned char": np.uint8,
     "signed char": np.int8,
 }

@@ -11,8 +11,8 @@ from kernels.counting import count, count_operator
 
 pytestmark = pytest.mark.thorough
 
-# Calls and waits, as counted when this was written; what is aimed at is 200 and 25 of a net change, 300 and 35 else.
-MOST = {("per_batch", "changes"): (174, 21), ("per_batch", "inserts"): (91, 10), ("per_event", "changes"): (352, 31)}
+# Calls and waits, as counted when this was written; what is aimed at is 90 and 3 of a net change.
+MOST = {("per_batch", "changes"): (103, 3), ("per_batch", "inserts"): (71, 6), ("per_event", "changes"): (343, 18)}
 
 
 @pytest.mark.parametrize(("emit", "mix"), MOST)
@@ -20,39 +20,41 @@ def test_calls(emit: Any, mix: str) -> None:
     few, many = (count(changes, emit, mix) for changes in (1000, 8000))
     calls, waits = MOST[emit, mix]
     assert 50 < sum(many.calls.values()) <= calls
-    assert 5 < sum(many.waits.values()) <= waits
+    assert 2 < sum(many.waits.values()) <= waits
     assert sum(few.calls.values()) <= 1.1 * calls
     assert sum(few.waits.values()) <= 1.1 * waits
     assert sum(many.bytes.values()) > 4 * sum(few.bytes.values())
 
 
 OF_OPERATORS = {
-    "left join, per_batch": (181, 21),
-    "left join, per_event": (359, 31),
-    "inner join, per_batch": (154, 15),
-    "full join, per_batch": (215, 27),
-    "left join, residual, per_batch": (211, 25),
-    "left join, multisets, per_batch": (393, 41),
-    "semi join, per_batch": (173, 21),
-    "semi join, per_event": (331, 29),
-    "anti join, per_batch": (173, 21),
-    "interval join, per_batch": (247, 31),
-    "interval join, per_event": (264, 31),
-    "ASOF join, per_batch": (176, 21),
-    "ASOF join, per_event": (514, 42),
-    "ASOF join, at_watermark": (214, 28),
-    "temporal join": (349, 49),
-    "three inputs, per_batch": (731, 66),
-    "three inputs, per_event": (678, 61),
-    "aggregate of insertions, per_batch": (409, 58),
-    "aggregate, per_batch": (630, 78),
-    "aggregate of many groups, per_batch": (710, 82),
-    "aggregate, per_event": (724, 79),
-    "top 2, per_batch": (526, 55),
-    "top 2, per_event": (614, 61),
-    "latest, per_batch": (48, 7),
+    "left join, per_batch": (108, 3),
+    "left join, per_event": (348, 18),
+    "inner join, per_batch": (98, 3),
+    "full join, per_batch": (125, 3),
+    "left join, residual, per_batch": (145, 8),
+    "left join, multisets, per_batch": (390, 34),
+    "semi join, per_batch": (102, 3),
+    "semi join, per_event": (317, 17),
+    "anti join, per_batch": (102, 3),
+    "interval join, per_batch": (241, 27),
+    "interval join, per_event": (253, 27),
+    "ASOF join, per_batch": (171, 14),
+    "ASOF join, per_event": (400, 26),
+    "ASOF join, at_watermark": (209, 26),
+    "temporal join": (342, 46),
+    "three inputs, per_batch": (716, 65),
+    "three inputs, per_event": (665, 59),
+    "aggregate of insertions, per_batch": (411, 38),
+    "aggregate, per_batch": (637, 54),
+    "aggregate of many groups, per_batch": (702, 58),
+    "aggregate, per_event": (730, 51),
+    "top 2, per_batch": (521, 51),
+    "top 2, per_event": (607, 57),
+    "latest, per_batch": (39, 2),
 }
 """Calls and waits of a micro-batch of 1,000 changes, prepared and committed: they only ever fall.
+
+Where waits did on 2026-11-29, some calls rose: cupy's own compaction counts as one, `Kernels.flagged` as five, for many.
 
 `python -m kernels.counting --changes 1000 --operator all` says how many there are now.
 """

@@ -105,8 +105,27 @@ def gather_rows(sources: Any, segments: Any, threads: Any, size: Any, rows: np.n
                 target[mine] = data.reshape(-1, width)[own]
 
 
+def add_numbers(index: np.ndarray, values: np.ndarray, size: Any, target: np.ndarray) -> None:
+    """Of `gpu_ops.cudf_backend.kernels`."""
+    assert index.size == values.size == size
+    some = values != 0
+    assert (index[some] >= 0).all()
+    np.add.at(target, index[some], values[some])
+
+
+def mask_rows(rows: np.ndarray, size: Any, words: Any, out: np.ndarray) -> None:
+    """Of `gpu_ops.cudf_backend.frame`."""
+    assert rows.size == size
+    assert out.size == words >= -(-int(size) // 32)
+    flags = np.zeros(32 * int(words), bool)
+    flags[: int(size)] = rows >= 0
+    out[:] = np.packbits(flags, bitorder="little").view(np.uint32)
+
+
 def _rows(told: Any, numbers: np.ndarray) -> np.ndarray:
-    return memory(told["rows"], np.int64, int(numbers.max()) + 1)[numbers] if told["rows"] else numbers
+    if not told["rows"]:
+        return numbers
+    return memory(told["rows"], np.int64, int(numbers.max()) + 1)[numbers] & 0xFFFFFFFF
 
 
 def _equal(compared: Any, numbers: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -181,13 +200,14 @@ def put_matches(
     out[needle[found]] = slot[found]
 
 
-def sole_in_run(
+def sole_in_runs(
     compared: Any,
     told: Any,
-    entries: Any,
     size: Any,
     hashes: np.ndarray,
     rows: np.ndarray,
+    every_row: Any,
+    paired: Any,
     begins: Any,
     states: np.ndarray,
     every: Any,
@@ -197,17 +217,21 @@ def sole_in_run(
 ) -> None:
     """Of `gpu_ops.cudf_backend.nearest`."""
     assert rows.size == out.size == size
-    run = _Run(told[0])
-    assert run.entries.size == entries
     if begins:
         out[:] = -1
-    low, high = run.span(hashes[rows] >> np.uint64(32), out, out)
-    for at in range(int(size)):
-        slots = (run.entries[low[at] : high[at]] & LOW).astype(np.int64)
-        if out[at] < 0 and slots.size:
-            hit = slots[_matching(compared, np.full(slots.size, at), slots, states, every, least, most)]
-            assert hit.size <= 1, "a row with two matches: which is found is left to the order"
-            out[at] = hit[0] if hit.size else -1
+    assert every_row or not paired
+    open_, own = out < 0, hashes if every_row else hashes[rows]
+    for number in range(int(told["number"][0])):
+        run = _Run(told["run"][0, number])
+        low, high = run.span(own >> np.uint64(32), out, out)
+        for at in range(int(size)):
+            slots = (run.entries[low[at] : high[at]] & LOW).astype(np.int64)
+            if open_[at] and slots.size:
+                hit = slots[_matching(compared, np.full(slots.size, at), slots, states, every, least, most)]
+                assert hit.size <= 1, "a row with two matches: which is found is left to the order"
+                assert not hit.size or out[at] < 0, "a row with two matches: which is found is left to the order"
+                if hit.size:
+                    out[at] = hit[0] << 32 | int(own[at] & LOW) if paired else hit[0]
 
 
 def pack_positions(hashes: np.ndarray, size: Any, bits: Any, out: np.ndarray) -> None:
@@ -226,6 +250,20 @@ def begin_groups(
     hashes = packed >> np.uint64(bits)
     begins[0] = 1
     begins[1:] = np.where(hashes[1:] != hashes[:-1], 1, np.where(_equal(compared, order[1:], order[:-1]), 0, 1 << 32))
+
+
+def find_neighbours(
+    compared: Any, packed: np.ndarray, size: Any, bits: Any, order: np.ndarray, before: np.ndarray, last: np.ndarray
+) -> None:
+    """Of `gpu_ops.cudf_backend.compare`."""
+    assert packed.size == order.size == before.size == last.size == size
+    order[:] = packed & np.uint64((1 << int(bits)) - 1)
+    hashes = packed >> np.uint64(bits)
+    follows = hashes[1:] == hashes[:-1]
+    last[:-1], last[-1] = ~follows, True
+    before[0] = -1
+    same = _equal(compared, order[1:], order[:-1])
+    before[1:] = np.where(follows, np.where(same, order[:-1], -2), -1)
 
 
 def number_groups(running: np.ndarray, size: Any, group: np.ndarray, bounds: np.ndarray) -> None:
@@ -336,6 +374,29 @@ def bisect_ranges(
         out[at] = part.start + (bisect.bisect_right if after else bisect.bisect_left)(stored, than)
 
 
+def fold_lives(
+    own_born: np.ndarray,
+    own_died: np.ndarray,
+    size: Any,
+    level: Any,
+    up: Any,
+    begins: Any,
+    born: np.ndarray,
+    died: np.ndarray,
+) -> None:
+    """Of `gpu_ops.cudf_backend.nearest`."""
+    assert own_born.size == own_died.size == size
+    info = np.iinfo(np.int64)
+    for of_two, own, values, never in ((np.minimum, own_born, born, info.max), (np.maximum, own_died, died, info.min)):
+        if begins:
+            assert values.size == 2 * level
+            values[int(level) :] = never
+            values[int(level) : int(level + size)] = own
+        for step in range(int(up)):
+            below = int(level) >> step
+            values[below // 2 : below] = of_two(values[below : 2 * below : 2], values[below + 1 : 2 * below : 2])
+
+
 def last_there(
     born: np.ndarray,
     died: np.ndarray,
@@ -391,11 +452,70 @@ def least_at_moments(tree: np.ndarray, width: Any, n: Any, size: Any, out: np.nd
         node >>= 1
 
 
-def make_entries(hashes: np.ndarray, rows: np.ndarray, every: Any, first: Any, size: Any, out: np.ndarray) -> None:
+def _part_of(parts: Any, size: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row its part, and its place in it."""
+    number = int(parts["number"][0])
+    ends = parts["part"]["end"][0, :number]
+    assert (np.diff(ends, prepend=0) > 0).all(), "a part without rows"
+    assert ends[-1] == size
+    at = np.arange(int(size))
+    part = np.searchsorted(ends, at, side="right")
+    return part, at - np.concatenate([[0], ends[:-1]])[part]
+
+
+def flag_rows(parts: Any, size: Any, out: np.ndarray) -> None:
+    """Of `gpu_ops.cudf_backend.flagged`."""
+    assert out.size == size
+    of, place = _part_of(parts, size)
+    for number, part in enumerate(parts["part"][0][: int(parts["number"][0])]):
+        mine = of == number
+        out[mine] = memory(part["flags"], np.bool_, int(mine.sum()))[place[mine]] if part["flags"] else 1
+
+
+def put_flagged(
+    parts: Any,
+    numbers: Any,
+    size: Any,
+    columns: Any,
+    every: Any,
+    running: np.ndarray,
+    out: np.ndarray,
+    told: np.ndarray,
+) -> None:
+    """Of `gpu_ops.cudf_backend.flagged`."""
+    assert running.size == size
+    assert out.size == columns * size
+    of, place = _part_of(parts, size)
+    wanted = np.ones(int(size), bool) if every else np.diff(running, prepend=0) > 0
+    for number, part in enumerate(parts["part"][0][: int(parts["number"][0])]):
+        mine = np.flatnonzero(of == number)
+        told[number] = mine[-1] + 1 if every else running[mine[-1]]
+        some = mine[wanted[mine]]
+        to = some if every else running[some] - 1
+        for column in range(int(columns)):
+            given = part["columns"][column]
+            rows = place[some]
+            counted = part["firsts"][column] + part["steps"][column] * rows
+            out[column * int(size) + to] = memory(given, np.int64, mine.size)[rows] if given else counted
+    for number in range(int(numbers["number"][0])):
+        told[int(parts["number"][0]) + number] = memory(numbers["at"][0, number], np.int64, 1)[0]
+
+
+def make_entries(
+    hashes: np.ndarray,
+    rows: np.ndarray,
+    every: Any,
+    slots: np.ndarray,
+    given: Any,
+    first: Any,
+    size: Any,
+    out: np.ndarray,
+) -> None:
     """Of `gpu_ops.cudf_backend.search`."""
     assert out.size == size
-    own = hashes if every else hashes[rows]
-    out[:] = (own & ~LOW) | np.arange(int(first), int(first + size)).astype(np.uint64)
+    assert given in (0, slots.size)
+    own, counted = hashes if every else hashes[rows], np.arange(int(first), int(first + size - given))
+    out[:] = (own & ~LOW) | np.concatenate([slots[: int(given)], counted]).astype(np.uint64)
 
 
 def merge_entries(first: np.ndarray, size: Any, second: np.ndarray, total: Any, out: np.ndarray) -> None:
@@ -404,13 +524,17 @@ def merge_entries(first: np.ndarray, size: Any, second: np.ndarray, total: Any, 
     out[:] = np.sort(np.concatenate([first, second]))
 
 
-def begin_prefixes(entries: np.ndarray, size: Any, shift: Any, prefixes: Any, directory: np.ndarray) -> None:
+def begin_prefixes(
+    entries: np.ndarray, size: Any, shift: Any, prefixes: Any, others: np.ndarray, more: Any, directory: np.ndarray
+) -> None:
     """Of `gpu_ops.cudf_backend.search`."""
     assert entries.size == size
-    assert directory.size == prefixes + 1
+    assert directory.size == others.size == prefixes + 1
+    before = others.copy() if more else 0
     directory[:] = np.searchsorted(
         entries >> np.uint64(32 + int(shift)), np.arange(int(prefixes) + 1).astype(np.uint64)
     )
+    directory[:] += before
 
 
 def find_invalid_text(text: np.ndarray, offsets: np.ndarray, size: Any, out: np.ndarray) -> None:
@@ -432,6 +556,8 @@ _KERNELS = (
     bisect_run,
     write_pairs,
     gather_rows,
+    mask_rows,
+    add_numbers,
     merge_entries,
     begin_prefixes,
     make_entries,
@@ -440,11 +566,15 @@ _KERNELS = (
     put_matches,
     pack_positions,
     begin_groups,
+    find_neighbours,
     number_groups,
     nearest_in_run,
     bisect_ranges,
+    fold_lives,
     last_there,
-    sole_in_run,
+    sole_in_runs,
+    flag_rows,
+    put_flagged,
     put_spans,
     least_at_moments,
     find_invalid_text,

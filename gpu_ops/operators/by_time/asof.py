@@ -24,7 +24,7 @@ import numpy as np
 from gpu_ops.arrays import Array, Positions, Slots, value_changes
 from gpu_ops.descriptions.by_time import AsofJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.kernels import Among, Columns, Kernels, as_slots
+from gpu_ops.kernels import Among, Columns, Flagged, Kernels, as_slots
 from gpu_ops.operators.by_time.asof_lookup import AsofLookup
 from gpu_ops.operators.by_time.asof_over_time import Spans, matches_over_time
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
@@ -115,16 +115,13 @@ class AsofOperator(KeyedOperator):
         if isinstance(matches, NetMatches):
             left, met, meets = matches.changed
             leaving, coming = [matches.gone, (left, met)], [(left, meets), matches.new]
-            return net_rows(self.kernels.xp, *(list(map(self._shown_rows, part)) for part in (leaving, coming)))
+            return net_rows(self.kernels, *(list(map(self._shown_rows, part)) for part in (leaving, coming)))
         assert event_kinds is not None
         return in_order(self.kernels, [(self._events(matches, sides[0], event_kinds), JOINED)])
 
-    def _shown_rows(self, rows: tuple[Slots, Slots]) -> tuple[Slots, Slots]:
+    def _shown_rows(self, rows: tuple[Slots, Slots]) -> Flagged:
         """Left rows and what they meet, as far as they are in the result."""
-        if self.description.how == "left":
-            return rows
-        there = self.kernels.xp.flatnonzero(rows[1] >= 0)
-        return rows[0][there], rows[1][there]
+        return Flagged(None if self.description.how == "left" else rows[1] >= 0, rows)
 
     def _events(self, spans: Spans, left: Lifetimes, event_kinds: Array) -> OutputRows:
         """Births, deaths, and what takes the place of a match; row by row of the left, each in time.
@@ -148,20 +145,17 @@ class AsofOperator(KeyedOperator):
         switch = xp.zeros(opens.size, bool)
         switch[on] = ~self._alike(before[on], spans.right[on])
         born, died = left.born(xp, spans.left), left.died(xp, spans.left)
-        birth, death = opens & (born >= 0), closes & (died < NEVER)
         had, has = before >= 0, spans.right >= 0
+        birth, death, begins, ends, at_birth, at_death = self.kernels.fused(_span_events)(
+            opens, closes, born, died, spans.begin
+        )
 
-        leaving = xp.full(opens.size, UPDATE_BEFORE, np.int8)
-        coming = xp.full(opens.size, UPDATE_AFTER, np.int8)
+        leaving, coming = xp.full(opens.size, UPDATE_BEFORE, np.int8), xp.full(opens.size, UPDATE_AFTER, np.int8)
         if inner:
             leaving = xp.where(has, leaving, np.int8(DELETE))
             coming = xp.where(had, coming, np.int8(INSERT))
-        coming[birth] = event_kinds[born[birth]]
-        ending = xp.zeros(opens.size, np.int8)
-        ending[death] = event_kinds[died[death]]
-
-        begins = 2 * spans.begin - 1  # the state after an event begins with what that brings
-        ends = xp.minimum(died, NEVER - 1)
+        coming = xp.where(birth, event_kinds[at_birth], coming)
+        ending = event_kinds[at_death]  # of none it is anything
         shown = switch, switch | birth, death
         if inner:
             shown = shown[0] & had, shown[1] & has, shown[2] & has
@@ -172,6 +166,15 @@ class AsofOperator(KeyedOperator):
             for of_three in ((leaving, coming, ending), (before, spans.right, spans.right), (begins, begins, ends))
         )
         return OutputRows(kinds, (xp.repeat(spans.left, 3)[kept], rights), when)
+
+
+def _span_events(
+    opens: Array, closes: Array, born: Array, died: Array, begin: Array
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """Flags spans that begin with a birth or end with a death; when they begin and end; and when the two are, or 0."""
+    birth, death = opens & (born >= 0), closes & (died < NEVER)
+    # the state after an event begins with what that brings
+    return birth, death, 2 * begin - 1, died - (died == NEVER), born * birth, died * death
 
 
 make = AsofOperator

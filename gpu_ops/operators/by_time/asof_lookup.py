@@ -13,7 +13,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.descriptions.by_time import AsofJoin
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
-from gpu_ops.kernels import Among, Columns, Kernels, distinct
+from gpu_ops.kernels import Among, Columns, Kernels, distinct, looked_at
 from gpu_ops.operators.core.match import live_matches
 from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
@@ -139,11 +139,14 @@ class AsofLookup:
         left, before = self._tables[0], None
         times, first = times_of(left), left.first_new
         for begin, end in ((0 if self._seen == 0 else first, first), (first, len(left))):
-            known = times[begin:end][times[begin:end] != BEFORE_ALL]
-            if known.size:
-                low, high = int(known.min()), int(known.max())
-                span = self._span or (low, high)
-                self._span = min(span[0], low), max(span[1], high)
+            if begin < end:
+                own, xp = times[begin:end], self._kernels.xp
+                # without a time is before all
+                earliest = xp.where(own == BEFORE_ALL, AFTER_ALL, own).min()
+                low, high = looked_at(self._kernels, [earliest, own.max()])
+                if low <= high:
+                    span = self._span or (low, high)
+                    self._span = min(span[0], low), max(span[1], high)
             if end == first and before is None:
                 before = self._span
         self._seen = len(left)

@@ -23,7 +23,7 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots, value_changes
-from gpu_ops.kernels import Among, Kernels, as_slots, sorted_by
+from gpu_ops.kernels import Among, Flagged, Kernels, as_slots, sorted_by
 from gpu_ops.operators.by_time.asof_lookup import AsofLookup, MatchableRows, ties_of, times_of
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.match import first_equal
@@ -31,9 +31,6 @@ from gpu_ops.operators.core.nearest import SearchDirection
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import LIVE
-
-_BEYOND = 1 << (layouts.LOGICAL_TIME_BITS - 1)
-"""After all states but that of rows that stay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +60,8 @@ def matches_over_time(
     kernels, xp, (left, right) = tables[0].kernels, tables[0].kernels.xp, tables
     lefts = xp.sort(lefts)
     rows = MatchableRows(left, lefts)
-    life = _states(sides[0].born(xp, lefts)), _states(sides[0].died(xp, lefts))
+    states = kernels.fused(_states)
+    life = states(sides[0].born(xp, lefts)), states(sides[0].died(xp, lefts))
     first, status = right.first_new, right.status.values
     changed = MatchableRows(right, xp.concatenate([sides[1].killed, as_slots(kernels, first, len(right) - first)]))
     moves, painted = bool(changed.slots.size) and bool(rows.slots.size), []
@@ -129,8 +127,8 @@ class _Painting:
         self._lookup, self._tables, self._rows, self._changed = lookup, tables, rows, changed
         self._kernels, self._xp = tables[0].kernels, tables[0].kernels.xp
         self._group, self._bounds, self._own = self._grouped(rows, changed)
-        self._born = _states(right.born(self._xp, changed.slots))
-        self._died = _states(right.died(self._xp, changed.slots))
+        states = self._kernels.fused(_states)
+        self._born, self._died = (states(at(self._xp, changed.slots)) for at in (right.born, right.died))
 
     def _grouped(self, rows: MatchableRows, changed: MatchableRows) -> tuple[Array, Array, Array]:
         """The number of each right row's key, where numbers begin; and of each left row's key, -1 for none."""
@@ -147,6 +145,7 @@ class _Painting:
             (left.store.take(rows.slots, left.keys, present=True), rows.hashes, left.keys),
             (kernels.take(frame, groups.leader, right.keys, present=True), changed.hashes[groups.leader], right.keys),
             right.key_types,
+            different=True,
         )
         return number, groups.bounds, own
 
@@ -168,20 +167,18 @@ class _Painting:
         xp = self._xp
         order, reach = self._within_reach(direction, stays)
         slots, born, died = self._changed.slots[order], self._born[order], self._died[order]
-        tree = _Tree(self._kernels, born, died)
-        bound, out = reach[1], []
+        lives = self._kernels.lives(born, died)
+        low, bound, out = reach[0], reach[1], []
         while owner.size:
-            found = tree.last(reach[0][owner], bound, begin, end)
-            there = xp.maximum(found, 0)
-            comes, goes, early, late = self._kernels.fused(_painted)(found, begin, end, born[there], died[there])
-            out.append((owner, comes, xp.where(found >= 0, slots[there], stays[owner])))
+            found = self._kernels.last_there(lives, (low, bound), (begin, end))
+            # of none (-1) what is read is not used
+            comes, goes, early, late = self._kernels.fused(_painted)(found, begin, end, born[found], died[found])
+            out.append((owner, comes, found))
             # what is left: the parts before, then those after
-            at = xp.flatnonzero(xp.concatenate([early, late]))
-            of = at % owner.size
-            begin, end = xp.concatenate([begin, goes])[at], xp.concatenate([comes, end])[at]
-            owner, bound = owner[of], found[of]
-        owners, begins, mets = zip(*out, strict=True)
-        return xp.concatenate(owners), xp.concatenate(begins), xp.concatenate(mets)
+            left = Flagged(early, [owner, low, found, begin, comes]), Flagged(late, [owner, low, found, goes, end])
+            ((owner, low, bound, begin, end),) = self._kernels.flagged(left, chained=True)[0]
+        owners, begins, founds = (xp.concatenate(parts) for parts in zip(*out, strict=True))
+        return owners, begins, xp.where(founds >= 0, slots[founds], stays[owners])
 
     def _within_reach(self, direction: SearchDirection, stays: Slots) -> tuple[Positions, tuple[Positions, Positions]]:
         """The right rows from worse to better, key by key; where those begin and end that a left row may meet."""
@@ -215,31 +212,3 @@ def _painted(found: Array, begin: Array, end: Array, born: Array, died: Array) -
     """The states that the rows found take of spans, all where none is found (-1); and whether any are left."""
     early, late = (found >= 0) & (born > begin), (found >= 0) & (died < end)
     return begin + (born - begin) * early, end + (died - end) * late, early, late
-
-
-class _Tree:
-    """From and up to which states n rows are there, and of the rows below each node the first and the last of these."""
-
-    def __init__(self, kernels: Kernels, born: Array, died: Array) -> None:
-        self._kernels, xp = kernels, kernels.xp
-        self._width = 1 << int(born.size - 1).bit_length()
-        self._born, self._died = xp.full(2 * self._width, 2 * _BEYOND, np.int64), xp.zeros(2 * self._width, np.int64)
-        self._born[self._width : self._width + born.size] = born
-        self._died[self._width : self._width + born.size] = died
-        level = self._width >> 1
-        while level:
-            for values, of_two in ((self._born, xp.minimum), (self._died, xp.maximum)):
-                below = values[2 * level : 4 * level]
-                of_two(below[::2], below[1::2], out=values[level : 2 * level])
-            level >>= 1
-
-    def last(self, low: Positions, high: Positions, begin: Array, end: Array) -> Positions:
-        """The last row in each of n ranges that is there at a state of a span; -1 for none.
-
-        Args:
-            low: where the ranges begin.
-            high: where they end.
-            begin: first states of the spans.
-            end: the states after their last ones.
-        """
-        return self._kernels.last_there((self._born, self._died), (low, high), (begin, end))

@@ -27,9 +27,10 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Hashes, LogicalTimes, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, UPDATE_AFTER, UPDATE_BEFORE, adds
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Among, Columns, Frame, Kernels, TooMany, as_slots
+from gpu_ops.kernels import Among, Columns, Flagged, Frame, Kernels, TooMany, as_slots
 from gpu_ops.layouts import LOGICAL_TIME_BITS
 from gpu_ops.operators.core.first_rows import FirstRows, most_candidates
+from gpu_ops.operators.core.looks import Asked, Steps, side_by_side
 from gpu_ops.operators.core.match import match_among
 from gpu_ops.operators.core.order import Groups, within
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
@@ -53,6 +54,7 @@ class Lifetimes:
         killed: slots of committed rows that die, ascending.
         unknown: how many retractions were of rows that were not there; a number, or an array of no dimensions.
         refreshed: slots of committed rows that the micro-batch writes without changing them, for their TTL.
+        gone: changes that have the hashes of the killed rows, and the slots of these, in one order, if they are known.
         net: of a net change: when everything happens.
         logical_times: see `births` and `killed_at`; of a net change made when asked for.
     """
@@ -63,6 +65,7 @@ class Lifetimes:
     killed: Slots
     unknown: Array | int
     refreshed: Slots | None = None
+    gone: tuple[Positions, Slots] | None = None
     net: NetChange | None = None
     logical_times: tuple[LogicalTimes, LogicalTimes] | None = None
 
@@ -113,10 +116,13 @@ class Lifetimes:
         signs[: new.size] = 1
         return all_slots, xp.concatenate(logical_times), signs
 
-    def dying(self, slots: Slots) -> Array | None:
-        """Flags, in a net change, the rows at these slots that die; None if none does. Not after its commit."""
+    def states(self, slots: Slots) -> Array | None:
+        """Gives, in a net change, the states of the rows at these slots, `DYING` of some; None if none dies.
+
+        Not after its commit.
+        """
         assert self.net is not None
-        return self.net.status.values[slots] == DYING if self.killed.size else None
+        return self.net.status.values[slots] if self.killed.size else None
 
     def born(self, xp: Any, slots: Slots) -> LogicalTimes:
         """When the rows at these slots were born."""
@@ -130,7 +136,7 @@ class Lifetimes:
     def died(self, xp: Any, slots: Slots) -> LogicalTimes:
         """When the rows at these slots die."""
         if self.net is not None and self.killed.size:
-            return xp.where(self.dying(slots), self.net.deaths, NEVER)
+            return xp.where(self.states(slots) == DYING, self.net.deaths, NEVER)
         times = xp.full(slots.size, NEVER, np.int64)
         if self.deaths is not None:
             new = slots - self.first_new
@@ -225,7 +231,15 @@ def _moved(kernels: Kernels, arrays: Sequence[Array]) -> list[Array]:
 def apply_changes(
     table: KeyedTable, frame: Frame, change: DeviceChanges, event_kinds: Array | None, *, net: bool
 ) -> Lifetimes:
-    """Resolve one input's changes and prepare its table for them.
+    """Resolve one input's changes and prepare its table for them; arguments as of `applied`."""
+    (lifetimes,) = side_by_side(table.kernels, [applied(table, frame, change, event_kinds, net=net)])
+    return lifetimes
+
+
+def applied(
+    table: KeyedTable, frame: Frame, change: DeviceChanges, event_kinds: Array | None, *, net: bool
+) -> Steps[Lifetimes]:
+    """Resolve one input's changes and prepare its table for them, beside the other inputs of the micro-batch.
 
     Args:
         table: the input's state.
@@ -250,15 +264,17 @@ def apply_changes(
         batch = _InputChanges(table, frame, identity, inserts, sequence, event_kinds)
         if table.source.unique_key is None:
             rows, lifetimes = _by_value(batch) if (some := _retracted(batch)) is None else _among_all(batch, some)
+        elif sequence is not None:
+            rows, lifetimes = yield from _by_unique_key(batch)
         else:
-            rows, lifetimes = _by_unique_key(batch) if sequence is not None else _by_unique_key_net(batch)
+            rows, lifetimes = yield from _by_unique_key_net(batch)
     if net:
         lifetimes.net = NetChange(xp, table.status)
     beside = change.beside
     if rows is not None:
         frame = kernels.take(frame, rows, table.source.schema.names, present=True)
         beside = {name: numbers[rows] for name, numbers in beside.items()}
-    table.prepare(frame, identity, lifetimes.killed, lifetimes.refreshed, rows=rows, beside=beside)
+    table.prepare(frame, identity, lifetimes.killed, lifetimes.refreshed, rows=rows, beside=beside, gone=lifetimes.gone)
     if lifetimes.deaths is not None:
         table.end_stillborn(lifetimes.first_new + xp.flatnonzero(lifetimes.deaths < NEVER))
     return lifetimes
@@ -416,15 +432,14 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     table, groups, sequence = batch.table, batch.groups, batch.sequence
     xp, order, group = table.kernels.xp, groups.order, groups.group
     total, insert = int(groups.leader.size), batch.inserts[order]  # a flag per grouped change
-    retracted = None
+    retracted, ((born,), (taking,)) = None, table.kernels.flagged([Flagged(insert, [0]), Flagged(~insert, [group])])[0]
     if table.written is None:
-        retracted = xp.bincount(group[xp.flatnonzero(~insert)], minlength=total)  # a number per value
+        retracted = xp.bincount(taking, minlength=total)  # a number per value
     owner, slots = _instances(batch, retracted)  # of each committed row its value, and its slot
     # one per value; more than are retracted need not be known
     present = xp.bincount(owner, minlength=total)
     unknown = _unknown_retractions(batch, insert, present)
     retracts = ~insert & ~unknown
-    born = xp.flatnonzero(insert)
     takes = _oldest_first(batch, born, retracts, (slots, present))
     if sequence is None:
         rows, lifetimes = _net_by_value(batch, born, takes, unknown.sum())
@@ -432,7 +447,10 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
         deaths = xp.full(order.size, NEVER, np.int64)  # one per change
         deaths[order[born[takes.dying]]] = 2 * sequence[order[takes.young]]
         killed = takes.killed, 2 * sequence[order[takes.old]]
-        rows, lifetimes = _lifetimes(batch, deaths, killed, unknown.sum())
+        rows = xp.flatnonzero(batch.inserts)
+        late = deaths[rows]
+        died = late if late.size and bool((late < NEVER).any()) else None
+        lifetimes = _lifetimes(batch, rows, died, killed, unknown.sum())
     if table.written is not None:
         # Flink keeps equal rows in one entry: writing one writes them all (a retraction of none does not)
         written = xp.zeros(total, bool)
@@ -475,7 +493,7 @@ def _oldest_first(batch: _InputChanges, born: Positions, retracts: Array, commit
     instance = within(xp, groups, retracts)[retracting]  # one per retraction, like the next two
     value = groups.group[retracting]
     is_old = instance < present[value]
-    old, young = xp.flatnonzero(is_old), xp.flatnonzero(~is_old)
+    (old,), (young,) = batch.table.kernels.flagged([Flagged(is_old, [0]), Flagged(~is_old, [0])])[0]
     first_slot = xp.cumsum(present) - present  # one per value, like the next two
     births = xp.bincount(groups.group[born], minlength=present.size)
     first_birth = xp.cumsum(births) - births
@@ -497,18 +515,19 @@ def _net_by_value(batch: _InputChanges, born: Positions, takes: _Takes, unknown:
         of_born, of_killed = groups.group[born], groups.group[takes.old]  # their values
         come, gone = xp.bincount(of_born, minlength=total), xp.bincount(of_killed, minlength=total)
         cancel = xp.minimum(gone, come)  # one per value
-        rows = rows[_beyond(xp, of_born, come, cancel)]
-        killed = killed[_beyond(xp, of_killed, gone, cancel)]
-    return _net(batch, rows, killed, unknown)
+        left = _beyond(xp, of_born, come, cancel), _beyond(xp, of_killed, gone, cancel)
+        (rows,), (killed,) = table.kernels.flagged([Flagged(left[0], [rows]), Flagged(left[1], [killed])])[0]
+    return _net(batch, table.kernels.xp.sort(rows), killed, unknown)
 
 
-def _beyond(xp: Any, group: Array, sizes: Array, skipped: Array) -> Positions:
-    """Positions in grouped rows (of so many a group) without the first so many of each group."""
+def _beyond(xp: Any, group: Array, sizes: Array, skipped: Array) -> Array:
+    """Flags grouped rows (of so many a group) without the first so many of each group."""
     begins = xp.cumsum(sizes) - sizes + skipped
-    return xp.flatnonzero(xp.arange(group.size, dtype=np.int64) >= begins[group])
+    flags: Array = xp.arange(group.size, dtype=np.int64) >= begins[group]
+    return flags
 
 
-def _by_unique_key(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
+def _by_unique_key(batch: _InputChanges) -> Steps[tuple[Positions, Lifetimes]]:
     table, groups, sequence, event_kinds = batch.table, batch.groups, batch.sequence, batch.event_kinds
     assert sequence is not None
     assert event_kinds is not None
@@ -518,35 +537,116 @@ def _by_unique_key(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     present = stored >= 0
     before = _present_before(batch, insert, present)
     when = 2 * sequence[order]
-    gone = xp.flatnonzero(present)
-    killed, killed_at = stored[gone], when[starts[gone]]
     # the row that a change brings is taken by the key's next change, whatever that is
     deaths = xp.full(order.size, NEVER, np.int64)
     deaths[order[:-1]] = xp.where(groups.group[1:] != groups.group[:-1], NEVER, when[1:])
-    event_kinds[when[xp.flatnonzero(insert & before)] + 1] = UPDATE_AFTER
-    return _lifetimes(batch, deaths, (killed, killed_at), order.size - (insert | before).sum())
+    dies = (deaths < NEVER) & batch.inserts
+    wanted = [Flagged(present, [0]), Flagged(insert & before, [0]), Flagged(batch.inserts, [0])]
+    seen = yield Asked(wanted, [(insert | before).sum(), dies.sum()])
+    (gone, updates, rows), (known, dying) = seen.rows, seen.numbers
+    event_kinds[when[updates] + 1] = UPDATE_AFTER
+    killed = stored[gone], when[starts[gone]]
+    return rows, _lifetimes(batch, rows, deaths[rows] if dying else None, killed, order.size - known)
 
 
-def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
+def _by_unique_key_net(batch: _InputChanges) -> Steps[tuple[Positions, Lifetimes]]:
     """Applies a net change of an input with a unique key: the last change of each key and the row before it count."""
-    table, groups, last = batch.table, batch.groups, batch.groups.last
-    kernels, xp = table.kernels, table.kernels.xp
-    insert, comes = batch.inserts[groups.order], batch.inserts[last]
-    stored = _stored(batch, last)
-    leaves = stored >= 0
-    unknown = insert.size - (insert | _present_before(batch, insert, leaves)).sum()
-    if table.arrival_counts:
-        return _net(batch, xp.compress(comes, last), xp.compress(leaves, stored), unknown)
-    # the same row again, value for value, is no change
-    names, types = table.source.schema.names, [f.type for f in table.source.schema]
-    now, before = Columns(batch.frame, names), Columns(table.store, names)
-    again = kernels.equal_at(types, (now, last), (before, stored), leaves & comes)
-    comes ^= again
-    leaves ^= again
-    rows, lifetimes = _net(batch, xp.compress(comes, last), xp.compress(leaves, stored), unknown)
-    if table.written is not None:
-        lifetimes.refreshed = xp.compress(again, stored)
+    found = _side_by_side(batch)
+    seen = yield _asked(batch, _grouped(batch) if found is None else found)
+    if seen.numbers[0] >> _UNLIKE:  # unlike keys whose hashes look alike
+        seen = yield _asked(batch, _grouped(batch))
+    rows, killed, *more = seen.rows
+    gone = (more.pop(), killed) if batch.table.one_a_key else None
+    rows, lifetimes = _net(batch, rows, killed, batch.inserts.size - seen.numbers[0])
+    lifetimes.gone = gone
+    if more:
+        (lifetimes.refreshed,) = more
     return rows, lifetimes
+
+
+class _NetChanges(NamedTuple):
+    """The changes of each key, of whom the last counts; arrays by change, or by key where only one is looked at.
+
+    Attributes:
+        rows: their rows.
+        comes: flags of last changes that insert.
+        stored: the slot of the key's row, -1 for none.
+        leaves: flags of the last changes of keys that have a row.
+        both: flags of those that insert and have one.
+        known: how many changes are no unknown retractions; and from the bit `_UNLIKE` on, how many have a hash that
+            looks like that of the key before it, which is another one.
+    """
+
+    rows: Positions
+    comes: Array
+    stored: Slots
+    leaves: Array
+    both: Array
+    known: Array
+
+
+_UNLIKE: Final = 32
+"""A micro-batch has fewer changes than this many bits hold."""
+
+
+def _side_by_side(batch: _InputChanges) -> _NetChanges | None:
+    """All changes by key, where the backend can put them so; of each key's row each of them is told."""
+    table, kernels = batch.table, batch.table.kernels
+    beside = kernels.neighbours(table.identity_types, Columns(batch.frame, table.identity), batch.hashes)
+    if beside is None:
+        return None
+    (order, before), last = beside[0], beside[1]
+    inserts = batch.inserts[beside[0]]
+    stored = _stored(batch, order)
+    comes, leaves, both, known = kernels.fused(_net_flags)(inserts[0], inserts[1], before, stored, last)
+    return _NetChanges(order, comes, stored, leaves, both, known.sum())
+
+
+def _net_flags(
+    insert: Array, insert_before: Array, before: Positions, stored: Slots, last: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Flags last changes that insert, those of keys that have a row, and those that do both; counts the known."""
+    there = stored >= 0
+    first = before < 0
+    known = insert | (first & there) | (insert_before & ~first)
+    numbers = known.astype(np.int64) + ((before < -1).astype(np.int64) << _UNLIKE)
+    return last & insert, last & there, last & insert & there, numbers
+
+
+def _grouped(batch: _InputChanges) -> _NetChanges:
+    """The last change of each key, by groups of which the host knows the number."""
+    last = batch.groups.last
+    insert, stored = batch.inserts[batch.groups.order], _stored(batch, last)
+    comes, leaves = batch.inserts[last], stored >= 0
+    known = (insert | _present_before(batch, insert, leaves)).sum()
+    return _NetChanges(last, comes, stored, leaves, leaves & comes, known)
+
+
+def _asked(batch: _InputChanges, found: _NetChanges) -> Asked:
+    """The rows that come; the slots whose rows go; with a TTL those that are written again as they are.
+
+    And, where keys are looked up by it, the changes that those that go have their hash from.
+    """
+    table, kernels, (rows, comes, stored, leaves, both, known) = batch.table, batch.table.kernels, found
+    parts = []
+    if not table.arrival_counts:
+        # the same row again, value for value, is no change
+        names, types = table.source.schema.names, [f.type for f in table.source.schema]
+        now, before = Columns(batch.frame, names), Columns(table.store, names)
+        again = kernels.equal_at(types, (now, rows), (before, stored), both)
+        comes, leaves = kernels.fused(_without)(comes, leaves, again)
+        if table.written is not None:
+            parts.append(Flagged(again, [stored]))
+    if table.one_a_key:
+        parts.append(Flagged(leaves, [rows]))
+    new = kernels.xp.zeros(batch.inserts.size, bool)  # by row: so they come in order, without a sort
+    new[rows] = comes
+    return Asked([Flagged(new, [0]), Flagged(leaves, [stored]), *parts], [known])
+
+
+def _without(some: Array, others: Array, again: Array) -> tuple[Array, Array]:
+    """Takes flags that are set in both off two arrays of them."""
+    return some ^ again, others ^ again
 
 
 def _stored(batch: _InputChanges, rows: Positions) -> Slots:
@@ -576,31 +676,23 @@ def _present_before(batch: _InputChanges, insert: Array, present: Array) -> Arra
 
 
 def _lifetimes(
-    batch: _InputChanges, deaths: LogicalTimes, killed: tuple[Slots, LogicalTimes], unknown: Array
-) -> tuple[Positions, Lifetimes]:
-    """All insertions with their rows' deaths, by change; and killed slots, put in ascending order."""
-    xp = batch.table.kernels.xp
+    batch: _InputChanges,
+    rows: Positions,
+    deaths: LogicalTimes | None,
+    killed: tuple[Slots, LogicalTimes],
+    unknown: Array | int,
+) -> Lifetimes:
+    """All insertions with their rows' deaths, None if none dies; and killed slots, put in ascending order."""
     assert batch.sequence is not None
-    rows = xp.flatnonzero(batch.inserts)
-    late = deaths[rows]
     slots, logical_times = killed
     by_slot = batch.table.kernels.argsort(slots)
-    births = 2 * batch.sequence[rows] + 1
-    return rows, Lifetimes(
-        len(batch.table),
-        rows.size,
-        late if late.size and bool((late < NEVER).any()) else None,
-        slots[by_slot],
-        unknown,
-        logical_times=(births, logical_times[by_slot]),
-    )
+    times = 2 * batch.sequence[rows] + 1, logical_times[by_slot]
+    return Lifetimes(len(batch.table), rows.size, deaths, slots[by_slot], unknown, logical_times=times)
 
 
-def _net(batch: _InputChanges, rows: Positions, killed: Slots, unknown: Array) -> tuple[Positions, Lifetimes]:
-    """Rows that come and slots that go, put in ascending order."""
-    rows.sort()
-    killed.sort()
-    return rows, Lifetimes(len(batch.table), rows.size, None, killed, unknown)
+def _net(batch: _InputChanges, rows: Positions, killed: Slots, unknown: Array | int) -> tuple[Positions, Lifetimes]:
+    """Rows that come, ascending, and slots that go, which are put in this order."""
+    return rows, Lifetimes(len(batch.table), rows.size, None, batch.table.kernels.xp.sort(killed), unknown)
 
 
 class TouchedGroups(NamedTuple):

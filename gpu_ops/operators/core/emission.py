@@ -14,9 +14,10 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.changelog import DELETE, INSERT
-from gpu_ops.kernels import Among, Columns, Frame, Kernels
+from gpu_ops.kernels import Among, Columns, Flagged, Frame, Kernels
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
-from gpu_ops.operators.core.match import fulfilling, in_one, in_pieces, match_among
+from gpu_ops.operators.core.looks import Asked, Steps, side_by_side
+from gpu_ops.operators.core.match import fulfilled, fulfilling, in_one, in_pieces, match_among
 from gpu_ops.operators.core.order import Groups, within
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import DYING, LIVE
@@ -40,11 +41,14 @@ class OutputRows:
     Attributes:
         kinds: in host memory where `net_rows` made them: only the host looks at them.
         slots: of each input; -1 stands for a row of nulls.
+        logical_times: None of a net change.
+        missing: of each input, how many rows of nulls there are, where that is known.
     """
 
     kinds: Array
     slots: tuple[Slots, ...]
-    logical_times: LogicalTimes
+    logical_times: LogicalTimes | None
+    missing: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:
@@ -53,12 +57,14 @@ class OutputRows:
 
     def sequence(self, kernels: Kernels) -> npt.NDArray[np.int64]:
         """For each row the sequence of the change that caused it, in host memory."""
+        assert self.logical_times is not None
         return kernels.asnumpy(self.logical_times) >> 1
 
     def pick(self, positions: Positions) -> OutputRows:
         """Gathers some of the rows, in the order given."""
         slots = tuple(s[positions] for s in self.slots)
-        return OutputRows(self.kinds[positions], slots, self.logical_times[positions])
+        times = None if self.logical_times is None else self.logical_times[positions]
+        return OutputRows(self.kinds[positions], slots, times)
 
 
 def left_right(side: int, own: Any, other: Any) -> tuple[Any, Any]:
@@ -71,6 +77,11 @@ def with_nulls(xp: Any, side: int, slots: Slots) -> tuple[Slots, Slots]:
     return left_right(side, slots, xp.full(slots.size, -1, np.int64))
 
 
+def row_parts(side: int, parts: Sequence[Flagged]) -> list[Flagged]:
+    """Rows of one side, beside nulls of the other, as `net_rows` takes them; given by their slots."""
+    return [Flagged(part.flags, left_right(side, part.columns[0], None)) for part in parts]
+
+
 def chained(kernels: Kernels, parts: Sequence[OutputRows]) -> OutputRows:
     """Several groups of rows, one after the other."""
     cat = kernels.xp.concatenate
@@ -81,16 +92,33 @@ def chained(kernels: Kernels, parts: Sequence[OutputRows]) -> OutputRows:
 def in_order(kernels: Kernels, parts: Sequence[tuple[OutputRows, int]]) -> OutputRows:
     """Groups of rows, each with a rank: by the event that caused a row, then by rank, else as they stand."""
     rows = chained(kernels, [part for part, _ in parts])
+    assert rows.logical_times is not None
     ranks = kernels.xp.concatenate([kernels.xp.full(part.size, rank, np.int64) for part, rank in parts])
     return rows.pick(kernels.argsort((rows.logical_times << layouts.RANK_BITS) | ranks))
 
 
-def net_rows(xp: Any, leaving: Sequence[tuple[Slots, ...]], coming: Sequence[tuple[Slots, ...]]) -> OutputRows:
-    """The rows of a net change, by the slots of each input; those that leave first, all at one logical time."""
-    slots = tuple(xp.concatenate(of_input) for of_input in zip(*leaving, *coming, strict=True))
-    kinds = np.full(slots[0].size, INSERT, np.int8)
-    kinds[: sum(int(slots_of_rows[0].size) for slots_of_rows in leaving)] = DELETE
-    return OutputRows(kinds, slots, xp.zeros(kinds.size, np.int64))
+def net_rows(
+    kernels: Kernels, leaving: Sequence[Flagged], coming: Sequence[Flagged], *, present: bool = False
+) -> OutputRows:
+    """The rows of a net change; those that leave first.
+
+    Args:
+        kernels: the backend.
+        leaving: rows by the slots of each input.
+        coming: likewise.
+        present: no slot in an array of them is -1.
+    """
+    parts = [*leaving, *coming]
+    (slots,), sizes, _ = kernels.flagged(parts, chained=True)
+    kinds = np.full(sum(sizes), INSERT, np.int8)
+    kinds[: sum(sizes[: len(leaving)])] = DELETE
+    missing = None
+    if present:
+        beside = [
+            [size if column is None else 0 for column in part.columns] for part, size in zip(parts, sizes, strict=True)
+        ]
+        missing = tuple(map(sum, zip(*beside, strict=True)))
+    return OutputRows(kinds, tuple(slots), None, missing)
 
 
 def fold(
@@ -143,14 +171,10 @@ class Pairs:
     """Matching pairs that a micro-batch makes or unmakes: parallel arrays.
 
     Attributes:
-        comes: positions of those that the micro-batch makes, or a slice.
-        goes: positions of those that it unmakes.
         deltas: by how much each pair moves the association counts of its two rows.
     """
 
     slots: tuple[Slots, Slots]
-    comes: Positions | slice
-    goes: Positions
     deltas: Array
 
 
@@ -159,10 +183,18 @@ class NetPairs(Pairs):
     """The pairs of a net change. Those of a row that comes with one that goes are among them, and count for nothing.
 
     Attributes:
-        dying: masks of pairs whose left, whose right row dies; None for none.
+        comes: flags of those that the micro-batch makes; None for all.
+        goes: flags of those that it unmakes; None for none.
+        states: of the left, the right rows of pairs, `DYING` of some; None where none dies.
+        sole: whether a row of the left, of the right that stays has one match at most, before and after.
+        whole: whether all are pairs; if not, some slots are -1, both of a pair's.
     """
 
-    dying: tuple[Array | None, Array | None]
+    comes: Array | None
+    goes: Array | None
+    states: tuple[Array | None, Array | None]
+    sole: tuple[bool, bool]
+    whole: bool
 
 
 @dataclasses.dataclass
@@ -170,12 +202,15 @@ class TimedPairs(Pairs):
     """All pairs that live at some logical time of the micro-batch, with their times (int64).
 
     Attributes:
+        comes: positions of those that the micro-batch makes.
+        goes: positions of those that it unmakes.
         deaths: when the left and the right row die.
         begin: the later birth; `ALWAYS` if the pair is older than the micro-batch.
         end: the earlier death; `NEVER` if the pair outlives it.
     """
 
     comes: Positions
+    goes: Positions
     deaths: tuple[LogicalTimes, LogicalTimes]
     begin: LogicalTimes
     end: LogicalTimes
@@ -183,28 +218,54 @@ class TimedPairs(Pairs):
 
 def net_pairs(tables: SideTables, sides: SideLifetimes, request: PairRequest) -> NetPairs:
     """The pairs one of whose rows the micro-batch touches, by its net change."""
-    xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, request)
-    dying = sides[0].dying(slots[0]), sides[1].dying(slots[1])
-    if dying[0] is None and dying[1] is None:  # then all pairs have a new row
-        return NetPairs(slots, slice(None), xp.empty(0, np.int64), xp.ones(slots[0].size, np.int32), dying)
-    deltas, comes, goes = tables[0].kernels.fused(_net)(*slots, sides[0].first_new, sides[1].first_new, *dying)
-    return NetPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, dying)
+    kernels, xp = tables[0].kernels, tables[0].kernels.xp
+    # Those that a residual condition looks at have to be pairs, and with a TTL each is a write of its rows.
+    whole = request.condition is not None or any(table.written is not None for table in tables)
+    slots, whole = _candidates(tables, sides, request, whole=whole), whole or kernels.host is None
+    states = sides[0].states(slots[0]), sides[1].states(slots[1])
+    sole, new = (tables[1].one_a_key, tables[0].one_a_key), (sides[0].first_new, sides[1].first_new)
+    if states[0] is not None or states[1] is not None:
+        deltas, comes, goes = kernels.fused(_net if whole else _net_of_some)(*slots, *new, *states)
+        return NetPairs(slots, deltas, comes, goes, states, sole, whole)
+    if whole:  # all pairs have a new row
+        return NetPairs(slots, xp.ones(slots[0].size, np.int32), None, None, states, sole, whole)
+    deltas, comes = kernels.fused(_come)(*slots, *new)
+    return NetPairs(slots, deltas, comes, None, states, sole, whole)
 
 
 def _net(  # noqa: PLR0917 - what is fused takes no keywords
-    left: Array, right: Array, new_left: int, new_right: int, left_dies: Array | None, right_dies: Array | None
+    left: Array, right: Array, new_left: int, new_right: int, left_states: Array | None, right_states: Array | None
 ) -> tuple[Array, Array, Array]:
     """Computes by how much pairs of slots move counts, and masks of those that come and of those that go."""
-    new = (left >= new_left) | (right >= new_right)
-    dies: Array = right_dies if left_dies is None else left_dies if right_dies is None else left_dies | right_dies
+    new, dies = (left >= new_left) | (right >= new_right), _dies(left_states, right_states)
     return new.astype(np.int32) - dies, new & ~dies, dies & ~new
+
+
+def _net_of_some(  # noqa: PLR0917 - what is fused takes no keywords
+    left: Array, right: Array, new_left: int, new_right: int, left_states: Array | None, right_states: Array | None
+) -> tuple[Array, Array, Array]:
+    """Computes the same as `_net` where there may be no pair, -1."""
+    new, dies = (left >= new_left) | (right >= new_right), _dies(left_states, right_states) & (left >= 0)
+    return new.astype(np.int32) - dies, new & ~dies, dies & ~new
+
+
+def _come(left: Array, right: Array, new_left: int, new_right: int) -> tuple[Array, Array]:
+    """Computes the same as `_net_of_some` where no row dies, and no pair goes."""
+    new = (left >= new_left) | (right >= new_right)
+    return new.astype(np.int32), new
+
+
+def _dies(left_states: Array | None, right_states: Array | None) -> Array:
+    """Flags pairs one of whose rows dies; of one side at least they are given."""
+    left = None if left_states is None else left_states == DYING
+    right = None if right_states is None else right_states == DYING
+    return right if left is None else left if right is None else left | right
 
 
 def timed_pairs(tables: SideTables, sides: SideLifetimes, request: PairRequest) -> TimedPairs:
     """All pairs one of whose rows the micro-batch touches and that live at some logical time of it."""
     xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, request)
+    slots = _candidates(tables, sides, request, whole=True)
     deaths = sides[0].died(xp, slots[0]), sides[1].died(xp, slots[1])
     begin = xp.maximum(sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1]))
     end = xp.minimum(*deaths)
@@ -213,8 +274,9 @@ def timed_pairs(tables: SideTables, sides: SideLifetimes, request: PairRequest) 
         if live.size < begin.size:
             slots, deaths = (slots[0][live], slots[1][live]), (deaths[0][live], deaths[1][live])
             begin, end = begin[live], end[live]
-    deltas, comes, goes = tables[0].kernels.fused(_timed)(begin, end)
-    return TimedPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, deaths, begin, end)
+    deltas, *flags = tables[0].kernels.fused(_timed)(begin, end)
+    (comes,), (goes,) = tables[0].kernels.flagged([Flagged(mask, [0]) for mask in flags])[0]
+    return TimedPairs(slots, deltas, comes, goes, deaths, begin, end)
 
 
 def _timed(begin: LogicalTimes, end: LogicalTimes) -> tuple[Array, Array, Array]:
@@ -223,22 +285,23 @@ def _timed(begin: LogicalTimes, end: LogicalTimes) -> tuple[Array, Array, Array]
     return comes.astype(np.int32) - goes, comes, goes
 
 
-def _candidates(tables: SideTables, sides: SideLifetimes, request: PairRequest) -> tuple[Slots, Slots]:
-    """Left and right slots of all pairs one of whose rows the micro-batch touches."""
+def _candidates(tables: SideTables, sides: SideLifetimes, request: PairRequest, *, whole: bool) -> tuple[Slots, Slots]:
+    """Left and right slots of all pairs one of whose rows the micro-batch touches; see `probe`."""
     xp = tables[0].kernels.xp
-    left, right = probe(tables, sides, 0, request, dying=True)
-    other_right, other_left = probe(tables, sides, 1, request, dying=False)
+    works = [probe(tables, sides, side, request, dying=dying, whole=whole) for side, dying in ((0, True), (1, False))]
+    (left, right), (other_right, other_left) = side_by_side(tables[0].kernels, works)
     return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
 
 
 def probe(
-    tables: SideTables, sides: SideLifetimes, side: int, request: PairRequest, *, dying: bool
-) -> tuple[Slots, Slots]:
+    tables: SideTables, sides: SideLifetimes, side: int, request: PairRequest, *, dying: bool, whole: bool = True
+) -> Steps[tuple[Slots, Slots]]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
     The left's touched rows meet new rows, too, and those that are ``dying`` or not; the right's only rows that the
     micro-batch leaves alone, so no pair is found twice. What is looked at before it is known to match is looked at in
-    pieces of a bounded size.
+    pieces of a bounded size. Unless they have to be ``whole``, slots of no pair, -1, may be among them on a GPU, which
+    need not say then how many there are.
 
     Raises:
         TooMany: there are more candidates than there may be.
@@ -257,9 +320,25 @@ def probe(
         rows = {request.names[side]: (own.store, probe_slots), request.names[1 - side]: (other.store, slots)}
         return fulfilling(kernels, request.condition, rows, int(slots.size))
 
+    staged = side == 0
+    if other.one_a_key and sides[1 - side].net is not None:
+        index = other.key_index
+        runs, new = list(index.runs), [index.staged] if staged and index.staged is not None else []
+        here = all(run.home is kernels for run in runs)
+        found = kernels.sole_pairs([runs, new], own.key_types, columns, touched, among) if here else None
+        if found is not None and not whole:
+            slots, probe_slots = kernels.fused(layouts.unpaired_or_none)(kernels.sort(found))
+            return probe_slots, slots
+        if found is not None:
+            seen = yield Asked([Flagged(found >= 0, [found])])
+            slots, probe_slots = kernels.fused(layouts.unpaired)(kernels.sort(seen.rows[0]))
+            pairs = fulfilled((probe_slots, slots), residual)
+            request.check(int(pairs[0].size))
+            return pairs
+
     def candidates(rows: Array, at_most: int | None) -> Array:
         # The other side's rows are read in the order in which they lie, the touched ones are few and near.
-        return other.key_index.meet(rows, staged=side == 0, by_candidate=True, at_most=at_most)
+        return other.key_index.meet(rows, staged=staged, by_candidate=True, at_most=at_most)
 
     few = request.at_most is not None
     pieces = [candidates(touched, request.at_most)] if few else in_pieces(kernels, touched, candidates)

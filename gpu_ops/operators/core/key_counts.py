@@ -29,6 +29,7 @@ from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.match import match_among
 from gpu_ops.operators.core.visibility import (
+    NetVisibility,
     Spells,
     VisibilityChanges,
     When,
@@ -172,12 +173,8 @@ class KeyCounts:
             keys = distinct(self._kernels, keys.copy())
             self._keys.move(keys[self._keys.beside[_ROWS].values[keys] == 0], LIVE, DEAD)
 
-    def per_batch(self, own: Lifetimes, other: Lifetimes, when: When) -> tuple[Slots, Slots]:
-        """The net changes of visibility; moves the counts. Arguments as `per_event`.
-
-        Returns:
-            Slots of the rows that stop being visible, and of those that become it.
-        """
+    def per_batch(self, own: Lifetimes, other: Lifetimes, when: When) -> NetVisibility:
+        """The net changes of visibility; moves the counts. Arguments as `per_event`."""
         xp, table = self._kernels.xp, self._own
         touched = self._touched(other)
         if when.barrier_moves(table):

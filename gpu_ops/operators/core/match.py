@@ -8,7 +8,7 @@ candidates and looked at together: each look is a wait for the GPU. Every operat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, Store, TooMany
+from gpu_ops.state.index import run_of
 from gpu_ops.state.interval_table import IntervalTable
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import LIVE
@@ -87,7 +88,7 @@ def match(
     kept = None if mask is None else kernels.xp.flatnonzero(mask)
     if kept is not None and kept.size < pairs[0].size:
         pairs = pairs[0][kept], pairs[1][kept]
-    return _fulfilling(pairs, residual)
+    return fulfilled(pairs, residual)
 
 
 def match_among(
@@ -114,7 +115,7 @@ def match_among(
     Returns:
         The matches, ordered as the pairs are.
     """
-    return _fulfilling(kernels.matches(types, candidates, columns, among, by_candidate=by_candidate), residual)
+    return fulfilled(kernels.matches(types, candidates, columns, among, by_candidate=by_candidate), residual)
 
 
 def live_matches(table: KeyedTable | IntervalTable, candidates: MatchedSlots, probe_columns: Columns) -> MatchedSlots:
@@ -140,6 +141,8 @@ def first_equal(
     keys: tuple[Frame, Hashes, tuple[str, ...]],
     others: tuple[Frame, Hashes, tuple[str, ...]],
     types: tuple[Any, ...],
+    *,
+    different: bool = False,
 ) -> Positions:
     """For each of n keys the position of the first of m others that is equal to it, null to null; -1 for none.
 
@@ -148,14 +151,19 @@ def first_equal(
         keys: n keys: frame, hashes, columns.
         others: m keys, likewise.
         types: the types they are compared in.
+        different: no two of the others are equal.
     """
-    xp = kernels.xp
+    xp, (first, second) = kernels.xp, (Columns(frame, names) for frame, _, names in (keys, others))
+    if different and kernels.host is not None:
+        run = run_of(kernels, kernels.sort(kernels.entries(others[1], 0)))
+        found = kernels.sole([run], types, (first, second), keys[1], None)
+        if found is not None:
+            return cast("Positions", found)  # the others are entries by position
     order = kernels.argsort(others[1])
     sorted_ = others[1][order]
     at = xp.searchsorted(sorted_, keys[1], side="left")
     end = xp.searchsorted(sorted_, keys[1], side="right")
     positions = xp.full(keys[1].size, -1, np.int64)
-    first, second = (Columns(frame, names) for frame, _, names in (keys, others))
     open_ = xp.flatnonzero(at < end)
     while open_.size:
         candidate = order[at[open_]]
@@ -214,6 +222,7 @@ def in_one(
     return (second, first) if by_candidate else (first, second)
 
 
-def _fulfilling(pairs: MatchedSlots, residual: PairFilter | None) -> MatchedSlots:
+def fulfilled(pairs: MatchedSlots, residual: PairFilter | None) -> MatchedSlots:
+    """Pairs for which a residual condition is true, which need not be there."""
     kept = residual(*pairs) if residual is not None and pairs[0].size else None
     return pairs if kept is None else (pairs[0][kept], pairs[1][kept])

@@ -30,16 +30,16 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots, value_changes
-from gpu_ops.kernels import Kernels, as_slots, distinct
+from gpu_ops.kernels import Flagged, Kernels, as_slots
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.emission import NetPairs, TimedPairs
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import DYING
 
 # What happens to a row at a logical time; its own birth sorts first, its death last.
 _BORN, _BEGIN, _END, _BARRIER, _DIES = range(5)
 
 _DELTA = np.array([0, 1, -1, 0, 0], np.int64)
-_MARK = 1 << layouts.SLOT_BITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,37 +315,41 @@ def changes_per_event(table: KeyedTable, change: Lifetimes, spells: Spells, when
     return VisibilityChanges(rows[at], logical_times[at], visible[at], own_change[at])
 
 
-def visible_per_batch(
-    table: KeyedTable, change: Lifetimes, pairs: NetPairs, side: int, when: When
-) -> tuple[Slots, Slots]:
-    """The net changes of visibility, where pairs are counted; moves the counts. Arguments as `visible_per_event`.
+NetVisibility = tuple[list[Flagged], list[Flagged]]
+"""The slots of rows that stop being visible, and of those that become it, of whom some are wanted."""
 
-    Returns:
-        Slots of the rows that stop being visible, and of those that become it.
-    """
+
+def visible_per_batch(table: KeyedTable, change: Lifetimes, pairs: NetPairs, side: int, when: When) -> NetVisibility:
+    """The net changes of visibility, where pairs are counted; moves the counts. Arguments as `visible_per_event`."""
     kernels, xp = table.kernels, table.kernels.xp
     slots, count = pairs.slots[side], table.count
     table.fetch(slots)
     before, died = count[slots], change.killed
     killed_before = count[died]
-    table.add_counts(slots, pairs.deltas)
+    table.add_counts(slots, pairs.deltas, before)
     # without a pair that goes, no count falls to zero
-    after = count[slots] if pairs.goes.size else None
-    moved, marked = kernels.fused(_crosses)(before, after, slots, change.first_new, pairs.dying[side])
-    rows = distinct(kernels, xp.compress(moved, marked))
-    number = int((rows < _MARK).sum()) if pairs.goes.size else rows.size
-    met, left = rows[:number], rows[number:] - _MARK
+    falls = pairs.goes is not None
+    after = count[slots] if falls else None
+    flags = kernels.fused(_crosses if pairs.whole else _crosses_of_some)(
+        before, after, slots, change.first_new, pairs.states[side]
+    )
+    crossing = [Flagged(mask, [slots]) for mask in flags[: 1 + falls]]
+    if not pairs.sole[side]:
+        # a row that crosses may do so in several pairs
+        found, _, _ = kernels.flagged(crossing)
+        rows = [kernels.sort(slots_of) for (slots_of,) in found]
+        crossing = [Flagged(value_changes(xp, slots_of), [slots_of]) for slots_of in rows]
+    met, left = crossing[:1], crossing[1:]
     born = count[change.first_new :]
     hides, shows = (met, left) if when.alone else (left, met)
-    born = xp.flatnonzero(born == 0 if when.alone else born != 0) + change.first_new
-    if died.size:
-        died = xp.compress(killed_before == 0 if when.alone else killed_before != 0, died)
-    return xp.concatenate([died, hides]), xp.concatenate([shows, born])
+    new = Flagged(born == 0 if when.alone else born != 0, [change.first_new])
+    gone = [Flagged(killed_before == 0 if when.alone else killed_before != 0, [died])] if died.size else []
+    return [*gone, *hides], [*shows, new]
 
 
 def changes_per_batch(
     table: KeyedTable, change: Lifetimes, staying: tuple[Slots, Array, Array], touched: tuple[Array, Array], when: When
-) -> tuple[Slots, Slots]:
+) -> NetVisibility:
     """The net changes of visibility. Arguments as `changes_per_event`, but for the counts.
 
     Args:
@@ -354,9 +358,6 @@ def changes_per_batch(
         staying: rows that were there and stay, all whose visibility may change; their counts before and after.
         touched: the counts of the new rows, after; and of those that die, before.
         when: rows are visible.
-
-    Returns:
-        Slots of the rows that stop being visible, and of those that become it.
     """
     xp, (rows, before, after), (born, died) = table.kernels.xp, staying, touched
     new = as_slots(table.kernels, change.first_new, change.new)
@@ -369,20 +370,29 @@ def changes_per_batch(
         return shown
 
     was, is_now = visible(before, rows, "before"), visible(after, rows, "after")
-    hides, shows = xp.compress(was > is_now, rows), xp.compress(is_now > was, rows)
     born, died = visible(born, new, "after"), visible(died, change.killed, "before")
-    return (xp.concatenate([xp.compress(died, change.killed), hides]), xp.concatenate([shows, xp.compress(born, new)]))
+    hides = [Flagged(died, [change.killed]), Flagged(was > is_now, [rows])]
+    return hides, [Flagged(is_now > was, [rows]), Flagged(born, [change.first_new])]
 
 
 def _crosses(
-    before: Array, after: Array | None, slots: Slots, first_new: int, dies: Array | None
+    before: Array, after: Array | None, slots: Slots, first_new: int, states: Array | None
 ) -> tuple[Array, Array]:
-    """Flags the rows that were there and stay whose count becomes zero or stops being it; gives their slots, too.
+    """Flags the rows that were there and stay whose count stops being zero, and those whose count becomes it.
 
-    Slots are `_MARK` higher where the count was not zero. ``after``: None where it only grows.
+    ``after``: None where it only grows.
     """
-    moved = (before == 0 if after is None else (before == 0) ^ (after == 0)) & (slots < first_new)
-    return moved if dies is None else moved & ~dies, slots + ((before != 0).astype(np.int64) << layouts.SLOT_BITS)
+    stays = slots < first_new if states is None else (slots < first_new) & (states != DYING)
+    none, some = before == 0, before != 0
+    return (none & stays, some & stays) if after is None else (none & stays & (after != 0), some & stays & (after == 0))
+
+
+def _crosses_of_some(
+    before: Array, after: Array | None, slots: Slots, first_new: int, states: Array | None
+) -> tuple[Array, Array]:
+    """Flags the same as `_crosses` where some slots are -1."""
+    met, left = _crosses(before, after, slots, first_new, states)
+    return met & (slots >= 0), left & (slots >= 0)
 
 
 def _keyless(table: KeyedTable, slots: Slots) -> Array:

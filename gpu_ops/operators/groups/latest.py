@@ -32,7 +32,7 @@ from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_
 from gpu_ops.descriptions.groups import Latest
 from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.kernels import Flagged, Kernels, as_slots
 from gpu_ops.operators.core.changes import Lifetimes, present
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
 from gpu_ops.operators.core.order import Groups
@@ -178,7 +178,8 @@ class LatestRows(KeyedOperator):
         """Each row that comes, and each that goes; of a net change none equals another: the changes were told so."""
         kernels, xp, (side,) = self.kernels, self.kernels.xp, sides
         if event_kinds is None:
-            return net_rows(xp, [(side.killed,)], [(as_slots(kernels, side.first_new, side.new),)])
+            new = as_slots(kernels, side.first_new, side.new)
+            return net_rows(kernels, [Flagged(None, [side.killed])], [Flagged(None, [new])], present=True)
         slots, logical_times, signs = side.events(kernels)
         # a change takes the old row at one logical time and brings the new one at the next
         comes, goes = xp.zeros(event_kinds.size + 1, bool), xp.zeros(event_kinds.size + 1, bool)

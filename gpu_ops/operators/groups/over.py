@@ -26,7 +26,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots, value_changes, written_out
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.over import OF_ONE_ROW, Over
-from gpu_ops.kernels import Among, Columns, Frame, Kernels, distinct
+from gpu_ops.kernels import Among, Columns, Flagged, Frame, Kernels, distinct
 from gpu_ops.operators.core.changes import NEVER, Lifetimes, TouchedGroups, touched_groups
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.match import in_one, in_pieces, match_among
@@ -171,9 +171,9 @@ class WindowedRows(KeyedOperator):
         parts = [self._compared(matches, spans, *piece) for piece in self._pieces(spans)]
         rows = chained(kernels, parts)
         leaves = (rows.kinds == DELETE) | (rows.kinds == UPDATE_BEFORE)
-        leaving, coming = rows.pick(xp.flatnonzero(leaves)), rows.pick(xp.flatnonzero(~leaves))
         if event_kinds is None:
-            return net_rows(xp, [leaving.slots], [coming.slots])
+            return net_rows(kernels, [Flagged(leaves, rows.slots)], [Flagged(~leaves, rows.slots)])
+        leaving, coming = rows.pick(xp.flatnonzero(leaves)), rows.pick(xp.flatnonzero(~leaves))
         return in_order(kernels, [(leaving, 0), (coming, 1)])
 
     def _pieces(self, spans: RowMoments) -> Iterator[tuple[int, int]]:

@@ -42,7 +42,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels, TooMany, distinct, sorted_by
+from gpu_ops.kernels import Columns, Flagged, Frame, Kernels, TooMany, distinct, sorted_by
 from gpu_ops.operators.core.changes import NEVER, Lifetimes, touched_groups
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.first_rows import FirstRows, most_candidates, order_rows
@@ -324,9 +324,9 @@ class TopRows(KeyedOperator):
         again = before & after
         if self.description.number is not None:
             again &= was == now
-        leaves, comes = xp.flatnonzero(before & ~again), xp.flatnonzero(after & ~again)
-        leaving, coming = (slots[leaves], was[leaves] - 1), (slots[comes], now[comes] - 1)
-        return net_rows(xp, [leaving[: self._width]], [coming[: self._width]])
+        leaving = Flagged(before & ~again, [slots, was - 1][: self._width])
+        coming = Flagged(after & ~again, [slots, now - 1][: self._width])
+        return net_rows(self.kernels, [leaving], [coming])
 
     @property
     def _width(self) -> int:

@@ -42,16 +42,17 @@ inline int __clz(int value) { return value ? __builtin_clz(value) : 32; }
 inline int __clzll(long long value) { return value ? __builtin_clzll(value) : 64; }
 inline void __threadfence() {}
 #define ATOMIC(T) \
-  inline T atomicAdd(T* at, T by) { T was = *at; *at = was + by; return was; } \
   inline T atomicExch(T* at, T to) { T was = *at; *at = to; return was; }
 #define ATOMIC_INTEGER(T) \
   ATOMIC(T) \
+  inline T atomicAdd(T* at, T by) { return __atomic_fetch_add(at, by, __ATOMIC_RELAXED); } \
   inline T atomicMax(T* at, T to) { T was = *at; *at = was > to ? was : to; return was; } \
   inline T atomicMin(T* at, T to) { T was = *at; *at = was < to ? was : to; return was; } \
   inline T atomicCAS(T* at, T from, T to) { T was = *at; if (was == from) *at = to; return was; }
 ATOMIC_INTEGER(int)
 ATOMIC_INTEGER(unsigned)
 ATOMIC(float)
+inline float atomicAdd(float* at, float by) { float was = *at; *at = was + by; return was; }
 inline double atomicAdd(double* at, double by) { double was = *at; *at = was + by; return was; }
 inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long by) { auto was = *at; *at = was + by; return was; }
 inline unsigned long long atomicExch(unsigned long long* at, unsigned long long to) { auto was = *at; *at = to; return was; }

@@ -42,7 +42,7 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.kernels import Flagged, Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, apply_changes, on_device
 from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.order import one_zero
@@ -257,7 +257,7 @@ class ContinuousAggregate(Operator):
         for aggregate in running:
             for before, after in list(zip(aggregate.before, aggregate.after, strict=True))[: aggregate.compared]:
                 changed |= before != after
-        minus, plus = xp.flatnonzero(was & changed), xp.flatnonzero(now & changed)
+        (minus,), (plus,) = kernels.flagged([Flagged(was & changed, [0]), Flagged(now & changed, [0])])[0]
         replaced = now[minus] if not line.net else xp.zeros(minus.size, bool)
         replaces = was[plus] if not line.net else xp.zeros(plus.size, bool)
         kinds = xp.concatenate(
@@ -267,15 +267,21 @@ class ContinuousAggregate(Operator):
             ]
         )
         group = line.slots[line.group[xp.concatenate([minus, plus])]]
-        order: npt.NDArray[np.int64] | None = None
-        sequence = np.zeros(int(kinds.size), np.int64)
+        looks = [kinds]  # all that the host is told, at once
+        for aggregate in running:
+            pairs = list(zip(aggregate.before, aggregate.after, strict=True))[aggregate.first_made :]
+            looks += [xp.concatenate([before[minus], after[plus]]) for before, after in pairs]
         if not line.net:
             at = line.logical_times()
             logical_times = xp.concatenate([at[minus], at[plus]])
             rank = 2 * logical_times
             rank[minus.size :] += 1
-            order = kernels.asnumpy(kernels.argsort(rank))
-            sequence = (kernels.asnumpy(logical_times) >> 1)[order]
+            looks += [kernels.argsort(rank), logical_times]
+        found, *told = kernels.on_host(looks)
+        order = sequence = None
+        if not line.net:
+            order, logical_times = told[-2:]
+            sequence = (logical_times >> 1)[order]
         data: list[Any] = []
         if self.description.by:
             taken = self._groups.store.take(group, self.description.by, present=True)
@@ -283,17 +289,14 @@ class ContinuousAggregate(Operator):
             keys = kernels.to_arrow(taken, pa.schema(list(zip(self.description.by, types, strict=True))))
             data = [pa.chunked_array([one_zero(chunk) for chunk in c.chunks], c.type) for c in keys.columns]
         for aggregate, column in zip(running, self.description.output[len(self.description.by) :], strict=True):
-            numbers = [
-                kernels.asnumpy(xp.concatenate([before[minus], after[plus]]))
-                for before, after in list(zip(aggregate.before, aggregate.after, strict=True))[aggregate.first_made :]
-            ]
+            count_of = len(aggregate.before) - aggregate.first_made
+            numbers, told = told[:count_of], told[count_of:]
             made = aggregate.to_arrow(*numbers)
             data.append(made if made.type == column.type else made.cast(column.type))
-        found = kernels.asnumpy(kinds)
         table = pa.Table.from_arrays(data, schema=self.description.values_schema)
         if order is not None:
             found, table = found[order], table.take(pa.array(order))
-        return found, table, sequence
+        return found, table, np.zeros(found.size, np.int64) if sequence is None else sequence
 
     def present_result(self) -> Output:
         """The row of each group, as insertions."""
