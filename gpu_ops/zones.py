@@ -26,6 +26,7 @@ _CYCLE: Final = 146_097 * 86_400
 _LISTED: Final = _LATE + 100 * 365 * 86_400
 """All that zones list of changes ahead is before; later they have a rule for every year."""
 _STEP: Final = 14 * 86_400
+_DAY: Final = 86_400
 
 
 class Offsets(NamedTuple):
@@ -51,15 +52,25 @@ def in_zone(
         zone: Arrow's name of it.
         which: of two instants, where clocks repeat an hour.
     """
-    last = pc.max(local.cast(pa.timestamp("s"), safe=False)).cast(pa.int64()).as_py()
-    if last is None or last < _LATE or zone == "UTC" or zone[:1] in {"+", "-"}:
-        return _by_arrow(local, kind, zone, which)
+    if zone == "UTC":  # Arrow would look for the offset of each
+        return local.cast(kind)
+    edges = pc.min_max(local)
+    first, last = (pc.cast(edges[one], pa.timestamp("s"), safe=False).cast(pa.int64()).as_py() for one in edges)
+    if last is None or last < _LATE or zone[:1] in {"+", "-"}:
+        return _by_arrow(local, kind, zone, which, within_a_day=last is not None and 0 <= first >= last - _DAY)
     is_late = pc.greater_equal(local.cast(pa.timestamp("s"), safe=False), pa.scalar(_LATE).cast(pa.timestamp("s")))
     early = _by_arrow(pc.if_else(is_late, pa.scalar(None, local.type), local), kind, zone, which)
     return pc.if_else(is_late, _by_rule(local, kind, zone, which), early)
 
 
-def _by_arrow(local: pa.Array, kind: pa.TimestampType, zone: str, which: str) -> pa.Array:
+def _by_arrow(
+    local: pa.Array, kind: pa.TimestampType, zone: str, which: str, *, within_a_day: bool = False
+) -> pa.Array:
+    if within_a_day:  # clocks do not change twice in a day: where both ends have one offset, so has all between
+        edges = pa.array([*pc.min_max(local).values()])
+        shifts = pc.subtract(_by_arrow(edges, kind, zone, which).cast(pa.int64()), edges.cast(pa.int64()))
+        if shifts[0] == shifts[1]:
+            return pc.add(local, shifts[0].cast(pa.duration(kind.unit))).cast(kind)
     with contextlib.suppress(pa.ArrowInvalid):  # raised where one falls into an hour that is skipped
         return pc.assume_timezone(local, zone, ambiguous=which).cast(kind)
     found = pc.assume_timezone(local, zone, ambiguous=which, nonexistent="earliest")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from gpu_ops.zones import first_change, in_zone
+from gpu_ops.zones import _by_arrow, first_change, in_zone, offsets_of
 
 LOCAL, UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")
 SEED = int(os.environ.get("SEED", "7"))
@@ -57,6 +57,24 @@ def test_local_times_of_random_zones(unit: str) -> None:
                     for late, early, at in zip(expected, earliest, times, strict=True)
                 ]
             assert found == expected, zone
+
+
+def test_times_of_a_day_are_those_that_they_are_one_by_one() -> None:
+    """Where both ends have one offset all have: a day on which clocks change is no such day."""
+    choice = random.Random(SEED)
+    zones = [z for z in sorted(available_timezones()) if "/" in z and not z.startswith(("right/", "posix/"))]
+    for zone in [
+        "Europe/Berlin",
+        "Africa/Casablanca",
+        "Africa/Cairo",
+        *choice.sample(zones, min(len(zones), 20 * ROUNDS)),
+    ]:
+        for change, offset in zip(*offsets_of(zone, 0, 2_000_000_000), strict=True):
+            first = int(change + offset) - choice.randrange(100_000)
+            last = first + choice.choice([3_600, 86_400, 86_401])
+            local = pa.array([*range(first, last, 1_200), None, last], pa.timestamp("s")).cast(LOCAL)
+            for which in ("earliest", "latest"):
+                assert in_zone(local, UTC, zone, which).equals(_by_arrow(local, UTC, zone, which)), (zone, change)
 
 
 def test_when_clocks_were_first_changed() -> None:

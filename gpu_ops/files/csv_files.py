@@ -109,23 +109,30 @@ class Quotes:
                 return
             place, row = place + cut, text[cut:]
 
-    def rows(self, block: TextBlock) -> bytes | memoryview:
+    def rows(self, block: TextBlock, *, exact: bool = True) -> bytes | memoryview:
         """The text of a block, as Arrow reads it as described.
+
+        Args:
+            block: the block.
+            exact: whether line breaks within values are found, too, if they are not allowed. Else it has to be looked
+                at whether there are as many rows as `lines`: that costs a third.
 
         Raises:
             WrongError: quotes that are not as described; names the line.
         """
         text = block.text
         if block.quoted and not block.checked:
-            text, _ = self._checked(text, block.place, last=block.last)
+            text, _ = self._checked(text, block.place, last=block.last, exact=exact)
         if not block.place and text[:3] == codecs.BOM_UTF8:
             text = text[3:]
         return _BLANK_LINES.sub(b"", text) if self._drop_blanks and not self._multi_line else text
 
-    def _checked(self, block: bytes | memoryview, place: int, *, last: bool) -> tuple[bytes | memoryview, int]:
+    def _checked(
+        self, block: bytes | memoryview, place: int, *, last: bool, exact: bool = True
+    ) -> tuple[bytes | memoryview, int]:
         """The rows that end in a block as Arrow reads them, and how many bytes they had."""
         data = np.frombuffer(block, np.uint8)
-        begins, after, marks = self._states(block, data, place, last=last)
+        begins, after, marks = self._states(block, data, place, last=last, exact=exact)
         cut = self._cut(block, begins, after) if self._multi_line and not last else len(block)
         if last and len(after) and after[-1]:
             raise self._wrong("a quoted value has no end", block, place, int(begins[-1]))
@@ -133,7 +140,9 @@ class Quotes:
             return memoryview(block)[:cut], cut
         return self._doubled(data[:cut], begins, after, marks[marks < cut]), cut
 
-    def _states(self, block: bytes | memoryview, data: Array, place: int, *, last: bool) -> tuple[Array, Array, Array]:
+    def _states(
+        self, block: bytes | memoryview, data: Array, place: int, *, last: bool, exact: bool
+    ) -> tuple[Array, Array, Array]:
         """The quotes of a block.
 
         A run of quotes side by side begins or ends a value, or both, or is within one. Most show by what stands beside
@@ -150,6 +159,8 @@ class Quotes:
         first = len(codecs.BOM_UTF8) if not place and block[:3] == codecs.BOM_UTF8 else 0
         complete = last or not self._multi_line
         if not len(marks) and self._begin_and_end(places, data, first, last=complete):
+            if not (exact or self._multi_line or len(places) % 2):
+                return places[:0], places[:0], marks  # nothing is wrong, and nothing is to be changed
             begins, after = places, np.arange(len(places)) % 2 == 0
             self._refuse_line_breaks(block, data, place, begins, after)
             return begins, after, marks
@@ -352,10 +363,14 @@ class CsvFile:
     def _rows(self, named: _NamedBlock) -> tuple[list[str], int, list[pa.RecordBatch] | pa.ArrowInvalid]:
         """The names of a block's columns, the rows before it that are not counted, and its rows or what is wrong."""
         block, names, skipped = named
+        text = self._quotes.rows(block, exact=False)
         try:
-            table = self._read(self._quotes.rows(block), names, quoted=block.quoted)
+            table = self._read(text, names, quoted=block.quoted)
         except pa.ArrowInvalid as error:
+            self._quotes.rows(block)
             return names, skipped, [] if "Empty CSV file" in str(error) else error
+        if block.quoted and not block.checked and table.num_rows != lines(text):
+            self._quotes.rows(block)
         return names, skipped, [self._finish(batch) for batch in table.to_batches()]
 
     def _read(self, block: bytes | memoryview, names: list[str], *, quoted: bool) -> pa.Table:
@@ -440,6 +455,15 @@ class CsvFile:
             return values
         is_null = pc.is_in(values, pa.array(nulls).cast(values.type))
         return pc.if_else(is_null, pa.scalar(None, values.type), values)
+
+
+def lines(text: bytes | memoryview) -> int:
+    """Counts the lines of a text, empty ones and those that end within quotes included; -1 where it is not plain."""
+    data = np.frombuffer(text, np.uint8)
+    returns = np.count_nonzero(data == ord("\r"))
+    if not data.size or (returns and returns != np.count_nonzero(data[:-1][data[1:] == ord("\n")] == ord("\r"))):
+        return -1
+    return int(np.count_nonzero(data == ord("\n"))) + int(data[-1] != ord("\n"))
 
 
 def _is_ascii(block: bytes | memoryview) -> bool:

@@ -180,7 +180,7 @@ def test_a_value_of_another_type_in_a_column_that_is_not_read(tmp_path: Path) ->
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_bytes_whatever_columns_are_read(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    choice = random.Random(seed)
+    choice, judge = random.Random(seed), Quotes.rows
     monkeypatch.setattr(formats, "_BLOCK_BYTES", choice.choice([40, 1 << 20]))
     for _ in range(60):
         name = choice.choice(["csv", "json"])
@@ -205,6 +205,9 @@ def test_random_bytes_whatever_columns_are_read(seed: int, tmp_path: Path, monke
             part = rows(tmp_path / "f", name, PAIR, data, columns, **options)
             kept = whole if isinstance(whole, str) else [{x: row[x] for x in columns} for row in whole]
             assert part == kept, data
+        with monkeypatch.context() as exactly:  # not only where there are fewer rows than lines
+            exactly.setattr(Quotes, "rows", lambda quotes, block, **_: judge(quotes, block))
+            assert rows(tmp_path / "f", name, PAIR, data, PAIR.names, **options) == whole, data
 
 
 def test_nan_and_infinities_as_spark_writes_them(tmp_path: Path) -> None:
