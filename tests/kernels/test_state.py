@@ -22,10 +22,11 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.changes import NEVER
-from gpu_ops.operators.core.emission import _net, _timed
-from gpu_ops.operators.core.visibility import _crosses
+from gpu_ops.operators.core.emission import _come, _net, _net_of_some, _timed
+from gpu_ops.operators.core.visibility import _crosses, _crosses_of_some
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.runs import Following
+from gpu_ops.state.table import DEAD, DYING, LIVE
 from kernels.conftest import EMULATED, only_on
 from kernels.support import TYPES, everything, rows_of, same
 from kernels.test_probe import keeping, unlike
@@ -86,7 +87,8 @@ def test_fused_functions(kernels: Kernels) -> None:
     """They give what they give on host arrays, of the same types."""
     rng = np.random.default_rng(2)
     counts, slots = [rng.integers(0, 3, 500, np.int32) for _ in "ab"], [rng.integers(0, 1 << 31, 500) for _ in "ab"]
-    dies = [rng.random(500) < 0.5 for _ in "ab"]
+    states = [rng.choice([DEAD, LIVE, DYING], 500).astype(np.int8) for _ in "ab"]
+    some = [np.where(rng.random(500) < 0.2, -1, slots[0]) for _ in "a"] * 2  # no pair is of no row on either side
     given: list[tuple[Any, list[Any]]] = [
         (layouts.unpaired, [layouts.pairs(*slots)]),
         (layouts.moments, [slots[0], slots[1] % (1 << layouts.LOGICAL_TIME_BITS), 4]),
@@ -94,11 +96,17 @@ def test_fused_functions(kernels: Kernels) -> None:
         (layouts.without_codes, [rng.integers(0, 1 << 62, 500)]),
         (_timed, [rng.integers(-1, 2, 500), rng.integers(NEVER - 1, NEVER + 1, 500)]),
         *(
-            (_crosses, [counts[0], after, slots[0], 1 << 30, gone])
+            (function, [counts[0], after, of_one, 1 << 30, gone])
+            for function, of_one in ((_crosses, slots[0]), (_crosses_of_some, some[0]))
             for after in (None, counts[1])
-            for gone in (None, dies[0])
+            for gone in (None, states[0])
         ),
-        *((_net, [*slots, 1 << 30, 1 << 30, *gone]) for gone in (dies, [dies[0], None], [None, dies[1]])),
+        *(
+            (function, [*of_both, 1 << 30, 1 << 30, *gone])
+            for function, of_both in ((_net, slots), (_net_of_some, some))
+            for gone in (states, [states[0], None], [None, states[1]])
+        ),
+        (_come, [*some, 1 << 30, 1 << 30]),
     ]
     for function, arguments in given:
         there = [kernels.asarray(a) if isinstance(a, np.ndarray) else a for a in arguments]
