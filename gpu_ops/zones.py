@@ -54,23 +54,28 @@ def in_zone(
     """
     if zone == "UTC":  # Arrow would look for the offset of each
         return local.cast(kind)
-    edges = pc.min_max(local)
-    first, last = (pc.cast(edges[one], pa.timestamp("s"), safe=False).cast(pa.int64()).as_py() for one in edges)
+    ends = pa.array(list(pc.min_max(local).values()), local.type)
+    first, last = ends.cast(pa.timestamp("s"), safe=False).cast(pa.int64()).to_pylist()
     if last is None or last < _LATE or zone[:1] in {"+", "-"}:
-        return _by_arrow(local, kind, zone, which, within_a_day=last is not None and 0 <= first >= last - _DAY)
+        of_a_day = last is not None and 0 <= first >= last - _DAY
+        shifted = _by_one_offset(local, ends, kind, zone, which) if of_a_day else None
+        return _by_arrow(local, kind, zone, which) if shifted is None else shifted
     is_late = pc.greater_equal(local.cast(pa.timestamp("s"), safe=False), pa.scalar(_LATE).cast(pa.timestamp("s")))
     early = _by_arrow(pc.if_else(is_late, pa.scalar(None, local.type), local), kind, zone, which)
     return pc.if_else(is_late, _by_rule(local, kind, zone, which), early)
 
 
-def _by_arrow(
-    local: pa.Array, kind: pa.TimestampType, zone: str, which: str, *, within_a_day: bool = False
-) -> pa.Array:
-    if within_a_day:  # clocks do not change twice in a day: where both ends have one offset, so has all between
-        edges = pa.array([*pc.min_max(local).values()])
-        shifts = pc.subtract(_by_arrow(edges, kind, zone, which).cast(pa.int64()), edges.cast(pa.int64()))
-        if shifts[0] == shifts[1]:
-            return pc.add(local, shifts[0].cast(pa.duration(kind.unit))).cast(kind)
+def _by_one_offset(local: pa.Array, ends: pa.Array, kind: pa.TimestampType, zone: str, which: str) -> pa.Array | None:
+    """Converts times of a day, of which the first and the last are given; None where clocks change between these.
+
+    They do not change twice in a day: where both ends have one offset, so has all between.
+    """
+    there, utc = (values.cast(pa.timestamp(kind.unit)) for values in (ends, _by_arrow(ends, kind, zone, which)))
+    shift = pc.subtract(utc, there)
+    return pc.add(local.cast(there.type), shift[0]).cast(kind) if shift[0] == shift[1] else None
+
+
+def _by_arrow(local: pa.Array, kind: pa.TimestampType, zone: str, which: str) -> pa.Array:
     with contextlib.suppress(pa.ArrowInvalid):  # raised where one falls into an hour that is skipped
         return pc.assume_timezone(local, zone, ambiguous=which).cast(kind)
     found = pc.assume_timezone(local, zone, ambiguous=which, nonexistent="earliest")

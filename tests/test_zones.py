@@ -77,6 +77,15 @@ def test_times_of_a_day_are_those_that_they_are_one_by_one() -> None:
                 assert in_zone(local, UTC, zone, which).equals(_by_arrow(local, UTC, zone, which)), (zone, change)
 
 
+@pytest.mark.parametrize("wanted", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("given", ["s", "ms", "us", "ns"])
+def test_times_of_one_unit_as_instants_of_another(given: str, wanted: str) -> None:
+    at = pa.array([1_700_000_000, None, 1_700_000_000], pa.timestamp("s"))
+    kind = pa.timestamp(wanted, "UTC")
+    found = in_zone(at.cast(pa.timestamp(given)), kind, "Europe/Berlin")
+    assert found.equals(pc.assume_timezone(at, "Europe/Berlin").cast(kind))
+
+
 def test_when_clocks_were_first_changed() -> None:
     assert first_change("UTC") is first_change("+02:00") is first_change("Etc/GMT+5") is None
     assert first_change("Europe/Berlin") == -2_422_054_408_000_000
