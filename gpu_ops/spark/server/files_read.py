@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,18 @@ class CardReader:
         return [str(carried[name]) for name in part.wire_names(self._schema)]
 
 
+@contextlib.contextmanager
+def read_anew(file: str) -> Iterator[None]:
+    """Context manager that says what helps where a file with rows of a micro-batch, which it names, is not read."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise StateError(
+            f"rows of this micro-batch lie in {file}, and cannot be read there: {error}. Start the query "
+            "again: it reads its sources anew"
+        ) from error
+
+
 def with_rows(table: pa.Table, parts: Sequence[FilePart]) -> pa.Table:
     """All rows of a micro-batch, those of Parquet files read by Arrow.
 
@@ -96,13 +109,8 @@ def with_rows(table: pa.Table, parts: Sequence[FilePart]) -> pa.Table:
     """
     found = []
     for part in parts:
-        try:
+        with read_anew(f"{part.block.file}, a copy of {part.source}"):
             found.append((part, part.rows(mapped(part.block.file), table.schema)))
-        except (pa.ArrowException, OSError) as error:
-            raise StateError(
-                f"rows of this micro-batch lie in {part.block.file}, a copy of {part.source}, and cannot be "
-                f"read there: {error}. Start the query again: it reads its sources anew"
-            ) from error
     return together(table, found)
 
 

@@ -32,6 +32,7 @@ from gpu_ops.backends import gpu_available, lost_gpu
 from gpu_ops.errors import BadInputError, DescriptionError, StateError, out_of_memory
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, disk_size, give_back, memory_size
+from gpu_ops.spark.server.files_read import read_anew
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.spark.settings import LOST_GPU, MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand, read
@@ -356,7 +357,7 @@ def _receive(
 
 
 def _part(part: FilePart, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
-    with _read_anew(part.block.file):
+    with read_anew(part.block.file):
         (batch,) = part.rows(mapped.message(part.block), schema)
     return batch
 
@@ -364,22 +365,10 @@ def _part(part: FilePart, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
 def _check_copies(parts: Sequence[FilePart], mapped: Mapped, schema: pa.Schema) -> None:
     """Refuses Parquet files that are not what was copied."""
     for part in parts:
-        with _read_anew(part.block.file):
+        with read_anew(part.block.file):
             part.schema(schema)
-    with _read_anew(", ".join(part.block.file for part in parts)):
+    with read_anew(", ".join(part.block.file for part in parts)):
         mapped.messages([part.block for part in parts])
-
-
-@contextlib.contextmanager
-def _read_anew(file: str) -> Iterator[None]:
-    """Context manager that says of an error what helps."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise StateError(
-            f"rows of this micro-batch lie in {file}, and cannot be read there: {error}. Start the query "
-            "again: it reads its sources anew"
-        ) from error
 
 
 def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
