@@ -367,7 +367,7 @@ class CsvFile:
         try:
             table = self._read(text, names, quoted=block.quoted)
         except pa.ArrowInvalid as error:
-            self._quotes.rows(block)
+            self._quotes.rows(block)  # a line break within quotes is to be said first
             return names, skipped, [] if "Empty CSV file" in str(error) else error
         if block.quoted and not block.checked and table.num_rows != lines(text):
             self._quotes.rows(block)

@@ -49,6 +49,14 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def found_by(script: str, folder: Path) -> dict[str, Any]:
+    """What a program beside this file leaves in ``found.json`` of the folder that it is given."""
+    done = run(str(Path(__file__).with_name(script)), str(folder))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    result: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return result
+
+
 def a_left_join_with_retractions_is_exact(seen: dict[str, Any]) -> None:
     assert seen["batch"] is True
     assert seen["retractions"] is True

@@ -21,7 +21,7 @@ from gpu_ops.spark.wire.command import BatchContext, as_json
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.files_request import why_not_by_card
 from gpu_ops.state.address import StateAddress
-from spark.test_cluster import run
+from spark.test_cluster import found_by
 
 pytestmark = pytest.mark.spark
 SCHEMA = pa.schema([("row_kind", pa.string()), ("id", pa.int64())])
@@ -32,11 +32,7 @@ PLACED = [["_staging/0/a/part-0000000000-00000-0", 9]]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What ``files_by_card.py`` found."""
-    folder = tmp_path_factory.mktemp("files_by_card")
-    done = run(str(Path(__file__).with_name("files_by_card.py")), str(folder))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    result: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return result
+    return found_by("files_by_card.py", tmp_path_factory.mktemp("files_by_card"))
 
 
 @pytest.mark.slow

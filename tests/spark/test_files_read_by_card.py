@@ -21,7 +21,7 @@ from gpu_ops.spark.tasks.arrow import TaskIdentity
 from gpu_ops.spark.tasks.packing import FileRows, Pack, Packer
 from gpu_ops.spark.wire.arrivals import Arrivals, Carried
 from gpu_ops.state.blocks import BlockFiles, Blocks, FilePart
-from spark.test_cluster import run
+from spark.test_cluster import found_by
 
 pytestmark = pytest.mark.spark
 TASK = TaskIdentity("q", "run", 9, 0, 0)
@@ -30,11 +30,7 @@ TASK = TaskIdentity("q", "run", 9, 0, 0)
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What ``files_read_by_card.py`` found."""
-    folder = tmp_path_factory.mktemp("files_read_by_card")
-    done = run(str(Path(__file__).with_name("files_read_by_card.py")), str(folder))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    result: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return result
+    return found_by("files_read_by_card.py", tmp_path_factory.mktemp("files_read_by_card"))
 
 
 BY_CARD = "read by the card, where a file has the declared types, else by Arrow: files of"
