@@ -20,7 +20,17 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Ints, Mask, Positions, Slots
 from gpu_ops.conditions import Expression
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import LOOKUPS, Among, Columns, DataFrames, FrameFiles, Kernels, SearchedRun, TooMany, as_slots
+from gpu_ops.kernels import (
+    LOOKUPS,
+    Columns,
+    DataFrames,
+    FrameFiles,
+    Kernels,
+    SearchedRun,
+    SoleLookup,
+    TooMany,
+    as_slots,
+)
 from gpu_ops.values import fitted, one_array
 
 # What is too little to be sorted by digits, and so many ascending runs numpy merges sooner than it sorts.
@@ -137,14 +147,7 @@ class CpuKernels:
     lives = search.lives
     last_there = search.last_there
 
-    def sole_pairs(
-        self,
-        indexes: Sequence[Sequence[SearchedRun]],
-        types: Sequence[pa.DataType],
-        columns: tuple[Columns, Columns],
-        probe_rows: Array,
-        among: Among | None,
-    ) -> Array | None:
+    def sole_pairs(self, lookups: Sequence[SoleLookup]) -> Array | None:
         """Leaves it to `search` and `matches`."""
         return None
 

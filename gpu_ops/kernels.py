@@ -290,6 +290,26 @@ class Among(NamedTuple):
     most: int
 
 
+class SoleLookup(NamedTuple):
+    """Rows of one side that look for their row of the other, of which each has one at most in any of some indexes.
+
+    Attributes:
+        side: which it is, 0 or 1.
+        indexes: the runs of each, in the backend's memory.
+        types: what the columns are compared as, one each.
+        columns: the key columns of the rows that look, by slot; and of the rows that are found.
+        probe_rows: n entries (uint64).
+        among: the rows that are there; None for all.
+    """
+
+    side: int
+    indexes: Sequence[Sequence[SearchedRun]]
+    types: Sequence[pa.DataType]
+    columns: tuple[Columns, Columns]
+    probe_rows: Array
+    among: Among | None
+
+
 class Flagged(NamedTuple):
     """n rows some of which are wanted, by flags, and what is wanted of each.
 
@@ -463,26 +483,13 @@ class Kernels(Protocol):
             -1 for none; None where the backend has no way of its own, or it does not pay.
         """
 
-    def sole_pairs(
-        self,
-        indexes: Sequence[Sequence[SearchedRun]],
-        types: Sequence[pa.DataType],
-        columns: tuple[Columns, Columns],
-        probe_rows: Array,
-        among: Among | None,
-    ) -> Array | None:
-        """The row of each of some indexes that each of n probe rows matches, where none matches more than one in any.
-
-        Args:
-            indexes: the runs of each, in this backend's memory.
-            types: what the columns are compared as, one each.
-            columns: the key columns of the rows that look, by slot; and of the rows that are found.
-            probe_rows: n entries (uint64).
-            among: the rows that are there; None for all.
+    def sole_pairs(self, lookups: Sequence[SoleLookup]) -> Array | None:
+        """The row of each index that each probe row of some lookups matches.
 
         Returns:
-            Pairs (int64, see `gpu_ops.layouts.pairs`) of the slot that is found and the probe row's, for each index n
-            or none, -1 where nothing matches; None where the backend has no way of its own, or it does not pay.
+            Pairs (int64, see `gpu_ops.layouts.pairs`) of the slot that is found and the probe row's, the highest bit
+            set of those of side 1: of each lookup, for each index as many as probe rows or none, -1 where nothing
+            matches. None where the backend has no way of its own, or it does not pay.
         """
 
     def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:

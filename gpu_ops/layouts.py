@@ -74,10 +74,11 @@ def unpaired(made: Array) -> tuple[Array, Array]:
     return made >> SLOT_BITS, made & ((1 << SLOT_BITS) - 1)
 
 
-def unpaired_or_none(made: Array) -> tuple[Array, Array]:
-    """Both parts of n pairs, both -1 of what is no pair, -1."""
-    first = made >> SLOT_BITS
-    return first, (made & ((1 << SLOT_BITS) - 1)) | (made >> 63)
+def unpaired_by_side(made: Array) -> tuple[Slots, Slots]:
+    """The left and the right slots of n pairs (see `gpu_ops.kernels.SoleLookup`), both -1 of no pair, -1."""
+    first, second = (made >> SLOT_BITS) & ((1 << (SLOT_BITS - 1)) - 1), made & ((1 << SLOT_BITS) - 1)
+    none, other = (made << SLOT_BITS) >> 63, (first ^ second) & (made >> 63)  # all bits or none of them
+    return second ^ other | none, first ^ other | none
 
 
 def moments(slots: Slots, logical_times: LogicalTimes, codes: Array | int) -> Array:

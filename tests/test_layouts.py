@@ -28,6 +28,16 @@ def test_pairs(rows: list[tuple[int, int]]) -> None:
     assert list(zip(*(m.tolist() for m in made), strict=True)) == sorted(rows)
 
 
+@given(st.lists(st.tuples(st.booleans(), SLOTS, SLOTS)), st.integers(0, 3))
+def test_pairs_of_two_sides(rows: list[tuple[bool, int, int]], none: int) -> None:
+    """Those of the left first, by the right slot; those of the right by the left slot; behind them what is no pair."""
+    made = [layouts.pairs(np.int64(found), np.int64(own)) | np.int64(-int(side) << 63) for side, found, own in rows]
+    ascending = np.sort(np.array([*made, *[-1] * none], np.int64).view(np.uint64)).view(np.int64)
+    left, right = layouts.unpaired_by_side(ascending)
+    wanted = [(found, own) if side else (own, found) for side, found, own in sorted(rows)]
+    assert list(zip(left.tolist(), right.tolist(), strict=True)) == wanted + [(-1, -1)] * none
+
+
 @given(st.lists(st.tuples(SLOTS, LOGICAL_TIMES, st.integers(0, 2**CODE_BITS - 1)), min_size=1))
 def test_moments(rows: list[tuple[int, int, int]]) -> None:
     owned, codes = layouts.without_codes(np.sort(layouts.moments(*np.array(rows, np.int64).T)))

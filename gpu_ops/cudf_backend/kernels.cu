@@ -257,14 +257,14 @@ extern "C" __global__ void put_matches(
 }
 
 // One thread for a probe row: the one entry of some runs that matches, if no run before had one; -1 for none. Its slot, or
-// with `paired` that and the slot of the probe row, which is an entry then, in one number. Row i is `rows[i]`, or i with
-// `every`.
+// with `paired` that and the slot of the probe row, which is an entry then, in one number, whose highest bit is `side`.
+// Row i is `rows[i]`, or i with `every`.
 extern "C" __global__ void sole_in_runs(
-    Compared by, FewRuns runs, i64 size, const u64* hashes, const i64* rows, bool every, bool paired, bool begins,
-    const signed char* states, bool all, i64 least, i64 most, i64* out) {
+    Compared by, FewRuns runs, i64 size, const u64* hashes, const i64* rows, bool every, bool paired, bool side,
+    bool begins, const signed char* states, bool all, i64 least, i64 most, i64* out) {
   i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (at >= size) return;
-  if (!begins && out[at] >= 0) return;
+  if (!begins && out[at] != -1) return;
   u64 hash = hashes[every ? at : rows[at]] >> 32;
   i64 found = -1;
 #pragma unroll 1
@@ -278,7 +278,7 @@ extern "C" __global__ void sole_in_runs(
       if (is_match(by, at, entry & 0xFFFFFFFFu, states, all, least, most)) { found = entry & 0xFFFFFFFFu; break; }
     }
   }
-  out[at] = paired && found >= 0 ? found << 32 | (hashes[at] & 0xFFFFFFFFu) : found;
+  out[at] = paired && found >= 0 ? (u64)side << 63 | found << 32 | (hashes[at] & 0xFFFFFFFFu) : found;
 }
 
 // One thread for a row: its hash, the lowest bits of which give way to its position.

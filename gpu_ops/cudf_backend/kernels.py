@@ -38,7 +38,18 @@ from gpu_ops.cudf_backend.search import bisect_run, directory, made_entries, mer
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, DataFrames, Flagged, FrameFiles, Kernels, Probe, SearchedRun, TimeLimits
+from gpu_ops.kernels import (
+    Among,
+    Columns,
+    DataFrames,
+    Flagged,
+    FrameFiles,
+    Kernels,
+    Probe,
+    SearchedRun,
+    SoleLookup,
+    TimeLimits,
+)
 
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
@@ -208,18 +219,11 @@ class CudfKernels:
             self.lookups["index"] += len(runs) * int(found.size)
         return found
 
-    def sole_pairs(
-        self,
-        indexes: Sequence[Sequence[SearchedRun]],
-        types: Sequence[pa.DataType],
-        columns: tuple[Columns, Columns],
-        probe_rows: Array,
-        among: Among | None,
-    ) -> Array | None:
+    def sole_pairs(self, lookups: Sequence[SoleLookup]) -> Array | None:
         """Finds the match of each probe row in each of some indexes; None like `sole`."""
-        found = nearest.sole_pairs(self.probe, indexes, types, columns, probe_rows, among=among)
+        found = nearest.sole_pairs(self.probe, lookups)
         if found is not None:
-            self.lookups["index"] += sum(map(len, indexes)) * int(probe_rows.size)
+            self.lookups["index"] += sum(sum(map(len, one.indexes)) * int(one.probe_rows.size) for one in lookups)
         return found
 
     def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:

@@ -17,7 +17,7 @@ from gpu_ops.cudf_backend.compare import COMPARED, compared, states_of
 from gpu_ops.cudf_backend.device import LIMITS, launch
 from gpu_ops.cudf_backend.probe import choose
 from gpu_ops.cudf_backend.search import RUN, run_table
-from gpu_ops.kernels import Among, Columns, Probe, SearchedRun, TimeLimits
+from gpu_ops.kernels import Among, Columns, Probe, SearchedRun, SoleLookup, TimeLimits
 
 FEW_RUNS = LIMITS["FEW_RUNS"]
 """Of one launch."""
@@ -84,32 +84,33 @@ def sole(
         return None
     out: Slots = cp.empty(size, np.int64)
     of = (hashes.view(np.int64), np.bool_(True)) if rows is None else (rows, np.bool_(False))
-    _look_for_sole(by, runs, (hashes, *of), states_of(among, hashes), out, paired=False)
+    _look_for_sole(by, runs, (hashes, *of), states_of(among, hashes), out, paired=None)
     return out
 
 
-def sole_pairs(
-    way: Probe,
-    indexes: Sequence[Sequence[SearchedRun]],
-    types: ArrowTypes,
-    columns: tuple[Columns, Columns],
-    probe_rows: Array,
-    *,
-    among: Among | None,
-) -> Array | None:
+def sole_pairs(way: Probe, lookups: Sequence[SoleLookup]) -> Array | None:
     """Looks for each row's match in each of some indexes, without a wait; see `gpu_ops.kernels.Kernels.sole_pairs`."""
-    size, runs = int(probe_rows.size), [run for runs in indexes for run in runs]
-    if not size or not runs or not _searched(way, runs, size):
+    asked: list[tuple[SoleLookup, Any, list[Sequence[SearchedRun]]]] = []
+    for lookup in lookups:
+        size, known = int(lookup.probe_rows.size), [runs for runs in lookup.indexes if runs]
+        if not size or not known:
+            continue
+        rows = lookup.probe_rows.view(np.int64)  # slots in the lower half
+        searched = _searched(way, [run for runs in known for run in runs], size)
+        by = compared(lookup.types, (lookup.columns[0]._replace(rows=rows), lookup.columns[1])) if searched else None
+        if by is None:
+            return None
+        asked.append((lookup, by, known))
+    if not asked:
         return None
-    rows = probe_rows.view(np.int64)  # slots in the lower half
-    by = compared(types, (columns[0]._replace(rows=rows), columns[1]))
-    if by is None:
-        return None
-    known = [runs for runs in indexes if runs]
-    out: Array = cp.empty(len(known) * size, np.int64)
-    for number, some in enumerate(known):
-        own = out[number * size : (number + 1) * size]
-        _look_for_sole(by, some, (probe_rows, rows, np.bool_(True)), states_of(among, rows), own, paired=True)
+    out: Array = cp.empty(sum(len(known) * int(lookup.probe_rows.size) for lookup, _, known in asked), np.int64)
+    end = 0
+    for lookup, by, known in asked:
+        rows = lookup.probe_rows.view(np.int64)
+        told, own = states_of(lookup.among, rows), (lookup.probe_rows, rows, np.bool_(True))
+        for some in known:
+            begin, end = end, end + int(rows.size)
+            _look_for_sole(by, some, own, told, out[begin:end], paired=lookup.side)
     return out
 
 
@@ -125,15 +126,16 @@ def _look_for_sole(
     told: tuple[Any, ...],
     out: Array,
     *,
-    paired: bool,
+    paired: int | None,
 ) -> None:
+    """``paired``: the side that looks; None where its slots are not wanted."""
     size = int(out.size)
     for first in range(0, len(runs), FEW_RUNS):
         some = runs[first : first + FEW_RUNS]
         table = np.zeros(1, FEW)
         table["number"][0] = len(some)
         table["run"][0] = run_table(some, by_time=False)["run"][0, :FEW_RUNS]
-        shape = table, np.int64(size), *probe_rows, np.bool_(paired), np.bool_(not first)
+        shape = table, np.int64(size), *probe_rows, np.bool_(paired is not None), np.bool_(paired), np.bool_(not first)
         launch("sole_in_runs", size, by, *shape, *told, out)
 
 

@@ -22,7 +22,6 @@ from gpu_ops.operators.core.emission import (
     PairRequest,
     probe,
 )
-from gpu_ops.operators.core.looks import side_by_side
 from gpu_ops.operators.keyed import KeyedOperator, side_table
 from gpu_ops.state.keyed_table import KeyedTable
 
@@ -48,8 +47,7 @@ class LookupOperator(KeyedOperator):
         request = PairRequest(
             self.description.condition, (self.description.left.name, self.description.right.name), self.check_output
         )
-        work = probe(self.tables, (sides[0], sides[1]), 0, request, dying=False)
-        return side_by_side(self.kernels, [work])[0]
+        return probe(self.tables, (sides[0], sides[1]), 0, request, dying=False)
 
     def rows(self, matches: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The pairs, and left rows without one, in the order of the left rows."""

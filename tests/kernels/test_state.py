@@ -91,6 +91,7 @@ def test_fused_functions(kernels: Kernels) -> None:
     some = [np.where(rng.random(500) < 0.2, -1, slots[0]) for _ in "a"] * 2  # no pair is of no row on either side
     given: list[tuple[Any, list[Any]]] = [
         (layouts.unpaired, [layouts.pairs(*slots)]),
+        (layouts.unpaired_by_side, [np.where(slots[0] % 5 == 0, -1, layouts.pairs(*slots) | -(slots[1] % 2) << 63)]),
         (layouts.moments, [slots[0], slots[1] % (1 << layouts.LOGICAL_TIME_BITS), 4]),
         (layouts.moments, [slots[0], slots[1] % (1 << layouts.LOGICAL_TIME_BITS), rng.integers(0, 5, 500)]),
         (layouts.without_codes, [rng.integers(0, 1 << 62, 500)]),

@@ -208,6 +208,7 @@ def sole_in_runs(
     rows: np.ndarray,
     every_row: Any,
     paired: Any,
+    side: Any,
     begins: Any,
     states: np.ndarray,
     every: Any,
@@ -220,7 +221,7 @@ def sole_in_runs(
     if begins:
         out[:] = -1
     assert every_row or not paired
-    open_, own = out < 0, hashes if every_row else hashes[rows]
+    open_, own = out == -1, hashes if every_row else hashes[rows]
     for number in range(int(told["number"][0])):
         run = _Run(told["run"][0, number])
         low, high = run.span(own >> np.uint64(32), out, out)
@@ -229,9 +230,9 @@ def sole_in_runs(
             if open_[at] and slots.size:
                 hit = slots[_matching(compared, np.full(slots.size, at), slots, states, every, least, most)]
                 assert hit.size <= 1, "a row with two matches: which is found is left to the order"
-                assert not hit.size or out[at] < 0, "a row with two matches: which is found is left to the order"
+                assert not hit.size or out[at] == -1, "a row with two matches: which is found is left to the order"
                 if hit.size:
-                    out[at] = hit[0] << 32 | int(own[at] & LOW) if paired else hit[0]
+                    out[at] = hit[0] << 32 | int(own[at] & LOW) | -int(side) << 63 if paired else hit[0]
 
 
 def pack_positions(hashes: np.ndarray, size: Any, bits: Any, out: np.ndarray) -> None:

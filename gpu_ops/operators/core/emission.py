@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +14,9 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, LogicalTimes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.changelog import DELETE, INSERT
-from gpu_ops.kernels import Among, Columns, Flagged, Frame, Kernels
+from gpu_ops.kernels import Among, Columns, Flagged, Frame, Kernels, SoleLookup
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
-from gpu_ops.operators.core.looks import Asked, Steps, side_by_side
-from gpu_ops.operators.core.match import fulfilled, fulfilling, in_one, in_pieces, match_among
+from gpu_ops.operators.core.match import fulfilling, in_one, in_pieces, match_among
 from gpu_ops.operators.core.order import Groups, within
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import DYING, LIVE
@@ -287,15 +286,69 @@ def _timed(begin: LogicalTimes, end: LogicalTimes) -> tuple[Array, Array, Array]
 
 def _candidates(tables: SideTables, sides: SideLifetimes, request: PairRequest, *, whole: bool) -> tuple[Slots, Slots]:
     """Left and right slots of all pairs one of whose rows the micro-batch touches; see `probe`."""
+    found = _sole_pairs(tables, sides, {0: True, 1: False}, request, whole=whole)
+    if found is not None:
+        return found
     xp = tables[0].kernels.xp
-    works = [probe(tables, sides, side, request, dying=dying, whole=whole) for side, dying in ((0, True), (1, False))]
-    (left, right), (other_right, other_left) = side_by_side(tables[0].kernels, works)
+    left, right = probe(tables, sides, 0, request, dying=True, whole=whole)
+    other_right, other_left = probe(tables, sides, 1, request, dying=False, whole=whole)
     return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
+
+
+def _sole_pairs(
+    tables: SideTables, sides: SideLifetimes, dying: Mapping[int, bool], request: PairRequest, *, whole: bool
+) -> tuple[Slots, Slots] | None:
+    """Left and right slots of what `probe` finds, of one side or of both, where each row has one match at most.
+
+    One side after the other, in the order in which `probe` has them; what is no pair stands behind. None where the
+    backend has no way of its own.
+
+    Args:
+        tables: of both sides.
+        sides: the lifetimes of their rows.
+        dying: by side that looks, whether it meets rows that die.
+        request: as of `probe`.
+        whole: as of `probe`.
+    """
+    kernels, lookups = tables[0].kernels, []
+    found = [tables[1 - side] for side in dying]
+    here = all(run.home is kernels for table in found for run in table.key_index.runs)
+    sole = all(table.one_a_key for table in found) and all(sides[1 - side].net is not None for side in dying)
+    if kernels.host is None or not here or not sole:
+        return None
+    for side, dies in dying.items():
+        own, other = tables[side], tables[1 - side]
+        touched, index = own.touched(), other.key_index
+        if touched.size and len(other):
+            new = [index.staged] if side == 0 and index.staged is not None else []
+            among = _among(other, sides[1 - side], dying=dies)
+            columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
+            lookups.append(SoleLookup(side, [list(index.runs), new], own.key_types, columns, touched, among))
+    made = kernels.sole_pairs(lookups) if lookups else None
+    if made is None:
+        return None
+    if whole:
+        ((made,),), _, _ = kernels.flagged([Flagged(made != -1, [made])])
+    in_order = kernels.sort(made.view(np.uint64)).view(np.int64)
+    left, right = kernels.fused(layouts.unpaired_by_side)(in_order)
+    if not whole:
+        return left, right
+    rows = {name: (table.store, slots) for name, table, slots in zip(request.names, tables, (left, right), strict=True)}
+    kept = fulfilling(kernels, request.condition, rows, int(left.size))
+    left, right = (left, right) if kept is None else (left[kept], right[kept])
+    request.check(int(left.size))
+    return left, right
+
+
+def _among(table: KeyedTable, side: Lifetimes, *, dying: bool) -> Among | None:
+    """The rows of a side that are met; ``dying``: those that die are among them."""
+    every = table.all_alive and not side.killed.size
+    return None if every else Among(table.status.values, LIVE, DYING if dying else LIVE)
 
 
 def probe(
     tables: SideTables, sides: SideLifetimes, side: int, request: PairRequest, *, dying: bool, whole: bool = True
-) -> Steps[tuple[Slots, Slots]]:
+) -> tuple[Slots, Slots]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
     The left's touched rows meet new rows, too, and those that are ``dying`` or not; the right's only rows that the
@@ -312,33 +365,19 @@ def probe(
     if touched.size == 0 or len(other) == 0:
         return xp.empty(0, np.int64), xp.empty(0, np.int64)
 
-    every = other.all_alive and not sides[1 - side].killed.size
-    among = None if every else Among(other.status.values, LIVE, DYING if dying else LIVE)
+    found = _sole_pairs(tables, sides, {side: dying}, request, whole=whole)
+    if found is not None:
+        return left_right(side, *found)
+    among = _among(other, sides[1 - side], dying=dying)
     columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
 
     def residual(probe_slots: Slots, slots: Slots) -> Positions | None:
         rows = {request.names[side]: (own.store, probe_slots), request.names[1 - side]: (other.store, slots)}
         return fulfilling(kernels, request.condition, rows, int(slots.size))
 
-    staged = side == 0
-    if other.one_a_key and sides[1 - side].net is not None:
-        index = other.key_index
-        runs, new = list(index.runs), [index.staged] if staged and index.staged is not None else []
-        here = all(run.home is kernels for run in runs)
-        found = kernels.sole_pairs([runs, new], own.key_types, columns, touched, among) if here else None
-        if found is not None and not whole:
-            slots, probe_slots = kernels.fused(layouts.unpaired_or_none)(kernels.sort(found))
-            return probe_slots, slots
-        if found is not None:
-            seen = yield Asked([Flagged(found >= 0, [found])])
-            slots, probe_slots = kernels.fused(layouts.unpaired)(kernels.sort(seen.rows[0]))
-            pairs = fulfilled((probe_slots, slots), residual)
-            request.check(int(pairs[0].size))
-            return pairs
-
     def candidates(rows: Array, at_most: int | None) -> Array:
         # The other side's rows are read in the order in which they lie, the touched ones are few and near.
-        return other.key_index.meet(rows, staged=staged, by_candidate=True, at_most=at_most)
+        return other.key_index.meet(rows, staged=side == 0, by_candidate=True, at_most=at_most)
 
     few = request.at_most is not None
     pieces = [candidates(touched, request.at_most)] if few else in_pieces(kernels, touched, candidates)
