@@ -126,10 +126,13 @@ class BlockFiles:
     Args:
         folder: of the micro-batch.
         least_bytes: of a message that is put into one.
+        ahead: whether this micro-batch comes next. Its folder is there, those of earlier ones are needed still, and
+            what finds no room is not needed yet: that is an OSError.
     """
 
-    def __init__(self, folder: Path, least_bytes: int) -> None:
+    def __init__(self, folder: Path, least_bytes: int, *, ahead: bool = False) -> None:
         self._folder, self._least_bytes, self._name = folder, least_bytes, uuid.uuid4().hex
+        self._ahead = ahead
         self._sizes: dict[int, int] = {}
         self._copies, self._full = 0, False
 
@@ -171,11 +174,13 @@ class BlockFiles:
         path = self._folder / f"{self._name}-{partition}"
         start = self._sizes.get(partition, 0)
         try:
-            if not self._sizes:
+            if not (self._sizes or self._ahead):
                 make_folder(self._folder)
             with open(path, "ab", buffering=0, opener=private) as file:  # as many as there are partitions
                 _write(file, message)
         except OSError as error:
+            if self._ahead:
+                raise
             self._full = True  # and what is half written is not looked at
             _log.warning("rows go through Spark, as they find no room in %s: %s", self._folder, error)
             return INLINE

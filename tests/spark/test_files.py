@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
+from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.tasks import read_ahead
 from gpu_ops.spark.wire.hashes import routes
 from spark.feeds import Feed, sql_join
 from spark.support import Sink, Source, drain, in_memory, slow_join
@@ -327,3 +331,36 @@ def test_what_cannot_be_is_refused(spark: Any, kind: Any, schema: str, options: 
     with pytest.raises(gpu_ops.DescriptionError) as caught:
         gpu_ops.read_files(spark, "somewhere", kind, schema, **options)
     assert said in str(caught.value)
+
+
+def test_files_of_a_backlog_are_read_ahead(spark: Any, tmp_path: Path) -> None:
+    """What a file had while the micro-batch before was computed comes out, though it was written over by then."""
+    folder, size = tmp_path / "l", read_ahead.LEAST_BYTES // 9
+    for number in range(4):
+        write(folder, f"{number}.csv", number)
+        (folder / f"{number}.csv").write_text(f"{number},7777777\n" * size)
+        os.utime(folder / f"{number}.csv", (10**9 + number,) * 2)
+    write(tmp_path / "r", "1.json", 1, *({"k": number, "b": 0.5} for number in range(4)))
+    left = gpu_ops.read_files(spark, str(folder), "csv", "k long, a long", maxFilesPerTrigger=1)
+    right = gpu_ops.read_files(spark, str(tmp_path / "r"), "json", "k long, b double")
+    joined, found = in_memory(gpu_ops.join, left, right, "k"), list[tuple[int, int, int]]()
+    blocks = Directory.of(spark).blocks
+    assert blocks is not None
+
+    def look(rows: Any, batch: int) -> None:
+        found.extend((row.k, row.a, row["count"]) for row in rows.groupBy("k", "a").count().collect())
+        if batch != 1:
+            return
+        end = time.monotonic() + 60
+        while not (left_there := [one for one in Path(blocks.folder).glob("*/2/ahead-*") if one.stat().st_size]):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        with open(left_there[0], "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        with open(folder / "2.csv", "r+b") as file:
+            file.write(b"2,1111111\n")
+        os.utime(folder / "2.csv", (10**9 + 2,) * 2)
+
+    writer = joined.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert found == [(number, 7777777, size) for number in range(4)]

@@ -33,7 +33,7 @@ from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import Selection, selection, selection_of_join
 from gpu_ops.spark.tasks.file import FileWriter
 from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, Encoded, OperatorTask, Task
-from gpu_ops.spark.tasks.packing import FileRows, Pack, Packer, PackForSeveral, ReadFiles
+from gpu_ops.spark.tasks.packing import Pack, Packer, PackForSeveral, ReadFiles
 from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Slices
 from gpu_ops.spark.wire.files_request import why_not_by_card
 from gpu_ops.spark_types import arrow_schema, named_column, spark_type
@@ -487,6 +487,6 @@ def sliced(node: LocalAggregate, rows: DataFrame) -> DataFrame:
     if reading is not None and isinstance(reading.source, sources.Source):
         reader = reading.source.reader
         if isinstance(reader, ReadFiles):  # as they are read
-            own_rows = FileRows(reader.rows.format, reader.rows.name, reading.projection, slices.schema, slices)
+            own_rows = reader.rows._replace(projection=reading.projection, schema=slices.schema, slices=slices)
             return reading.source.frame.mapInArrow(ReadFiles("gpu_slices", own_rows), made)
     return rows.mapInArrow(EncodeRows("gpu_slices", slices), made)

@@ -7,6 +7,7 @@ else gets them as Spark's rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -29,6 +30,9 @@ SOURCE_OPTIONS: Final = (
     "discardCachedInputRatio", "cleanSource", "sourceArchiveDir", "pathGlobFilter", "recursiveFileLookup",
 )  # fmt: skip
 """The options of Spark's own file source."""
+
+_OTHER_FILES: Final = ("maxBytesPerTrigger", "latestFirst", "pathGlobFilter", "recursiveFileLookup", "fileNameOnly")
+"""Of these, those by which a micro-batch takes other files than the oldest ones of one folder."""
 
 _LEAST_SPREAD: Final = 16
 """Least number of tasks that read files, as an application may get more cores later."""
@@ -129,11 +133,19 @@ def rows_of_files(
         given: options of Spark's file source.
         at_once: whether the files that are there now are read, and no stream.
     """
-    rows = FileRows(read, path, Projection.all(read.schema), read.schema)
+    per_batch = 0 if at_once or read.name == "delta" else _files_per_batch(path, given)
+    rows = FileRows(read, path, Projection.all(read.schema), read.schema, per_batch=per_batch)
     files = _listed(spark, path, read.name, given, at_once=at_once).withMetadata("path", {ARROW: path})
     if read.name != "delta" and not at_once:
         files = files.repartition(_spread(spark), "path")
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
+
+
+def _files_per_batch(path: str, given: Mapping[str, str]) -> int:
+    """The number of files that a micro-batch takes, the oldest ones of one folder; 0 where that is not so."""
+    if re.search(r"[\[\]{}?*\\]", path) or any(given.get(name, "false") != "false" for name in _OTHER_FILES):
+        return 0
+    return int(given.get("maxFilesPerTrigger", 0))
 
 
 def _spread(spark: SparkSession) -> int:

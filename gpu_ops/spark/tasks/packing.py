@@ -10,7 +10,8 @@ import itertools
 import json
 import operator
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from gpu_ops.files.formats import FileFormat
 from gpu_ops.operators.core.projection import project
 from gpu_ops.operators.groups.top import FirstOfGroup
 from gpu_ops.spark.tasks.arrow import ArrowTask, combined, source_partition, streaming_task
+from gpu_ops.spark.tasks.read_ahead import packed_ahead
 from gpu_ops.spark.tasks.rows import Slices, first_of_groups
 from gpu_ops.spark.wire.arrivals import PACKED, Message
 from gpu_ops.spark.wire.hashes import partition_of, routes
@@ -127,12 +129,23 @@ class Packer(NamedTuple):
             nothing = [pa.RecordBatch.from_pylist([], self.schema)] * len(missing)
             yield self._messages(list(missing), (0, ""), 0, nothing, None)
 
-    def files(self) -> BlockFiles | None:
-        """The files in which this task leaves its messages; None where they go with Spark's rows."""
-        task = None if self.blocks is None else streaming_task()
-        if self.blocks is None or task is None or (folder := self.blocks.of(task.run_id, task.batch_id)) is None:
+    def files(self, ahead: Path | None = None) -> BlockFiles | None:
+        """The files in which this task leaves its messages; None where they go with Spark's rows.
+
+        Args:
+            ahead: the folder of the next micro-batch, for which the messages are.
+        """
+        folder = self.folder() if ahead is None else ahead
+        if self.blocks is None or folder is None:
             return None
-        return BlockFiles(folder, self.blocks.least_bytes)
+        return BlockFiles(folder, self.blocks.least_bytes, ahead=ahead is not None)
+
+    def folder(self, behind: int = 0) -> Path | None:
+        """The folder of messages of this micro-batch, or of one so many behind it; None where there is none."""
+        task = None if self.blocks is None else streaming_task()
+        if self.blocks is None or task is None:
+            return None
+        return self.blocks.of(task.run_id, task.batch_id + behind)
 
     def _messages(
         self,
@@ -196,6 +209,7 @@ class FileRows(NamedTuple):
         projection: the filter and projection of the rows; no other columns are read.
         schema: the schema of the projected rows.
         slices: the aggregation of each file's rows; None for none.
+        per_batch: the number of files that a micro-batch takes, the oldest ones of a folder; 0 where that is not so.
     """
 
     format: FileFormat
@@ -203,6 +217,7 @@ class FileRows(NamedTuple):
     projection: Projection
     schema: pa.Schema
     slices: Slices | None = None
+    per_batch: int = 0
 
     def read(self, uri: str) -> Iterator[pa.RecordBatch]:
         """Yields the rows of one file.
@@ -253,7 +268,7 @@ class FileRows(NamedTuple):
         needed = {name for reader in readers for name in cast("FileRows", reader).projection.names}
         whole = self.format.schema
         schema = pa.schema([field for field in whole if field.name in needed] or [whole.field(0)])
-        return FileRows(self.format, self.name, Projection.all(schema), schema)
+        return FileRows(self.format, self.name, Projection.all(schema), schema, per_batch=self.per_batch)
 
 
 class RowReader(Protocol):
@@ -295,15 +310,20 @@ class Pack(ArrowTask):
         """Yields the rows of the partition, packed."""
         files = self.packer.files() if self.by_card else None
         if files is None:
-            yield from self.of(self.reader.parts(batches))
+            yield from _read_and_packed([self], self.read_and_pack, batches)
             return
         rows = cast("FileRows", self.reader)
         parts = ((rows.copied(uri, files) or rows.read(uri), time, uri) for uri, time in files_in_order(batches))
         yield from self.packer.pack(parts, files)
 
-    def of(self, parts: Iterable[OrderedBatches]) -> Iterator[pa.RecordBatch]:
+    def read_and_pack(self, batches: Iterator[pa.RecordBatch], ahead: Path | None) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a task, or those that the next micro-batch will take, packed; see `Packer.files`."""
+        yield from self.of(self.reader.parts(batches), ahead)
+
+    def of(self, parts: Iterable[OrderedBatches], ahead: Path | None) -> Iterator[pa.RecordBatch]:
         """Yields what the reader has read, packed."""
-        yield from self.packer.pack((map(self._projected, rows), time, place) for rows, time, place in parts)
+        projected = ((map(self._projected, rows), time, place) for rows, time, place in parts)
+        yield from self.packer.pack(projected, self.packer.files(ahead))
 
     def _projected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         return project(self._projection, rows, self.packer.schema)
@@ -329,12 +349,18 @@ class PackForSeveral(ArrowTask):
         self.packs = tuple(packs)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of the partition, packed for each input; the input that has read least goes on first."""
+        """Yields the rows of the partition, packed for each input."""
+        yield from _read_and_packed(self.packs, self.read_and_pack, batches)
+
+    def read_and_pack(self, batches: Iterator[pa.RecordBatch], ahead: Path | None) -> Iterator[pa.RecordBatch]:
+        """Yields the same as `Pack.read_and_pack` for each input; the input that has read least goes on first."""
         readers = [pack.reader for pack in self.packs]
         parts = readers[0].for_all(readers).parts(batches)
         events = (((number, *part), batch) for number, (rows, *part) in enumerate(parts) for batch in rows)
         feeds = [_Feed(feed) for feed in itertools.tee(events, len(self.packs))]
-        waiting = [(feed, pack.of(feed.parts(pack.reader))) for feed, pack in zip(feeds, self.packs, strict=True)]
+        waiting = [
+            (feed, pack.of(feed.parts(pack.reader), ahead)) for feed, pack in zip(feeds, self.packs, strict=True)
+        ]
         while waiting:
             feed, packed = min(waiting, key=lambda one: one[0].read)
             made = next(packed, None)
@@ -342,6 +368,26 @@ class PackForSeveral(ArrowTask):
                 waiting.remove((feed, packed))
             else:
                 yield made
+
+
+def _read_and_packed(
+    packs: Sequence[Pack],
+    packed: Callable[[Iterator[pa.RecordBatch], Path | None], Iterator[pa.RecordBatch]],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Packs the rows of one source for several inputs, and reads its files ahead where that can be."""
+    packer, reader = packs[0].packer, packs[0].reader
+    now, then = packer.folder(), packer.folder(1)
+    if not isinstance(reader, FileRows) or not reader.per_batch or now is None or then is None:
+        yield from packed(batches, None)
+        return
+
+    def pack(files: Sequence[tuple[str, int]], ahead: Path | None) -> Iterator[pa.RecordBatch]:
+        listed = zip(*files, strict=True) if files else ([], [])
+        return packed(iter([pa.record_batch([*map(pa.array, listed)], names=["path", "time"])]), ahead)
+
+    use = ",".join(pack.packer.use for pack in packs)
+    yield from packed_ahead(files_in_order(batches), (now, then), use, reader.per_batch, pack)
 
 
 class _Feed:
@@ -384,7 +430,7 @@ class ReadFiles(ArrowTask):
         """Makes the function that reads only the columns which are packed, and packs the rows."""
         if self.rows.slices is not None:
             return Pack(packer, self.rows, projection)
-        rows = FileRows(self.rows.format, packer.input_name, projection, packer.schema)
+        rows = self.rows._replace(name=packer.input_name, projection=projection, schema=packer.schema)
         return Pack(packer, rows, Projection.all(packer.schema))
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
