@@ -290,6 +290,7 @@ def test_the_files_behind_others(tmp_path: Path) -> None:
         ("/data", {"maxFilesPerTrigger": "3", "latestFirst": "false", "header": "true"}, 3),
         ("/data", {"maxFilesPerTrigger": "3", "pathGlobFilter": "*.csv"}, 0),
         ("/data", {"maxBytesPerTrigger": "3"}, 0),
+        ("/data", {"maxFilesPerTrigger": "many"}, 0),
     ],
 )
 def test_of_which_sources(path: str, options: dict[str, str], count: int) -> None:

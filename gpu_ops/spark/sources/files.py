@@ -143,9 +143,9 @@ def rows_of_files(
 
 def _files_per_batch(path: str, given: Mapping[str, str]) -> int:
     """The number of files that a micro-batch takes, the oldest ones of one folder; 0 where that is not so."""
-    if re.search(r"[\[\]{}?*\\]", path) or any(given.get(name, "false") != "false" for name in _OTHER_FILES):
-        return 0
-    return int(given.get("maxFilesPerTrigger", 0))
+    most = given.get("maxFilesPerTrigger", "")
+    others = re.search(r"[\[\]{}?*\\]", path) or any(given.get(name, "false") != "false" for name in _OTHER_FILES)
+    return 0 if others or not most.isdecimal() else int(most)  # what is no number Spark refuses
 
 
 def _spread(spark: SparkSession) -> int:
