@@ -247,15 +247,17 @@ def test_a_run_that_is_over_leaves_nothing(source: Source, caplog: pytest.LogCap
     first, _ = (source.write(name, [(time, time)] * 100, time) for time, name in enumerate("ab", 1))
     source.batch = 0
     function = source.pack()
-    original = read_ahead._leave
+    original, has_ended = read_ahead._leave, threading.Event()
 
     def over(*what: Any) -> None:
+        assert has_ended.wait(30)
         shutil.rmtree(source.blocks / RUN)
         original(*what)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read_ahead, "_leave", over)
         source.task(function, [first])
+        has_ended.set()
         source.wait()
     assert not (source.blocks / RUN).exists()
     assert not caplog.records
