@@ -49,7 +49,7 @@ _MOST_MISSED: Final = 8
 """Files in a row that others were guessed for, after which an input's are no longer guessed."""
 
 _NICE: Final = 10
-"""How much of a core the thread gets beside a state server's: a tenth, or what nobody else wants."""
+"""The niceness of the thread: beside a state server's it gets a tenth of a core, and otherwise what nobody wants."""
 
 _PAUSE: Final = 0.02
 """Seconds in which a worker tells Spark that its task has ended."""
