@@ -7,6 +7,7 @@ import dataclasses
 import json
 import random
 import shutil
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops.errors import StateError
-from gpu_ops.spark.driver.checkpoint import Checkpoint, write_checkpoint
+from gpu_ops.spark.driver.checkpoint import Checkpoint, begin_checkpoint, write_checkpoint
 from gpu_ops.spark.driver.hadoop_files import HadoopFiles
 from gpu_ops.spark.driver.stream_sources import StreamSource, _redacted, _settled, sources_of
 from gpu_ops.spark.sources.topics import topics_beside
@@ -221,6 +222,19 @@ def test_a_checkpoint_before_its_first_micro_batch_has_nothing_to_go_on_from(spa
     with pytest.raises(StateError, match="of query x has no micro-batch yet"):
         Checkpoint.read(spark, str(tmp_path))
     assert [x.name for x in tmp_path.iterdir()] == ["metadata"]
+
+
+def test_a_kill_in_the_first_micro_batch_leaves_a_checkpoint_that_begins(spark, tmp_path):
+    """Spark writes offsets beside and renames them: what is left half written is no sign of another query."""
+    feed, checkpoint, query_id = Feed(tmp_path / "feed"), tmp_path / "checkpoint", str(uuid.uuid4())
+    feed.add(2)
+    assert begin_checkpoint(spark, str(checkpoint), query_id) == query_id
+    (checkpoint / "offsets").mkdir()
+    (checkpoint / "offsets" / ".0.8f1c.tmp").write_text("v1\n")
+    assert begin_checkpoint(spark, str(checkpoint), str(uuid.uuid4())) == query_id
+    assert rows(named(spark_files(spark, feed.folder), "a"), checkpoint) == [("a", 0), ("a", 1)]
+    assert begin_checkpoint(spark, str(checkpoint), str(uuid.uuid4())) == query_id
+    assert Checkpoint.read(spark, str(checkpoint)).version == 1
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ def begin_checkpoint(session: SparkSession, to: str, query_id: str) -> str:
     files = HadoopFiles(session, to)
     if not files.exists(_METADATA):
         _put_id(files, query_id)
+    if files.latest(_OFFSETS) is None:
+        files.delete(_OFFSETS)  # a kill may have left a file there half written, and Spark begins in an empty folder
     return _query_id(files)
 
 
