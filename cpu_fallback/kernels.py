@@ -204,12 +204,13 @@ class CpuKernels:
         """Gives the function itself."""
         return function
 
-    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None, slots: Slots | None = None) -> Array:
-        """Entries of an index, in slots from ``first`` on, or in those that are given."""
+    def entries(
+        self, hashes: Hashes, first: int, rows: Positions | None = None, given: tuple[Positions, Slots] | None = None
+    ) -> Array:
+        """Entries of an index, in slots from ``first`` on; in front of them those whose slots are given."""
         own = hashes if rows is None else hashes[rows]
-        counted: Any = as_slots(self, first, own.size - (0 if slots is None else slots.size))
-        of_all: Any = counted if slots is None else np.concatenate([slots, counted])
-        return layouts.entries(own, of_all)
+        made = layouts.entries(own, as_slots(self, first, own.size))
+        return made if given is None else np.concatenate([layouts.entries(hashes[given[0]], given[1]), made])
 
     def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
         """Groups of rows, by Arrow."""

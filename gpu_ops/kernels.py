@@ -585,14 +585,16 @@ class Kernels(Protocol):
 
     # --- state -------------------------------------------------------------------------------
 
-    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None, slots: Slots | None = None) -> Array:
+    def entries(
+        self, hashes: Hashes, first: int, rows: Positions | None = None, given: tuple[Positions, Slots] | None = None
+    ) -> Array:
         """Entries of an index (uint64, see `gpu_ops.layouts.entries`).
 
         Args:
             hashes: uint64.
             first: the slot from which on they are in a row.
             rows: which of the hashes to take; None for all.
-            slots: of the first entries, which are not among these.
+            given: further ones in front of these, by which of the hashes they have, and their slots.
         """
 
     def store(self, schema: pa.Schema) -> Store:

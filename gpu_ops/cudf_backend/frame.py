@@ -58,29 +58,43 @@ SOURCES = np.dtype(
 
 
 def gather_rows(
-    segments: Sequence[Sequence[Any]], starts: Sequence[int], rows: Array, numbers: Sequence[tuple[Any, int]]
-) -> list[Array]:
-    """Values of rows, a new array for each column.
+    segments: Sequence[Sequence[Any]],
+    starts: Sequence[int],
+    rows: Array,
+    numbers: Sequence[tuple[Any, int]],
+    *,
+    masked: bool,
+) -> tuple[list[Array], Array | None]:
+    """Values of rows, a new array for each column, and a null mask.
 
     Args:
         segments: of each segment its columns (``pylibcudf.Column``), not empty and at most `MOST_SEGMENTS`.
         starts: of each segment its first row.
         rows: n rows (int64); where one is -1, what is read is anything.
-        numbers: of each column, what its values are as numbers, and how many a value has.
+        numbers: of each column, what its values are as numbers, and how many a value has; one at least for a mask.
+        masked: whether a mask is wanted, in which rows are null that are -1.
     """
     found: list[Array] = []
+    mask = None
     for first in range(0, len(numbers), MOST_COLUMNS):
         part = slice(first, first + MOST_COLUMNS)
-        found += _gather([segment[part] for segment in segments], starts, rows, numbers[part])
-    return found
+        some = [segment[part] for segment in segments]
+        values, made = _gather(some, starts, rows, numbers[part], masked=masked and not first)
+        found, mask = [*found, *values], made if mask is None else mask
+    return found, mask
 
 
 def _gather(
-    segments: Sequence[Sequence[Any]], starts: Sequence[int], rows: Array, numbers: Sequence[tuple[Any, int]]
-) -> list[Array]:
+    segments: Sequence[Sequence[Any]],
+    starts: Sequence[int],
+    rows: Array,
+    numbers: Sequence[tuple[Any, int]],
+    *,
+    masked: bool,
+) -> tuple[list[Array], Array | None]:
     sources, size, end = np.zeros(1, SOURCES), int(rows.size), 0
     if not size:
-        return [cp.empty(0 if lanes == 1 else (0, lanes), dtype) for dtype, lanes in numbers]
+        return [cp.empty(0 if lanes == 1 else (0, lanes), dtype) for dtype, lanes in numbers], None
     sources["starts"][0, : len(starts)] = starts
     spans = []
     for column, (dtype, lanes) in enumerate(numbers):
@@ -91,11 +105,13 @@ def _gather(
             sources["data"][0, column, number] = stored.data().ptr + stored.offset() * width
         spans.append((end, end + size * width))
         end = -(-spans[-1][1] // _ALIGNED) * _ALIGNED
-    out = cp.empty(end, np.uint8)
-    threads = size * len(numbers)
-    launch("gather_rows", threads, sources, np.int64(len(segments)), np.int64(threads), np.int64(size), rows, out)
+    threads, words = size * len(numbers), -(-size // _MASK_BITS) * (_MASK_BITS // 32) if masked else 0
+    out = cp.empty(end + 4 * words, np.uint8)
+    shape = np.int64(len(segments)), np.int64(threads), np.int64(size), rows, np.int64(words), np.int64(end)
+    launch("gather_rows", threads + words, sources, *shape, out)
     values = [out[low:high].view(dtype) for (low, high), (dtype, _) in zip(spans, numbers, strict=True)]
-    return [v if lanes == 1 else v.reshape(-1, lanes) for v, (_, lanes) in zip(values, numbers, strict=True)]
+    values = [v if lanes == 1 else v.reshape(-1, lanes) for v, (_, lanes) in zip(values, numbers, strict=True)]
+    return values, out[end:].view(np.uint32) if masked else None
 
 
 DeviceColumn = Any
@@ -387,7 +403,7 @@ def valid_mask(column: DeviceColumn) -> Array | None:
 
 
 class GatherMap:
-    """The rows that a gather reads, and a mask of those that are missing.
+    """The rows that a gather reads.
 
     Args:
         rows: n positions (int64), -1 for a row of nulls.
@@ -398,15 +414,16 @@ class GatherMap:
         self.rows, self.missing, self._mask = rows, missing or 0, None
         if missing is None and rows.size:
             self._mask, self.missing = plc.transform.bools_to_mask(from_values(rows >= 0))
-        elif missing:
-            words = cp.empty(-(-int(rows.size) // _MASK_BITS) * (_MASK_BITS // 32), np.uint32)
-            launch("mask_rows", words.size, rows, np.int64(rows.size), np.int64(words.size), words)
-            self._mask = plc.gpumemoryview(words)
 
-    def column(self, numbers: Array) -> DeviceColumn:
-        """A column of what was read at the rows, anything where none is there."""
-        column = from_lanes(numbers)
-        return column.with_mask(self._mask, self.missing) if self.missing else column
+    def fixed(
+        self, segments: Sequence[Sequence[DeviceColumn]], starts: Sequence[int], numbers: Sequence[tuple[Any, int]]
+    ) -> list[DeviceColumn]:
+        """Rows of columns of a fixed width without nulls; arguments as of `gather_rows`."""
+        masked = bool(self.missing) and self._mask is None
+        found, made = gather_rows(segments, starts, self.rows, numbers, masked=masked)
+        mask = self._mask if made is None else plc.gpumemoryview(made)
+        columns = [from_lanes(values) for values in found]
+        return [column.with_mask(mask, self.missing) for column in columns] if self.missing else columns
 
     def gather(self, columns: Sequence[DeviceColumn]) -> list[DeviceColumn]:
         """Rows of columns of any type, which are not empty, by libcudf."""
@@ -438,8 +455,8 @@ def gather(
     taken: list[DeviceColumn] = [None] * len(columns)
     fixed = [at for at, column in enumerate(columns) if not column.null_count() and lanes_of(kinds[at]) is not None]
     numbers = [lanes_of(kinds[at]) or (None, 0) for at in fixed]
-    for at, found in zip(fixed, gather_rows([[columns[at] for at in fixed]], [0], rows, numbers), strict=True):
-        taken[at] = places.column(found)
+    for at, found in zip(fixed, places.fixed([[columns[at] for at in fixed]], [0], numbers), strict=True):
+        taken[at] = found
     others = [at for at, column in enumerate(taken) if column is None]
     for at, column in zip(others, places.gather([columns[at] for at in others]), strict=True):
         taken[at] = column

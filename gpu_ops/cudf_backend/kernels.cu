@@ -28,13 +28,15 @@ __device__ i64 rank_of(u64 value, const u64* entries, i64 size, bool equal) {
   return low;
 }
 
-// One thread for an entry: the upper half of a row's hash, and its slot. Row i is `rows[i]`, or i with `every`. So many
-// slots are given, the others count from the first one on.
+// One thread for an entry: the upper half of a row's hash, and its slot. Of so many the row and the slot are given; of the
+// others row i is `rows[i]`, or i with `every`, and slots count from the first one on.
 extern "C" __global__ void make_entries(
-    const u64* hashes, const i64* rows, bool every, const i64* slots, i64 given, i64 first, i64 size, u64* out) {
-  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+    const u64* hashes, const i64* given_rows, const i64* slots, i64 given, const i64* rows, bool every, i64 first,
+    i64 size, u64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x, own = at - given;
   if (at >= size) return;
-  out[at] = (hashes[every ? at : rows[at]] & 0xFFFFFFFF00000000u) | (u64)(at < given ? slots[at] : first + at - given);
+  i64 row = own < 0 ? given_rows[at] : every ? own : rows[own];
+  out[at] = (hashes[row] & 0xFFFFFFFF00000000u) | (u64)(own < 0 ? slots[at] : first + own);
 }
 
 // One thread for an entry: its place is its own among its kind and its rank among the others.
@@ -63,7 +65,11 @@ struct Run {
   i64 shift;
 };
 struct Runs { Run run[MOST_RUNS]; };
-struct FewRuns { i64 number; Run run[FEW_RUNS]; };  // beside columns that are compared
+struct FewRuns {  // beside columns that are compared
+  i64 number;
+  Run run[FEW_RUNS];
+  i64 index[FEW_RUNS];  // which of some indexes each is of
+};
 
 // Within [low, high) the first entry of a run not before (or, with `after`, beyond) a hash and a time.
 __device__ int bisected(const Run& run, u64 hash, i64 time, int low, int high, bool after) {
@@ -133,11 +139,22 @@ struct Sources {
   i64 offsets[GATHERED_COLUMNS];  // where a column's values begin in the output
 };
 
-// One thread for a row and a column. Of a row that is not there (-1) another one is read.
+// One thread for a row and a column. Of a row that is not there (-1) another one is read. And behind the values one for
+// each 32 rows: a bit for each, set where it is there.
 extern "C" __global__ void gather_rows(
-    Sources from, i64 segments, i64 threads, i64 size, const i64* rows, unsigned char* out) {
+    Sources from, i64 segments, i64 threads, i64 size, const i64* rows, i64 words, i64 mask_at,
+    unsigned char* out) {
   i64 thread = blockIdx.x * (i64)blockDim.x + threadIdx.x;
-  if (thread >= threads) return;
+  if (thread >= threads) {
+    i64 word = thread - threads;
+    if (word >= words) return;
+    unsigned bits = 0;
+#pragma unroll 1
+    for (i64 at = 32 * word; at < size && at < 32 * word + 32; ++at)
+      if (rows[at] >= 0) bits |= 1u << (at - 32 * word);
+    ((unsigned*)(out + mask_at))[word] = bits;
+    return;
+  }
   i64 column = thread / size, at = thread % size, row = rows[at] < 0 ? 0 : rows[at];
   i64 low = 0, high = segments - 1;
   while (low < high) {
@@ -154,17 +171,6 @@ extern "C" __global__ void gather_rows(
     case 8: *(i64*)target = *(const i64*)source; break;
     default: ((i64*)target)[0] = ((const i64*)source)[0], ((i64*)target)[1] = ((const i64*)source)[1];
   }
-}
-
-// One thread for 32 rows: a bit for each, set where it is there.
-extern "C" __global__ void mask_rows(const i64* rows, i64 size, i64 words, unsigned* out) {
-  i64 word = blockIdx.x * (i64)blockDim.x + threadIdx.x;
-  if (word >= words) return;
-  unsigned bits = 0;
-#pragma unroll 1
-  for (i64 at = 32 * word; at < size && at < 32 * word + 32; ++at)
-    if (rows[at] >= 0) bits |= 1u << (at - 32 * word);
-  out[word] = bits;
 }
 
 // --- which rows are equal: compare.py ----------------------------------------------------------
@@ -256,19 +262,20 @@ extern "C" __global__ void put_matches(
   if (is_match(by, probe_row, slot, states, all, least, most)) out[probe_row] = slot;
 }
 
-// One thread for a probe row: the one entry of some runs that matches, if no run before had one; -1 for none. Its slot, or
-// with `paired` that and the slot of the probe row, which is an entry then, in one number, whose highest bit is `side`.
-// Row i is `rows[i]`, or i with `every`.
+// One thread for an index and a probe row: the one entry of its runs that matches, if no run before had one; -1 for none.
+// Its slot, or with `paired` that and the slot of the probe row, which is an entry then, in one number, whose highest bit
+// is `side`. Row i is `rows[i]`, or i with `every`.
 extern "C" __global__ void sole_in_runs(
-    Compared by, FewRuns runs, i64 size, const u64* hashes, const i64* rows, bool every, bool paired, bool side,
-    bool begins, const signed char* states, bool all, i64 least, i64 most, i64* out) {
-  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
-  if (at >= size) return;
-  if (!begins && out[at] != -1) return;
+    Compared by, FewRuns runs, i64 size, i64 lookups, const u64* hashes, const i64* rows, bool every, bool paired,
+    bool side, bool begins, const signed char* states, bool all, i64 least, i64 most, i64* out) {
+  i64 lookup = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (lookup >= lookups) return;
+  if (!begins && out[lookup] != -1) return;
+  i64 index = lookup / size, at = lookup % size, found = -1;
   u64 hash = hashes[every ? at : rows[at]] >> 32;
-  i64 found = -1;
 #pragma unroll 1
   for (i64 number = 0; number < runs.number && found < 0; ++number) {
+    if (runs.index[number] != index) continue;
     const Run& run = runs.run[number];
     i64 entries = run.directory[(u64)1 << (32 - run.shift)];
     int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
@@ -278,7 +285,7 @@ extern "C" __global__ void sole_in_runs(
       if (is_match(by, at, entry & 0xFFFFFFFFu, states, all, least, most)) { found = entry & 0xFFFFFFFFu; break; }
     }
   }
-  out[at] = paired && found >= 0 ? (u64)side << 63 | found << 32 | (hashes[at] & 0xFFFFFFFFu) : found;
+  out[lookup] = paired && found >= 0 ? (u64)side << 63 | found << 32 | (hashes[at] & 0xFFFFFFFFu) : found;
 }
 
 // One thread for a row: its hash, the lowest bits of which give way to its position.

@@ -281,9 +281,11 @@ class CudfKernels:
         """The function as one kernel, which cupy compiles when it is first called."""
         return _fused(function)
 
-    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None, slots: Slots | None = None) -> Array:
-        """Entries of an index, in slots from ``first`` on, or in those that are given."""
-        return made_entries(hashes, first, rows, slots)
+    def entries(
+        self, hashes: Hashes, first: int, rows: Positions | None = None, given: tuple[Positions, Slots] | None = None
+    ) -> Array:
+        """Entries of an index, in slots from ``first`` on; in front of them those whose slots are given."""
+        return made_entries(hashes, first, rows, given)
 
     def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
         """Groups of rows by libcudf, and on the CPU where that would not be the same."""

@@ -21,7 +21,7 @@ from gpu_ops.kernels import Among, Columns, Probe, SearchedRun, SoleLookup, Time
 
 FEW_RUNS = LIMITS["FEW_RUNS"]
 """Of one launch."""
-FEW = np.dtype([("number", np.int64), ("run", RUN, FEW_RUNS)])
+FEW = np.dtype([("number", np.int64), ("run", RUN, FEW_RUNS), ("index", np.int64, FEW_RUNS)])
 FOLDED_LEVELS = LIMITS["FOLDED_LEVELS"]
 """Of one launch."""
 WANTED = np.dtype([("back", bool), ("exact", bool), ("any", bool), ("arrival", bool)])
@@ -84,7 +84,7 @@ def sole(
         return None
     out: Slots = cp.empty(size, np.int64)
     of = (hashes.view(np.int64), np.bool_(True)) if rows is None else (rows, np.bool_(False))
-    _look_for_sole(by, runs, (hashes, *of), states_of(among, hashes), out, paired=None)
+    _look_for_sole(by, [runs], (hashes, *of), states_of(among, hashes), out, paired=None)
     return out
 
 
@@ -108,9 +108,8 @@ def sole_pairs(way: Probe, lookups: Sequence[SoleLookup]) -> Array | None:
     for lookup, by, known in asked:
         rows = lookup.probe_rows.view(np.int64)
         told, own = states_of(lookup.among, rows), (lookup.probe_rows, rows, np.bool_(True))
-        for some in known:
-            begin, end = end, end + int(rows.size)
-            _look_for_sole(by, some, own, told, out[begin:end], paired=lookup.side)
+        begin, end = end, end + len(known) * int(rows.size)
+        _look_for_sole(by, known, own, told, out[begin:end], paired=lookup.side)
     return out
 
 
@@ -121,7 +120,7 @@ def _searched(way: Probe, runs: Sequence[SearchedRun], size: int) -> bool:
 
 def _look_for_sole(
     by: Any,
-    runs: Sequence[SearchedRun],
+    indexes: Sequence[Sequence[SearchedRun]],
     probe_rows: tuple[Array, Array, Any],
     told: tuple[Any, ...],
     out: Array,
@@ -129,14 +128,16 @@ def _look_for_sole(
     paired: int | None,
 ) -> None:
     """``paired``: the side that looks; None where its slots are not wanted."""
-    size = int(out.size)
+    lookups, size = int(out.size), int(out.size) // len(indexes)
+    runs = [(number, run) for number, index in enumerate(indexes) for run in index]
     for first in range(0, len(runs), FEW_RUNS):
         some = runs[first : first + FEW_RUNS]
         table = np.zeros(1, FEW)
-        table["number"][0] = len(some)
-        table["run"][0] = run_table(some, by_time=False)["run"][0, :FEW_RUNS]
-        shape = table, np.int64(size), *probe_rows, np.bool_(paired is not None), np.bool_(paired), np.bool_(not first)
-        launch("sole_in_runs", size, by, *shape, *told, out)
+        table["number"][0], table["index"][0, : len(some)] = len(some), [number for number, _ in some]
+        table["run"][0] = run_table([run for _, run in some], by_time=False)["run"][0, :FEW_RUNS]
+        how = np.bool_(paired is not None), np.bool_(paired), np.bool_(not first)
+        shape = table, np.int64(size), np.int64(lookups), *probe_rows, *how
+        launch("sole_in_runs", lookups, by, *shape, *told, out)
 
 
 def bisect_ranges(

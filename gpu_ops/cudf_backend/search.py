@@ -21,15 +21,15 @@ from gpu_ops.cudf_backend.device import LIMITS, address, launch
 from gpu_ops.kernels import SearchedRun, TooMany
 
 
-def made_entries(hashes: Array, first: int, rows: Array | None, slots: Array | None) -> Array:
+def made_entries(hashes: Array, first: int, rows: Array | None, given: tuple[Array, Array] | None) -> Array:
     """Makes index entries of hashes; see `gpu_ops.kernels.Kernels.entries`."""
-    size, given = int(hashes.size if rows is None else rows.size), 0 if slots is None else int(slots.size)
+    unread = hashes.view(np.int64)
+    in_front = (unread, unread, np.int64(0)) if given is None else (*given, np.int64(given[0].size))
+    of = (unread, np.bool_(True)) if rows is None else (rows, np.bool_(False))
+    size = int(in_front[2] + of[0].size)
     out = cp.empty(size, np.uint64)
     if size:
-        unread = hashes.view(np.int64)
-        of = (unread, np.bool_(True)) if rows is None else (rows, np.bool_(False))
-        at = unread if slots is None else slots, np.int64(given), np.int64(first)
-        launch("make_entries", size, hashes, *of, *at, np.int64(size), out)
+        launch("make_entries", size, hashes, *in_front, *of, np.int64(first), np.int64(size), out)
     return out
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, GatherMap, gather, gather_rows, lanes_of, nulls
+from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, GatherMap, gather, lanes_of, nulls
 from gpu_ops.cudf_backend.storage import has_offsets, storage_type
 from gpu_ops.files.disk import Disk
 from gpu_ops.kernels import Kernels, Store
@@ -149,8 +149,7 @@ class CudfStore:
             if lanes is not None and not any(segment.columns()[at].null_count() for segment in self.segments):
                 fixed[name] = lanes
         segments, starts = self.columns_by_segment(list(fixed))
-        found = gather_rows(segments, starts, places.rows, list(fixed.values()))
-        return {name: places.column(numbers) for name, numbers in zip(fixed, found, strict=True)}
+        return dict(zip(fixed, places.fixed(segments, starts, list(fixed.values())), strict=True))
 
     def columns_by_segment(self, names: Sequence[str]) -> tuple[list[list[plc.Column]], list[int]]:
         """Gives some columns of each segment, and its first slot; of a store without rows in host memory."""

@@ -179,8 +179,7 @@ class KeyedTable(StateTable):
             if TIME_COLUMN in self._given:
                 self._stage_times(frame, first, matchable)
             elif identity is not None and gone is not None and rows is not None and matchable is None:
-                both = self.kernels.xp.concatenate([gone[0], rows])
-                entries, dying = self.kernels.entries(identity, first, both, gone[1]), int(gone[1].size)
+                entries, dying = self.kernels.entries(identity, first, rows, gone), int(gone[1].size)
                 self.key_index.stage_entries(entries[dying:])
                 self._touched = entries if self.kernels.host is not None else self._with_staged(entries[:dying])
             elif identity is not None and (self.keys, self.key_types) == (self.identity, self.identity_types):

@@ -88,9 +88,22 @@ def write_pairs(
     pairs[:] = slot << 32 | own if by_candidate else own << 32 | slot
 
 
-def gather_rows(sources: Any, segments: Any, threads: Any, size: Any, rows: np.ndarray, out: np.ndarray) -> None:
+def gather_rows(
+    sources: Any,
+    segments: Any,
+    threads: Any,
+    size: Any,
+    rows: np.ndarray,
+    words: Any,
+    mask_at: Any,
+    out: np.ndarray,
+) -> None:
     """Of `gpu_ops.cudf_backend.frame`."""
     assert rows.size == size
+    assert out.size == mask_at + 4 * words
+    flags = np.zeros(32 * int(words), bool)
+    flags[: int(size)] = (rows >= 0)[: flags.size]
+    out[int(mask_at) :] = np.packbits(flags, bitorder="little")
     rows = np.maximum(rows, 0)
     starts = sources["starts"][0, : int(segments)]
     owner = np.searchsorted(starts, rows, side="right") - 1
@@ -111,15 +124,6 @@ def add_numbers(index: np.ndarray, values: np.ndarray, size: Any, target: np.nda
     some = values != 0
     assert (index[some] >= 0).all()
     np.add.at(target, index[some], values[some])
-
-
-def mask_rows(rows: np.ndarray, size: Any, words: Any, out: np.ndarray) -> None:
-    """Of `gpu_ops.cudf_backend.frame`."""
-    assert rows.size == size
-    assert out.size == words >= -(-int(size) // 32)
-    flags = np.zeros(32 * int(words), bool)
-    flags[: int(size)] = rows >= 0
-    out[:] = np.packbits(flags, bitorder="little").view(np.uint32)
 
 
 def _rows(told: Any, numbers: np.ndarray) -> np.ndarray:
@@ -204,6 +208,7 @@ def sole_in_runs(
     compared: Any,
     told: Any,
     size: Any,
+    lookups: Any,
     hashes: np.ndarray,
     rows: np.ndarray,
     every_row: Any,
@@ -217,22 +222,25 @@ def sole_in_runs(
     out: np.ndarray,
 ) -> None:
     """Of `gpu_ops.cudf_backend.nearest`."""
-    assert rows.size == out.size == size
+    assert rows.size == size
+    assert out.size == lookups
     if begins:
         out[:] = -1
     assert every_row or not paired
-    open_, own = out == -1, hashes if every_row else hashes[rows]
+    by_index, own = out.reshape(-1, int(size)), hashes if every_row else hashes[rows]
+    open_ = by_index == -1
     for number in range(int(told["number"][0])):
-        run = _Run(told["run"][0, number])
+        run, index = _Run(told["run"][0, number]), int(told["index"][0, number])
         low, high = run.span(own >> np.uint64(32), out, out)
+        found = by_index[index]
         for at in range(int(size)):
             slots = (run.entries[low[at] : high[at]] & LOW).astype(np.int64)
-            if open_[at] and slots.size:
+            if open_[index, at] and slots.size:
                 hit = slots[_matching(compared, np.full(slots.size, at), slots, states, every, least, most)]
                 assert hit.size <= 1, "a row with two matches: which is found is left to the order"
-                assert not hit.size or out[at] == -1, "a row with two matches: which is found is left to the order"
+                assert not hit.size or found[at] == -1, "a row with two matches: which is found is left to the order"
                 if hit.size:
-                    out[at] = hit[0] << 32 | int(own[at] & LOW) | -int(side) << 63 if paired else hit[0]
+                    found[at] = hit[0] << 32 | int(own[at] & LOW) | -int(side) << 63 if paired else hit[0]
 
 
 def pack_positions(hashes: np.ndarray, size: Any, bits: Any, out: np.ndarray) -> None:
@@ -504,19 +512,21 @@ def put_flagged(
 
 def make_entries(
     hashes: np.ndarray,
-    rows: np.ndarray,
-    every: Any,
+    given_rows: np.ndarray,
     slots: np.ndarray,
     given: Any,
+    rows: np.ndarray,
+    every: Any,
     first: Any,
     size: Any,
     out: np.ndarray,
 ) -> None:
     """Of `gpu_ops.cudf_backend.search`."""
-    assert out.size == size
-    assert given in (0, slots.size)
+    assert out.size == size == given + rows.size
+    assert given == 0 or given == slots.size == given_rows.size
     own, counted = hashes if every else hashes[rows], np.arange(int(first), int(first + size - given))
-    out[:] = (own & ~LOW) | np.concatenate([slots[: int(given)], counted]).astype(np.uint64)
+    upper = np.concatenate([hashes[given_rows[: int(given)]], own]) & ~LOW
+    out[:] = upper | np.concatenate([slots[: int(given)], counted]).astype(np.uint64)
 
 
 def merge_entries(first: np.ndarray, size: Any, second: np.ndarray, total: Any, out: np.ndarray) -> None:
@@ -557,7 +567,6 @@ _KERNELS = (
     bisect_run,
     write_pairs,
     gather_rows,
-    mask_rows,
     add_numbers,
     merge_entries,
     begin_prefixes,
