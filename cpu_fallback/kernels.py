@@ -26,6 +26,7 @@ from gpu_ops.kernels import (
     DataFrames,
     FrameFiles,
     Kernels,
+    Neighbours,
     SearchedRun,
     SoleLookup,
     TooMany,
@@ -151,7 +152,7 @@ class CpuKernels:
         """Leaves it to `search` and `matches`."""
         return None
 
-    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:
+    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes, flags: Array) -> Neighbours | None:
         """Leaves it to `grouped`: a host knows sizes."""
         return None
 

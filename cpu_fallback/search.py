@@ -116,7 +116,8 @@ def flagged(
 ) -> tuple[list[list[Array]], list[int], list[int]]:
     """See `gpu_ops.kernels.Kernels.flagged`."""
     xp, found, sizes = kernels.xp, [], list[int]()
-    for flags, columns in parts:
+    for part in parts:
+        flags, columns = _flags(xp, part), part.columns
         some = [one for one in columns if one is not None and not isinstance(one, int)]
         if len(columns) == 1 and some and flags is not None:
             rows = [xp.compress(flags, some[0])]
@@ -129,6 +130,18 @@ def flagged(
     if chained and len(found) > 1:
         found = [[xp.concatenate(column) for column in zip(*found, strict=True)]]
     return found, sizes, looked_at(kernels, numbers)
+
+
+def _flags(xp: Any, part: Flagged) -> Array | None:
+    """The flags of rows that are wanted, in their order; None for all."""
+    flags, _, unless, places = part
+    if unless is not None:
+        flags = ~unless if flags is None else flags > unless
+    if places is None:
+        return flags
+    by_row = xp.empty(places.size, bool)
+    by_row[places] = flags
+    return by_row
 
 
 def _picked(xp: Any, at: Array | None, column: Array | int | None, size: int) -> Array:

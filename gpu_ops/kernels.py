@@ -317,10 +317,31 @@ class Flagged(NamedTuple):
         flags: n flags; None for all rows.
         columns: of each column n int64; or what the first row has, of which each has one more than the row before;
             or None for -1 in all rows.
+        unless: n flags of those that are not wanted after all; None for none.
+        places: of which row the flags in both are, each row's once; None where they are in order.
     """
 
     flags: Array | None
     columns: Sequence[Array | int | None]
+    unless: Array | None = None
+    places: Positions | None = None
+
+
+class Neighbours(NamedTuple):
+    """The n rows of a frame side by side where their hashes look alike.
+
+    Attributes:
+        order: their positions, by hash and else in their own order.
+        flags: of each what it was given.
+        before: what the one before it that has its hash was given, 0 or 1 (int8); -1 for none, and -2 where they are
+            unlike, though their hashes look alike.
+        last: flags of those that are the last ones of their hashes.
+    """
+
+    order: Positions
+    flags: Array
+    before: Array
+    last: Array
 
 
 class TooMany(Exception):  # noqa: N818 - no error, an answer
@@ -492,19 +513,17 @@ class Kernels(Protocol):
             matches. None where the backend has no way of its own, or it does not pay.
         """
 
-    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:
+    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes, flags: Array) -> Neighbours | None:
         """Rows of a frame put side by side where their hashes look alike, as `grouped` does.
 
         Args:
             types: what the columns are compared as, one each.
             own: the columns.
             hashes: of the n rows.
+            flags: of the n rows, which the one behind each is told.
 
         Returns:
-            n positions of rows, by hash and else in their own order, and as a second row of this array, of each the
-            position of the one before it that has its hash: -1 for none, and -2 where they are unlike, though their
-            hashes look alike; and flags of those that are the last ones of their hashes. None where the backend has
-            no way of its own.
+            None where the backend has no way of its own.
         """
 
     def grouped(
@@ -534,7 +553,7 @@ class Kernels(Protocol):
         """Rows whose flags are set, and numbers, all in one look: of a GPU each is a wait.
 
         Args:
-            parts: one at least, each of as many columns; and of a row at least, or with no flags.
+            parts: one at least, each of as many columns; and of a row at least, or with no flags of either kind.
             numbers: int64 of no dimensions.
             chained: all rows are wanted one behind the other.
 

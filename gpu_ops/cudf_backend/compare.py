@@ -19,7 +19,7 @@ from gpu_ops.cudf_backend.device import LIMITS, address, launch
 from gpu_ops.cudf_backend.frame import Frame, lanes_of
 from gpu_ops.cudf_backend.storage import decoded, storage_type
 from gpu_ops.cudf_backend.store import CudfStore
-from gpu_ops.kernels import Among, Columns, Kernels
+from gpu_ops.kernels import Among, Columns, Kernels, Neighbours
 
 MOST_SEGMENTS, MOST_COLUMNS = LIMITS["MOST_SEGMENTS"], LIMITS["COMPARED_COLUMNS"]
 """Of one launch."""
@@ -148,18 +148,19 @@ def sole_matches(
     return found
 
 
-def neighbours(types: ArrowTypes, own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:
+def neighbours(types: ArrowTypes, own: Columns, hashes: Hashes, flags: Array) -> Neighbours | None:
     """Puts rows side by side; see `gpu_ops.kernels.Kernels.neighbours`. The host learns nothing."""
     size = int(hashes.size)
     by = compared(types, (own, own)) if size else None
     if by is None:
         return None
-    bits, scratch = np.int64(size.bit_length()), cp.empty(3 * size + (size + 7) // 8, np.int64)
-    packed, both, last = scratch[:size].view(np.uint64), scratch[size : 3 * size], scratch[3 * size :].view(bool)[:size]
+    bits, scratch = np.int64(size.bit_length()), cp.empty(2 * size + (3 * size + 7) // 8, np.int64)
+    packed, order, small = scratch[:size].view(np.uint64), scratch[size : 2 * size], scratch[2 * size :].view(np.int8)
+    mine, before, last = small[:size].view(bool), small[size : 2 * size], small[2 * size : 3 * size].view(bool)
     launch("pack_positions", size, hashes, np.int64(size), bits, packed)
     packed.sort()
-    launch("find_neighbours", size, by, packed, np.int64(size), bits, both[:size], both[size:], last)
-    return both.reshape(2, size), last
+    launch("find_neighbours", size, by, packed, np.int64(size), bits, flags, order, mine, before, last)
+    return Neighbours(order, mine, before, last)
 
 
 def grouped(

@@ -24,6 +24,8 @@ _MOST_ROWS = (1 << 31) - 1
 PART = np.dtype(
     [
         ("flags", np.uint64),
+        ("unless", np.uint64),
+        ("places", np.uint64),
         ("end", np.int64),
         ("columns", np.uint64, MOST_COLUMNS),
         ("firsts", np.int64, MOST_COLUMNS),
@@ -48,7 +50,10 @@ def flagged(
     told["number"][0] = len(there)
     for number, at in enumerate(there):
         one = told["part"][0, number]
-        one["flags"], one["end"] = 0 if parts[at].flags is None else address(parts[at].flags), ends[at]
+        one["end"] = ends[at]
+        for name in ("flags", "unless", "places"):
+            given = getattr(parts[at], name)
+            one[name] = 0 if given is None else address(given)
         for column, values in enumerate(parts[at].columns):
             if isinstance(values, int):
                 one["firsts"][column], one["steps"][column] = values, 1
@@ -64,7 +69,7 @@ def flagged(
     scratch = cp.empty(head + columns * size + (size + 1) // 2, np.int64)
     sizes, out, marks = scratch[:head], scratch[head : head + columns * size], scratch[head + columns * size :]
     running = marks.view(np.int32)[:size]
-    every = all(part.flags is None for part in parts)
+    every = all(part.flags is None and part.unless is None for part in parts)
     if not every:
         launch("flag_rows", size, told, np.int64(size), running)
         running = cp.cumsum(running, dtype=np.int32)
@@ -84,14 +89,16 @@ def flagged(
 
 
 def _length(part: Flagged) -> int:
-    arrays = [one for one in (part.flags, *part.columns) if one is not None and not isinstance(one, int)]
+    given = part.flags, part.unless, *part.columns
+    arrays = [one for one in given if one is not None and not isinstance(one, int)]
     return int(arrays[0].size)
 
 
 def _known(parts: Sequence[Flagged], columns: int, numbers: Sequence[Array]) -> bool:
     """Tells whether our kernels take these."""
-    values = [one for part in parts for one in part.columns if one is not None and not isinstance(one, int)]
-    flags = [part.flags for part in parts if part.flags is not None]
+    given = (one for part in parts for one in (*part.columns, part.places))
+    values = [one for one in given if one is not None and not isinstance(one, int)]
+    flags = [one for part in parts for one in (part.flags, part.unless) if one is not None]
     wide = all(one.dtype.kind in "iu" and one.dtype.itemsize == 8 for one in (*values, *numbers))
     fits = len(parts) <= MOST_PARTS and columns <= MOST_COLUMNS and len(numbers) <= MOST_NUMBERS
     return wide and fits and all(one.flags.c_contiguous for one in (*values, *flags))

@@ -8,7 +8,7 @@
 #define GATHERED_COLUMNS 6
 #define COMPARED_COLUMNS 3
 #define NEAREST_STEPS 256
-#define MOST_PARTS 16
+#define MOST_PARTS 24
 #define FLAGGED_COLUMNS 5
 #define MOST_NUMBERS 16
 #define NO_RANK 9223372036854775807
@@ -307,20 +307,20 @@ extern "C" __global__ void begin_groups(
   else begins[at] = same_row(by, row, packed[at - 1] & lower) ? 0 : (i64)1 << 32;
 }
 
-// Of such numbers, sorted: positions; of each the one before it of the same hash, -1 for none, or -2 where their rows are
-// unlike; and whether it is the last of its hash.
+// Of such numbers, sorted: positions; the flag of each, and that of the one before it of the same hash, -1 for none, or -2
+// where their rows are unlike; and whether it is the last of its hash.
 extern "C" __global__ void find_neighbours(
-    Compared by, const u64* packed, i64 size, i64 bits, i64* order, i64* before, bool* last) {
+    Compared by, const u64* packed, i64 size, i64 bits, const bool* flags, i64* order, bool* mine, signed char* before,
+    bool* last) {
   i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (at >= size) return;
   u64 own = packed[at], lower = ((u64)1 << bits) - 1;
   order[at] = own & lower;
+  mine[at] = flags[own & lower];
   last[at] = at == size - 1 || packed[at + 1] >> bits != own >> bits;
-  i64 other = -1;
-  if (at && packed[at - 1] >> bits == own >> bits) {
-    other = packed[at - 1] & lower;
-    if (!same_row(by, own & lower, other)) other = -2;
-  }
+  int other = -1;
+  if (at && packed[at - 1] >> bits == own >> bits)
+    other = same_row(by, own & lower, packed[at - 1] & lower) ? flags[packed[at - 1] & lower] : -2;
   before[at] = other;
 }
 
@@ -338,6 +338,8 @@ extern "C" __global__ void number_groups(const i64* running, i64 size, i64* grou
 
 struct Part {
   const bool* flags;  // null where all rows are wanted
+  const bool* unless;  // of those that are not wanted after all; null for none
+  const i64* places;  // which row each flag is of; null where they are in order
   i64 end;  // rows of this part and those before
   const i64* columns[FLAGGED_COLUMNS];  // null where a column's first number and its step say what it has
   i64 firsts[FLAGGED_COLUMNS];
@@ -352,13 +354,15 @@ __device__ i64 part_of(const Parts& in, i64 at) {
   return part;
 }
 
-// One thread for a row: 1 where its flag is set, else 0.
+// One thread for a flag: 1 where its row is wanted, else 0.
 extern "C" __global__ void flag_rows(Parts from, i64 size, int* out) {
   i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (at >= size) return;
   i64 part = part_of(from, at), begin = part ? from.part[part - 1].end : 0;
-  const bool* flags = from.part[part].flags;
-  out[at] = !flags || flags[at - begin] ? 1 : 0;
+  const bool *flags = from.part[part].flags, *unless = from.part[part].unless;
+  const i64* places = from.part[part].places;
+  bool wanted = (!flags || flags[at - begin]) && !(unless && unless[at - begin]);
+  out[places ? begin + places[at - begin] : at] = wanted ? 1 : 0;
 }
 
 // One thread for a row. `running` has how many flags are set up to and with each; `told` gets that of each part's last

@@ -45,6 +45,7 @@ from gpu_ops.kernels import (
     Flagged,
     FrameFiles,
     Kernels,
+    Neighbours,
     Probe,
     SearchedRun,
     SoleLookup,
@@ -226,9 +227,9 @@ class CudfKernels:
             self.lookups["index"] += sum(sum(map(len, one.indexes)) * int(one.probe_rows.size) for one in lookups)
         return found
 
-    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes) -> tuple[Array, Array] | None:
+    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes, flags: Array) -> Neighbours | None:
         """Rows put side by side where their hashes look alike; None for keys that our kernel does not know."""
-        return compare.neighbours(types, own, hashes)
+        return compare.neighbours(types, own, hashes, flags)
 
     def grouped(
         self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes

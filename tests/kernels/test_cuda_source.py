@@ -191,10 +191,18 @@ def test_flagged(kernels: Any, compiled: dict[str, int], every: bool) -> None:
     for number, size in enumerate((700, 0, 1, 300)):
         flags, values = rng.random(size) < 0.4, rng.integers(0, 1 << 50, size)
         columns = [values, None if number % 2 else 10 * number]
-        rows = np.arange(size) if every else np.flatnonzero(flags)
+        unless, places = rng.random(size) < 0.3, rng.permutation(size)
+        by_row = np.zeros(size, bool)
+        by_row[places if number else slice(None)] = flags & ~unless
+        rows = np.arange(size) if every else np.flatnonzero(by_row)
         wanted.append((values[rows].tolist(), (rows * 0 - 1 if number % 2 else 10 * number + rows).tolist()))
         parts.append(
-            Flagged(None if every else kernels.asarray(flags), [kernels.asarray(values), *columns[1:]]),
+            Flagged(
+                None if every else kernels.asarray(flags),
+                [kernels.asarray(values), *columns[1:]],
+                None if every else kernels.asarray(unless),
+                None if every or not number else kernels.asarray(places),
+            )
         )
     numbers = [kernels.asarray(np.array([9, at])).sum() for at in range(3)]
     found, sizes, told = kernels.flagged(parts, numbers)
@@ -515,21 +523,22 @@ def test_sole_pairs(kernels: Any, compiled: dict[str, int], every: bool) -> None
 def test_neighbours(kernels: Any, compiled: dict[str, int], size: int) -> None:
     """Rows by hash, the one before each, and the last of each; of unlike rows of one hash it is said that they are."""
     rng = np.random.default_rng(size)
-    values = rng.integers(0, 1 + size // 2, size)
+    values, flags = rng.integers(0, 1 + size // 2, size), rng.random(size) < 0.5
     own = Columns(kernels.frame(pa.table({"a": values})), ["a"])
     for sharing in (1, 3):
         hashes = (values // sharing).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        places, last = kernels.neighbours([pa.int64()], own, kernels.asarray(hashes))
-        order, before = kernels.asnumpy(places)
+        found = kernels.neighbours([pa.int64()], own, kernels.asarray(hashes), kernels.asarray(flags))
+        order, mine, before, last = (kernels.asnumpy(array) for array in found)
         wanted = np.argsort(hashes >> np.uint64(size.bit_length()), kind="stable")
         assert np.array_equal(order, wanted)
         follows = np.concatenate([[False], np.diff(hashes[order].view(np.int64)) == 0])
         same = np.concatenate([[False], np.diff(values[order]) == 0])
-        assert np.array_equal(before, np.where(~follows, -1, np.where(same, np.roll(order, 1), -2)))
-        assert np.array_equal(kernels.asnumpy(last), ~np.concatenate([follows[1:], [False]]))
+        assert np.array_equal(mine, flags[order])
+        assert np.array_equal(before, np.where(~follows, -1, np.where(same, np.roll(mine, 1), -2)))
+        assert np.array_equal(last, ~np.concatenate([follows[1:], [False]]))
     assert compiled["find_neighbours"] == 2
     text = Columns(kernels.frame(pa.table({"a": pa.array(["x"] * size)})), ["a"])
-    assert kernels.neighbours([pa.string()], text, kernels.asarray(hashes)) is None
+    assert kernels.neighbours([pa.string()], text, kernels.asarray(hashes), kernels.asarray(flags)) is None
 
 
 @only_on("emulated")

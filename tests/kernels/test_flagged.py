@@ -13,7 +13,12 @@ from gpu_ops.operators.core.looks import Asked, Seen, Steps, side_by_side
 
 def _rows(part: Flagged, length: int) -> list[tuple[int, ...]]:
     """The rows of a part of host arrays, one by one."""
-    wanted = range(length) if part.flags is None else np.flatnonzero(part.flags).tolist()
+    flags = np.ones(length, bool) if part.flags is None else part.flags
+    if part.unless is not None:
+        flags = flags & ~part.unless
+    if part.places is not None:
+        flags = flags[np.argsort(part.places)]
+    wanted = np.flatnonzero(flags).tolist()
     columns = [[-1] * length if c is None else range(c, c + length) if isinstance(c, int) else c for c in part.columns]
     return [tuple(int(column[at]) for column in columns) for at in wanted]
 
@@ -21,7 +26,8 @@ def _rows(part: Flagged, length: int) -> list[tuple[int, ...]]:
 def _given(kernels: Any, part: Flagged) -> Flagged:
     """The part in the backend's memory."""
     moved = [c if c is None or isinstance(c, int) else kernels.asarray(np.array(c)) for c in part.columns]
-    return Flagged(None if part.flags is None else kernels.asarray(part.flags), moved)
+    flags, unless, places = (None if a is None else kernels.asarray(a) for a in (part.flags, part.unless, part.places))
+    return Flagged(flags, moved, unless, places)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
@@ -37,7 +43,11 @@ def test_flagged(kernels: Any, columns: int, lengths: tuple[int, ...], some: boo
         flags = rng.random(length) < 0.3
         if not some or (number % 4 == 3 and isinstance(own[0], np.ndarray)):
             flags, own[0] = None, kinds[0]
-        parts.append(Flagged(flags, own))
+        unless = rng.random(length) < 0.4 if some and number % 2 else None
+        if unless is not None and rng.random() < 0.5:
+            flags = None
+        given = flags is not None or unless is not None
+        parts.append(Flagged(flags, own, unless, rng.permutation(length) if given and rng.random() < 0.5 else None))
     wanted = [_rows(part, length) for part, length in zip(parts, lengths, strict=True)]
     given = [_given(kernels, part) for part in parts]
     numbers = [kernels.asarray(np.arange(10)).sum(), kernels.asarray(np.array([-7])).sum()]

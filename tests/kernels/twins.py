@@ -262,17 +262,25 @@ def begin_groups(
 
 
 def find_neighbours(
-    compared: Any, packed: np.ndarray, size: Any, bits: Any, order: np.ndarray, before: np.ndarray, last: np.ndarray
+    compared: Any,
+    packed: np.ndarray,
+    size: Any,
+    bits: Any,
+    flags: np.ndarray,
+    order: np.ndarray,
+    mine: np.ndarray,
+    before: np.ndarray,
+    last: np.ndarray,
 ) -> None:
     """Of `gpu_ops.cudf_backend.compare`."""
-    assert packed.size == order.size == before.size == last.size == size
+    assert packed.size == flags.size == order.size == mine.size == before.size == last.size == size
     order[:] = packed & np.uint64((1 << int(bits)) - 1)
     hashes = packed >> np.uint64(bits)
     follows = hashes[1:] == hashes[:-1]
     last[:-1], last[-1] = ~follows, True
-    before[0] = -1
+    mine[:], before[0] = flags[order], -1
     same = _equal(compared, order[1:], order[:-1])
-    before[1:] = np.where(follows, np.where(same, order[:-1], -2), -1)
+    before[1:] = np.where(follows, np.where(same, mine[:-1], -2), -1)
 
 
 def number_groups(running: np.ndarray, size: Any, group: np.ndarray, bounds: np.ndarray) -> None:
@@ -478,7 +486,13 @@ def flag_rows(parts: Any, size: Any, out: np.ndarray) -> None:
     of, place = _part_of(parts, size)
     for number, part in enumerate(parts["part"][0][: int(parts["number"][0])]):
         mine = of == number
-        out[mine] = memory(part["flags"], np.bool_, int(mine.sum()))[place[mine]] if part["flags"] else 1
+        length = int(mine.sum())
+        wanted = memory(part["flags"], np.bool_, length).copy() if part["flags"] else np.ones(length, bool)
+        if part["unless"]:
+            wanted &= ~memory(part["unless"], np.bool_, length)
+        places = memory(part["places"], np.int64, length) if part["places"] else place[mine]
+        assert np.array_equal(np.sort(places), np.arange(length)), "rows that no flag is of"
+        out[np.flatnonzero(mine)[places]] = wanted
 
 
 def put_flagged(

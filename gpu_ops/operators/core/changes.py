@@ -552,12 +552,12 @@ def _by_unique_key(batch: _InputChanges) -> Steps[tuple[Positions, Lifetimes]]:
 def _by_unique_key_net(batch: _InputChanges) -> Steps[tuple[Positions, Lifetimes]]:
     """Applies a net change of an input with a unique key: the last change of each key and the row before it count."""
     found = _side_by_side(batch)
-    seen = yield _asked(batch, _grouped(batch) if found is None else found)
-    if seen.numbers[0] >> _UNLIKE:  # unlike keys whose hashes look alike
-        seen = yield _asked(batch, _grouped(batch))
-    rows, killed, *more = seen.rows
+    seen = None if found is None else (yield _asked(batch, found)).rows
+    if seen is None or seen.pop().size:  # unlike keys whose hashes look alike
+        seen = (yield _asked(batch, _grouped(batch))).rows
+    rows, killed, unknown, *more = seen
     gone = (more.pop(), killed) if batch.table.one_a_key else None
-    rows, lifetimes = _net(batch, rows, killed, batch.inserts.size - seen.numbers[0])
+    rows, lifetimes = _net(batch, rows, killed, unknown.size)
     lifetimes.gone = gone
     if more:
         (lifetimes.refreshed,) = more
@@ -568,13 +568,14 @@ class _NetChanges(NamedTuple):
     """The changes of each key, of whom the last counts; arrays by change, or by key where only one is looked at.
 
     Attributes:
-        rows: their rows.
+        rows: their rows; all, in another order, where it is said which are unlike.
         comes: flags of last changes that insert.
         stored: the slot of the key's row, -1 for none.
         leaves: flags of the last changes of keys that have a row.
         both: flags of those that insert and have one.
-        known: how many changes are no unknown retractions; and from the bit `_UNLIKE` on, how many have a hash that
-            looks like that of the key before it, which is another one.
+        known: flags of all changes that are no unknown retractions.
+        unlike: flags of those that have a hash which looks like that of the key before it, which is another one; None
+            where there are none.
     """
 
     rows: Positions
@@ -583,34 +584,27 @@ class _NetChanges(NamedTuple):
     leaves: Array
     both: Array
     known: Array
-
-
-_UNLIKE: Final = 32
-"""A micro-batch has fewer changes than this many bits hold."""
+    unlike: Array | None
 
 
 def _side_by_side(batch: _InputChanges) -> _NetChanges | None:
     """All changes by key, where the backend can put them so; of each key's row each of them is told."""
     table, kernels = batch.table, batch.table.kernels
-    beside = kernels.neighbours(table.identity_types, Columns(batch.frame, table.identity), batch.hashes)
+    columns = Columns(batch.frame, table.identity)
+    beside = kernels.neighbours(table.identity_types, columns, batch.hashes, batch.inserts)
     if beside is None:
         return None
-    (order, before), last = beside[0], beside[1]
-    inserts = batch.inserts[beside[0]]
-    stored = _stored(batch, order)
-    comes, leaves, both, known = kernels.fused(_net_flags)(inserts[0], inserts[1], before, stored, last)
-    return _NetChanges(order, comes, stored, leaves, both, known.sum())
+    stored = _stored(batch, beside.order)
+    flags = kernels.fused(_net_flags)(beside.flags, beside.before, beside.last, stored)
+    comes, leaves, both, known, unlike = flags
+    return _NetChanges(beside.order, comes, stored, leaves, both, known, unlike)
 
 
-def _net_flags(
-    insert: Array, insert_before: Array, before: Positions, stored: Slots, last: Array
-) -> tuple[Array, Array, Array, Array]:
-    """Flags last changes that insert, those of keys that have a row, and those that do both; counts the known."""
+def _net_flags(insert: Array, before: Array, last: Array, stored: Slots) -> tuple[Array, Array, Array, Array, Array]:
+    """Flags last changes that insert, those of keys that have a row, and those that do both; the known, the unlike."""
     there = stored >= 0
-    first = before < 0
-    known = insert | (first & there) | (insert_before & ~first)
-    numbers = known.astype(np.int64) + ((before < -1).astype(np.int64) << _UNLIKE)
-    return last & insert, last & there, last & insert & there, numbers
+    known = insert | (before > 0) | ((before < 0) & there)
+    return last & insert, last & there, last & insert & there, known, before < -1
 
 
 def _grouped(batch: _InputChanges) -> _NetChanges:
@@ -618,35 +612,35 @@ def _grouped(batch: _InputChanges) -> _NetChanges:
     last = batch.groups.last
     insert, stored = batch.inserts[batch.groups.order], _stored(batch, last)
     comes, leaves = batch.inserts[last], stored >= 0
-    known = (insert | _present_before(batch, insert, leaves)).sum()
-    return _NetChanges(last, comes, stored, leaves, leaves & comes, known)
+    known = insert | _present_before(batch, insert, leaves)
+    return _NetChanges(last, comes, stored, leaves, leaves & comes, known, None)
 
 
 def _asked(batch: _InputChanges, found: _NetChanges) -> Asked:
-    """The rows that come; the slots whose rows go; with a TTL those that are written again as they are.
+    """The rows that come; the slots whose rows go; unknown retractions; what is written again as it is, with a TTL.
 
-    And, where keys are looked up by it, the changes that those that go have their hash from.
+    And, where keys are looked up by it, the changes that those that go have their hash from; unlike ones in the end.
     """
-    table, kernels, (rows, comes, stored, leaves, both, known) = batch.table, batch.table.kernels, found
-    parts = []
+    table, kernels, (rows, comes, stored, leaves, both, known, unlike) = batch.table, batch.table.kernels, found
+    parts, again = [], None
     if not table.arrival_counts:
         # the same row again, value for value, is no change
         names, types = table.source.schema.names, [f.type for f in table.source.schema]
         now, before = Columns(batch.frame, names), Columns(table.store, names)
         again = kernels.equal_at(types, (now, rows), (before, stored), both)
-        comes, leaves = kernels.fused(_without)(comes, leaves, again)
         if table.written is not None:
             parts.append(Flagged(again, [stored]))
     if table.one_a_key:
-        parts.append(Flagged(leaves, [rows]))
-    new = kernels.xp.zeros(batch.inserts.size, bool)  # by row: so they come in order, without a sort
-    new[rows] = comes
-    return Asked([Flagged(new, [0]), Flagged(leaves, [stored]), *parts], [known])
-
-
-def _without(some: Array, others: Array, again: Array) -> tuple[Array, Array]:
-    """Takes flags that are set in both off two arrays of them."""
-    return some ^ again, others ^ again
+        parts.append(Flagged(leaves, [rows], again))
+    # by row: so they come in order, without a sort
+    if unlike is not None:
+        parts.append(Flagged(unlike, [0]))
+        coming = Flagged(comes, [0], again, rows)
+    else:
+        new = kernels.xp.zeros(batch.inserts.size, bool)
+        new[rows] = comes if again is None else comes > again
+        coming = Flagged(new, [0])
+    return Asked([coming, Flagged(leaves, [stored], again), Flagged(None, [0], known), *parts])
 
 
 def _stored(batch: _InputChanges, rows: Positions) -> Slots:
