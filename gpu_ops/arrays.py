@@ -82,6 +82,13 @@ def value_changes(xp: Any, values: Array) -> Array:
 def written_out(xp: Any, first: Array, count: Array) -> tuple[Array, Array]:
     """Ranges of so many numbers each, one after the other: which range a number is of, and the numbers."""
     ends = xp.cumsum(count)
-    place = xp.arange(int(ends[-1]) if count.size else 0, dtype=np.int64)
+    return written_up_to(xp, first, ends, int(ends[-1]) if count.size else 0)
+
+
+def written_up_to(xp: Any, first: Array, ends: Array, total: int) -> tuple[Array, Array]:
+    """Gives the same as `written_out`, if it is known how many numbers there are with each range, and in all."""
+    place = xp.arange(total, dtype=np.int64)
     number = xp.searchsorted(ends, place, side="right")
-    return number, place + (first - ends + count)[number]
+    before = xp.zeros(ends.size, np.int64)
+    before[1:] = ends[:-1]
+    return number, place + (first - before)[number]

@@ -167,6 +167,7 @@ class MultiWayJoin(KeyedOperator):
     def __init__(self, description: MultiJoin, kernels: Kernels) -> None:
         super().__init__(description, kernels)
         self._plan = make_plan(description)
+        self.null_sides = [may_be_null(description, number) for number in range(len(description.inputs))]
         counted = self._plan.counted
         self.tables = tuple(
             KeyedTable(
@@ -653,13 +654,21 @@ class Finder:
         wanted: dict[int, dict[str, None]] = {}
         for input_index, column in sources:
             wanted.setdefault(input_index, {})[column] = None
-        frames = {p: self.tables[p].store.take(slots[p], list(columns)) for p, columns in wanted.items()}
+        frames = {
+            p: self.tables[p].store.take(slots[p], list(columns), present=not may_be_null(self.description, p))
+            for p, columns in wanted.items()
+        }
         return self.kernels.combine([(f"{n}", frames[p], column) for n, (p, column) in enumerate(sources)])
 
     def events(self, input_index: int) -> Tuples:
         """The changes of one input: each row that comes, each that goes."""
         slots, logical_times, signs = self.sides[input_index].events(self.kernels)
         return fresh(self.kernels, {input_index: slots}, logical_times, signs)
+
+
+def may_be_null(description: MultiJoin, input_index: int) -> bool:
+    """Tells whether nulls may stand for rows of an input: those of a left step."""
+    return input_index > 0 and description.steps[input_index - 1].how == "left"
 
 
 def fresh(kernels: Kernels, slots: dict[int, Slots], logical_times: LogicalTimes, signs: Array) -> Tuples:

@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots, value_changes, written_out
-from gpu_ops.kernels import Columns, sorted_by
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, value_changes, written_up_to
+from gpu_ops.kernels import Columns, Flagged, sorted_by
+from gpu_ops.operators.core.looks import Asked, Steps, side_by_side
 from gpu_ops.state.index import OrderIndex
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.runs import Runs
@@ -79,16 +80,16 @@ class _SpanRows(NamedTuple):
     """Rows that were read in spans of a run, in arrays of a number each.
 
     Attributes:
-        span: of each row that is there and has its key, in which span it was read.
-        slots: of these rows.
+        rows: the numbers of keys and the slots of those that are there and have their key, as they are asked for.
+        staying: how many of those stay, of each span.
         more: of each span, whether it ends in an entry of its hash.
         stops: gives, of each span, where its first entry is that is not of a row that is gone; else its end.
     """
 
-    span: Array
-    slots: Slots
+    rows: tuple[Flagged, Flagged]
+    staying: Array
     more: Array
-    stops: Callable[[], Positions]
+    stops: Callable[[], Steps[Positions]]
 
 
 class FirstRows:
@@ -122,40 +123,42 @@ class FirstRows:
         """
         xp = self._kernels.xp
         parts = [(xp.empty(0, np.int64), xp.empty(0, np.int64))]
-        for run in self._index.runs:
-            parts += self._from_run(run, keys, hashes, counts)
+        for found in side_by_side(self._kernels, [self._of_run(run, keys, hashes, counts) for run in self._index.runs]):
+            parts += found
         numbers, slots = (xp.concatenate(part) for part in zip(*parts, strict=True))
         return layouts.unpaired(xp.sort(layouts.pairs(numbers, slots)))
 
-    def _from_run(self, run: Any, keys: Columns, hashes: Hashes, counts: Array) -> list[tuple[Array, Slots]]:
+    def _of_run(self, run: Any, keys: Columns, hashes: Hashes, counts: Array) -> Steps[list[tuple[Array, Slots]]]:
         """The first rows in one run: numbers of keys, and slots."""
-        xp, status, parts = self._kernels.xp, self._table.status.values, []
+        xp, parts, long = self._kernels.xp, [], None
         begins = self._index.begin(run, hashes)
         first = at = run.passed.beyond(xp, begins)
         ends_of_gone, only_gone = first.copy(), xp.ones(hashes.size, bool)
         numbers, left, width = xp.arange(hashes.size, dtype=np.int64), counts, counts + _MARGIN
         while numbers.size:
             ends = xp.minimum(at + width, run.entries.size)
-            read = self._read(run, keys, hashes, (numbers, at, ends))
-            parts.append((numbers[read.span], read.slots))
-            staying = read.span[xp.flatnonzero(status[read.slots] == LIVE)]
-            left = left - xp.bincount(staying, minlength=numbers.size)
-            done = xp.flatnonzero(read.more & (left <= 0))
-            parts += self._alike(run, keys, hashes, numbers[done], ends[done])
-            on = xp.flatnonzero(read.more & (left > 0))
+            read = yield from self._read(run, keys, hashes, (numbers, at, ends))
+            left = left - read.staying
+            on = left > 0
+            seen = yield Asked([*read.rows, Flagged(read.more, [0], on), Flagged(read.more & on, [0])])
+            of_keys, slots, done, on = seen.rows
+            parts.append((of_keys, slots))
+            parts += yield from self._alike(run, keys, hashes, numbers[done], ends[done])
             if on.size or at is not first:  # what the first turn alone reads is no long way
-                stops = read.stops()
+                stops = yield from read.stops()
                 ends_of_gone[numbers] = xp.where(only_gone[numbers], stops, ends_of_gone[numbers])
                 only_gone[numbers] &= stops == ends
+                long = ends_of_gone - first > (1 if self._kernels.tiny_segments else _LONG)
             numbers, at, left, width = numbers[on], ends[on], left[on], 2 * width[on]
-        long = xp.flatnonzero(ends_of_gone - first > (1 if self._kernels.tiny_segments else _LONG))
-        if long.size and not self._table.journal.forgotten:  # these come back if this micro-batch is discarded
-            run.passed.note(xp, begins[long], ends_of_gone[long])
+        if long is not None and not self._table.journal.forgotten:  # these come back if this micro-batch is discarded
+            (from_, to) = (yield Asked([Flagged(long, [begins]), Flagged(long, [ends_of_gone])])).rows
+            if from_.size:
+                run.passed.note(xp, from_, to)
         return parts
 
     def _alike(
         self, run: Any, keys: Columns, hashes: Hashes, numbers: Array, ends: Positions
-    ) -> list[tuple[Array, Slots]]:
+    ) -> Steps[list[tuple[Array, Slots]]]:
         """Rows behind the first ones that the index does not tell from the last of these: none.
 
         Args:
@@ -165,30 +168,46 @@ class FirstRows:
             numbers: of keys.
             ends: up to where entries of each were read.
         """
+        yield from ()
         return []
 
-    def _read(self, run: Any, keys: Columns, hashes: Hashes, spans: tuple[Array, Positions, Positions]) -> _SpanRows:
-        """The rows in some spans of a run: of each the number of a key, its begin and its end."""
-        xp, (numbers, begins, ends) = self._kernels.xp, spans
-        span, places = written_out(xp, begins, ends - begins)
-        self.read += int(places.size)
-        entries = self._index.entries_at(run, places)
-        slots = layouts.entry_slots(entries)
-        same = layouts.entry_hashes(entries) == layouts.entry_hashes(hashes)[numbers][span]
-        gone = same & (self._table.status.values[slots] == DEAD)
-        behind = xp.cumsum(ends - begins)
-        read, more = xp.flatnonzero(ends > begins), xp.zeros(numbers.size, bool)
-        more[read] = same[behind[read] - 1]
+    def _read(
+        self,
+        run: Any,
+        keys: Columns,
+        hashes: Hashes,
+        spans: tuple[Array, Positions, Positions],
+        check: Callable[[int], None] = lambda _: None,
+    ) -> Steps[_SpanRows]:
+        """The rows in some spans of a run: of each the number of a key, its begin and its end.
 
-        def stops(span: Array = span) -> Positions:
-            others, stop = xp.flatnonzero(~gone), ends.copy()
-            others = xp.compress(value_changes(xp, span[others]), others)
+        ``check``: told how many entries these have; it may refuse them.
+        """
+        xp, (numbers, begins, ends) = self._kernels.xp, spans
+        behind = xp.cumsum(ends - begins)
+        (total,) = (yield Asked([], [behind[-1]])).numbers
+        check(total)
+        self.read += total
+        span, places = written_up_to(xp, begins, behind, total)
+        entries = self._index.entries_at(run, places)
+        slots, key = layouts.entry_slots(entries), numbers[span]
+        same, status = (
+            layouts.entry_hashes(entries) == layouts.entry_hashes(hashes)[key],
+            self._table.status.values[slots],
+        )
+        gone = same & (status == DEAD)
+        mine = same & (status != DEAD)
+        if self._types and total:
+            mine = self._kernels.equal_at(self._types, (keys, key), (self._found, slots), mine)
+        more = (ends > begins) & same[xp.maximum(behind - 1, 0)] if total else xp.zeros(numbers.size, bool)
+        of_none = numbers.size
+        staying = xp.bincount(xp.where(mine & (status == LIVE), span, of_none), minlength=of_none + 1)[:of_none]
+
+        def stops() -> Steps[Positions]:
+            others, stop = (yield Asked([Flagged(None, [0], gone)])).rows[0], ends.copy()
+            first = value_changes(xp, span[others])
+            (others,) = (yield Asked([Flagged(first, [others])])).rows
             stop[span[others]] = places[others]
             return stop
 
-        present = xp.flatnonzero(same & ~gone)
-        span, slots = span[present], slots[present]
-        if self._types:
-            mine = xp.flatnonzero(self._kernels.equal_at(self._types, (keys, numbers[span]), (self._found, slots)))
-            span, slots = span[mine], slots[mine]
-        return _SpanRows(span, slots, more, stops)
+        return _SpanRows((Flagged(mine, [key]), Flagged(mine, [slots])), staying, more, stops)

@@ -167,12 +167,13 @@ class KeyTable(StateTable):
     def _guessed(self, frame: Frame, hashes: Hashes) -> Slots:
         """The slot of each row's key, -1 where a look at its hash's place does not tell."""
         kernels, xp, names, types = self.kernels, self.kernels.xp, self._names, self._types
-        if not self._places.size:
+        if not self._places.size or not len(self):
             return xp.full(hashes.size, -1, np.int64)
         slots = self._places[self._place(hashes)].astype(np.int64)
         if self._discarded:  # what was staged is there no more, or another key is; the keys are compared anyway
             slots[slots >= len(self)] = -1
-        held = self.store.take(slots, names)
+        # a row that is there is read in place of none, which spares a look
+        held = self.store.take(xp.maximum(slots, 0), names, present=True)
         same = kernels.equal_rows(frame, names, held, names, types)
         same &= slots >= 0
         if self.live_after() < len(self):

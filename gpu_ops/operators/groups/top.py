@@ -46,6 +46,7 @@ from gpu_ops.kernels import Columns, Flagged, Frame, Kernels, TooMany, distinct,
 from gpu_ops.operators.core.changes import NEVER, Lifetimes, touched_groups
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.first_rows import FirstRows, most_candidates, order_rows
+from gpu_ops.operators.core.looks import Asked, Steps
 from gpu_ops.operators.core.order import NONE, exact, least, order_keys, value_codes
 from gpu_ops.operators.groups.aggregate.state import GroupState, group_table, one_key
 from gpu_ops.operators.keyed import KeyedOperator
@@ -182,7 +183,7 @@ class FirstByNumber(FirstRows):
 
     def _alike(
         self, run: TimeRun, own: Columns, hashes: Hashes, numbers: Array, ends: Positions
-    ) -> list[tuple[Array, Slots]]:
+    ) -> Steps[list[tuple[Array, Slots]]]:
         """Rows behind the first ones with the last one's number, where that does not decide.
 
         Raises:
@@ -193,14 +194,20 @@ class FirstByNumber(FirstRows):
             return []
         last = index.read(run, ends - 1)[1]
         undecided = (last == FIRST) | (last == LAST) if self._decides else xp.ones(last.size, bool)
-        at = xp.flatnonzero(undecided)
+        (at,) = (yield Asked([Flagged(undecided, [0])])).rows
+        if not at.size:
+            return []
         numbers, ends = numbers[at], ends[at]
         behind = index.bisect(run, hashes[numbers], last[at], after=True)
-        more = int((behind - ends).sum())
-        if more > most_candidates(self._table, int(hashes.size)) and self._exactly.pays(self._table.first_new, more):
-            raise TooMany
-        span, slots, *_ = self._read(run, own, hashes, (numbers, ends, behind))
-        return [(numbers[span], slots)]
+
+        def check(more: int) -> None:
+            most = most_candidates(self._table, int(hashes.size))
+            if more > most and self._exactly.pays(self._table.first_new, more):
+                raise TooMany
+
+        read = yield from self._read(run, own, hashes, (numbers, ends, behind), check)
+        of_keys, slots = (yield Asked(read.rows)).rows
+        return [(of_keys, slots)]
 
 
 @dataclasses.dataclass(frozen=True)
