@@ -41,7 +41,7 @@ from gpu_ops.descriptions.by_time import AsofJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_BEFORE
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots, distinct
+from gpu_ops.kernels import Among, Columns, Flagged, Frame, Kernels, as_slots, distinct
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.match import first_equal, fulfilling, live_matches
@@ -224,15 +224,20 @@ class TemporalOperator(TimedOperator[Clock]):
         """Rows of the keys that fire: the output, and how many rows of either side went."""
         left, right = self.tables
         due, passing = (table.due.take(now) for table in self.tables)
-        due = due[left.status.values[due] == LIVE]
-        passing = passing[right.status.values[passing] == LIVE]
-        timed = right.beside[_TIMER].values[passing] != 0
-        firing = [self._keys(0, due), self._keys(1, passing[timed])]
+        there, timed = right.status.values[passing] == LIVE, right.beside[_TIMER].values[passing] != 0
+        ((due,), (fires,), (quiet,)), _, _ = self.kernels.flagged(
+            [
+                Flagged(left.status.values[due] == LIVE, [due]),
+                Flagged(there & timed, [passing]),
+                Flagged(there, [passing], timed),
+            ]
+        )
+        firing = [self._keys(0, due), self._keys(1, fires)]
         rows = self._answers(firing[0])
-        gone = self._forget(firing, passing[~timed], now) if len(right) else self._none
+        gone = self._forget(firing, quiet, now) if len(right) else self._none
         left.move(due, LIVE, DEAD)
         right.move(gone, LIVE, DEAD)
-        right.put(_TIMER, passing[timed], 0)
+        right.put(_TIMER, fires, 0)
         if self.retention is not None:
             self._fired = self._left_of(firing, self.retention)
         return rows, (int(due.size), int(gone.size))
@@ -334,9 +339,11 @@ class TemporalOperator(TimedOperator[Clock]):
         still = xp.concatenate(needed)
         gone = distinct(kernels, xp.concatenate([*old, passing[fires]]))
         # what stays of those that were passed now is looked at when its key fires again
+        both = (firing[1].hashes, firing[1].slots), (quiet.hashes, passing)
         stays = xp.isin(firing[1].slots, still), ~fires | xp.isin(passing, still)
-        hashes = xp.concatenate([firing[1].hashes[stays[0]], quiet.hashes[stays[1]]])
-        passed.stage(hashes, xp.concatenate([firing[1].slots[stays[0]], passing[stays[1]]]))
+        parts = [Flagged(flags, columns) for flags, columns in zip(stays, both, strict=True)]
+        ((hashes, slots),), _, _ = kernels.flagged(parts, chained=True)
+        passed.stage(hashes.view(np.uint64), slots)
         return gone[~xp.isin(gone, still)]
 
     def _each_once(self, own: Keys) -> Keys:
