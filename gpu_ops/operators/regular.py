@@ -74,8 +74,8 @@ class RegularJoin(TwoWayJoin):
             if not outer[side]:
                 continue
             unmatched = self.visible(side, sides, matches, When(alone=True), net=False)
-            flags = unmatched.appears, ~unmatched.appears
-            (comes,), (goes,) = self.kernels.flagged([Flagged(mask, [0]) for mask in flags])[0]
+            both = [Flagged(unmatched.appears, [0]), Flagged(None, [0], unmatched.appears)]
+            (comes,), (goes,) = self.kernels.flagged(both)[0]
             for rank, kind, at in ((UNMATCHED_COMES, INSERT, comes), (UNMATCHED_GOES, DELETE, goes)):
                 kinds = xp.full(at.size, kind, np.int8)
                 parts.append(

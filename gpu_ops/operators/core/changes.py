@@ -432,17 +432,19 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     table, groups, sequence = batch.table, batch.groups, batch.sequence
     xp, order, group = table.kernels.xp, groups.order, groups.group
     total, insert = int(groups.leader.size), batch.inserts[order]  # a flag per grouped change
-    retracted, ((born,), (taking,)) = None, table.kernels.flagged([Flagged(insert, [0]), Flagged(~insert, [group])])[0]
+    ((born,), (taking,)), _, _ = table.kernels.flagged([Flagged(insert, [0]), Flagged(None, [group], insert)])
+    retracted = None
     if table.written is None:
         retracted = xp.bincount(taking, minlength=total)  # a number per value
     owner, slots = _instances(batch, retracted)  # of each committed row its value, and its slot
     # one per value; more than are retracted need not be known
     present = xp.bincount(owner, minlength=total)
-    unknown = _unknown_retractions(batch, insert, present)
-    retracts = ~insert & ~unknown
-    takes = _oldest_first(batch, born, retracts, (slots, present))
+    held = present[group]
+    retracts = ~insert & ~_unknown_retractions(batch, insert, held, int(slots.size))
+    takes = _oldest_first(batch, born, retracts, (slots, present, held))
+    unknown = int(taking.size - takes.old.size - takes.young.size)
     if sequence is None:
-        rows, lifetimes = _net_by_value(batch, born, takes, unknown.sum())
+        rows, lifetimes = _net_by_value(batch, born, takes, unknown)
     else:
         deaths = xp.full(order.size, NEVER, np.int64)  # one per change
         deaths[order[born[takes.dying]]] = 2 * sequence[order[takes.young]]
@@ -450,7 +452,7 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
         rows = xp.flatnonzero(batch.inserts)
         late = deaths[rows]
         died = late if late.size and bool((late < NEVER).any()) else None
-        lifetimes = _lifetimes(batch, rows, died, killed, unknown.sum())
+        lifetimes = _lifetimes(batch, rows, died, killed, unknown)
     if table.written is not None:
         # Flink keeps equal rows in one entry: writing one writes them all (a retraction of none does not)
         written = xp.zeros(total, bool)
@@ -459,50 +461,52 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     return rows, lifetimes
 
 
-def _unknown_retractions(batch: _InputChanges, insert: Array, present: Array) -> Array:
+def _unknown_retractions(batch: _InputChanges, insert: Array, held: Array, committed: int) -> Array:
     """Mask of grouped changes that retract a row which is not there.
 
     Args:
         batch: the changes.
         insert: a flag per grouped change.
-        present: a number per value, of its committed rows.
+        held: of each of them how many committed rows its value has.
+        committed: how many rows those are in all.
     """
     table, groups = batch.table, batch.groups
     xp, group = table.kernels.xp, groups.group
     step = xp.where(insert, np.int64(1), np.int64(-1))
-    running = present[group] + within(xp, groups, step) + step  # one per change, after it
+    running = held + within(xp, groups, step) + step  # one per change, after it
     # a minimum that begins anew with each value: the numbers of a later one are all below those of an earlier one
-    wide = int(insert.size + present.sum()) + 2
+    wide = int(insert.size) + committed + 2
     lowest = table.kernels.cumulative_min(xp.minimum(running, 0) - group * wide) + group * wide
     before = xp.concatenate([xp.zeros(1, np.int64), lowest[:-1]])
     before[groups.starts] = 0
     return ~insert & (running < before)
 
 
-def _oldest_first(batch: _InputChanges, born: Positions, retracts: Array, committed: tuple[Slots, Array]) -> _Takes:
+def _oldest_first(
+    batch: _InputChanges, born: Positions, retracts: Array, committed: tuple[Slots, Array, Array]
+) -> _Takes:
     """The rows that retractions take.
 
     Args:
         batch: the changes.
         born: positions of grouped insertions.
         retracts: a flag per grouped change, of retractions that are not unknown.
-        committed: the slots of rows, by value, the oldest first; and how many there are, of each value.
+        committed: the slots of rows, by value, the oldest first; and how many there are, of each value, and of that of
+            each change.
     """
-    groups, xp, (slots, present) = batch.groups, batch.table.kernels.xp, committed
-    retracting = xp.flatnonzero(retracts)
-    instance = within(xp, groups, retracts)[retracting]  # one per retraction, like the next two
-    value = groups.group[retracting]
-    is_old = instance < present[value]
-    (old,), (young,) = batch.table.kernels.flagged([Flagged(is_old, [0]), Flagged(~is_old, [0])])[0]
+    groups, xp, (slots, present, held) = batch.groups, batch.table.kernels.xp, committed
+    instance, value = within(xp, groups, retracts), groups.group  # one per change, like the next one
+    is_old = instance < held
+    (old,), (young,) = batch.table.kernels.flagged([Flagged(retracts & is_old, [0]), Flagged(retracts, [0], is_old)])[0]
     first_slot = xp.cumsum(present) - present  # one per value, like the next two
     births = xp.bincount(groups.group[born], minlength=present.size)
     first_birth = xp.cumsum(births) - births
     killed = slots[first_slot[value[old]] + instance[old]]
-    dying = first_birth[value[young]] + instance[young] - present[value[young]]
-    return _Takes(retracting[old], killed, retracting[young], dying)
+    dying = first_birth[value[young]] + instance[young] - held[young]
+    return _Takes(old, killed, young, dying)
 
 
-def _net_by_value(batch: _InputChanges, born: Positions, takes: _Takes, unknown: Array) -> tuple[Positions, Lifetimes]:
+def _net_by_value(batch: _InputChanges, born: Positions, takes: _Takes, unknown: int) -> tuple[Positions, Lifetimes]:
     """Without what is born and dies within the micro-batch; ``born``: positions of grouped insertions."""
     table, groups = batch.table, batch.groups
     xp, total = table.kernels.xp, int(groups.leader.size)
