@@ -263,7 +263,8 @@ def applied(
         assert identity is not None
         batch = _InputChanges(table, frame, identity, inserts, sequence, event_kinds)
         if table.source.unique_key is None:
-            rows, lifetimes = _by_value(batch) if (some := _retracted(batch)) is None else _among_all(batch, some)
+            some = yield from _retracted(batch)
+            rows, lifetimes = yield from (_by_value(batch) if some is None else _among_all(batch, some))
         elif sequence is not None:
             rows, lifetimes = yield from _by_unique_key(batch)
         else:
@@ -363,31 +364,32 @@ def _instances(batch: _InputChanges, counts: Array | None) -> tuple[Array, Slots
     return numbers[probe_row], slots
 
 
-def _retracted(batch: _InputChanges) -> Positions | None:
+def _retracted(batch: _InputChanges) -> Steps[Positions | None]:
     """The changes of values that are retracted, and perhaps some more; None where it pays to look at all."""
     table, inserts = batch.table, batch.inserts
     xp = table.kernels.xp
-    retractions = xp.flatnonzero(~inserts)
+    (retractions,) = (yield Asked([Flagged(None, [0], inserts)])).rows
     if table.written is not None or int(retractions.size) * _FEW > int(inserts.size):
         return None  # with a TTL even an insertion writes the equal rows
     bits = int(retractions.size * _SPARSE).bit_length()
     marks, place = xp.zeros(1 << bits, bool), (batch.hashes >> np.uint64(64 - bits)).view(np.int64)
     marks[place[retractions]] = True
-    return xp.flatnonzero(marks[place])
+    (some,) = (yield Asked([Flagged(marks[place], [0])])).rows
+    return some
 
 
-def _among_all(batch: _InputChanges, some: Positions) -> tuple[Positions, Lifetimes]:
+def _among_all(batch: _InputChanges, some: Positions) -> Steps[tuple[Positions, Lifetimes]]:
     """Applies changes like `_by_value`, looking at some of them only: each of the others brings a row that stays."""
     table, inserts, sequence = batch.table, batch.inserts, batch.sequence
     xp, frame = table.kernels.xp, table.kernels.take(batch.frame, some, table.identity, present=True)
     when = None if sequence is None else sequence[some]
-    positions, lifetimes = _by_value(
+    positions, lifetimes = yield from _by_value(
         _InputChanges(table, frame, batch.hashes[some], inserts[some], when, batch.event_kinds)
     )
     comes = inserts.copy()
     comes[some] = False
     comes[some[positions]] = True
-    rows = xp.flatnonzero(comes)
+    (rows,) = (yield Asked([Flagged(comes, [0])])).rows
     if lifetimes.deaths is not None:
         deaths = xp.full(inserts.size, NEVER, np.int64)
         deaths[some[positions]] = lifetimes.deaths
@@ -414,7 +416,7 @@ class _Takes(NamedTuple):
     dying: Positions
 
 
-def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
+def _by_value(batch: _InputChanges) -> Steps[tuple[Positions, Lifetimes]]:
     """Matches retractions of a multiset input with instances of the same value.
 
     With two committed rows of value x, in slots 4 and 7, and none of y, ten changes:
@@ -432,8 +434,7 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     table, groups, sequence = batch.table, batch.groups, batch.sequence
     xp, order, group = table.kernels.xp, groups.order, groups.group
     total, insert = int(groups.leader.size), batch.inserts[order]  # a flag per grouped change
-    ((born,), (taking,)), _, _ = table.kernels.flagged([Flagged(insert, [0]), Flagged(None, [group], insert)])
-    retracted = None
+    (born, taking), retracted = (yield Asked([Flagged(insert, [0]), Flagged(None, [group], insert)])).rows, None
     if table.written is None:
         retracted = xp.bincount(taking, minlength=total)  # a number per value
     owner, slots = _instances(batch, retracted)  # of each committed row its value, and its slot
@@ -441,15 +442,15 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     present = xp.bincount(owner, minlength=total)
     held = present[group]
     retracts = ~insert & ~_unknown_retractions(batch, insert, held, int(slots.size))
-    takes = _oldest_first(batch, born, retracts, (slots, present, held))
+    takes = yield from _oldest_first(batch, born, retracts, (slots, present, held))
     unknown = int(taking.size - takes.old.size - takes.young.size)
     if sequence is None:
-        rows, lifetimes = _net_by_value(batch, born, takes, unknown)
+        rows, lifetimes = yield from _net_by_value(batch, born, takes, unknown)
     else:
         deaths = xp.full(order.size, NEVER, np.int64)  # one per change
         deaths[order[born[takes.dying]]] = 2 * sequence[order[takes.young]]
         killed = takes.killed, 2 * sequence[order[takes.old]]
-        rows = xp.flatnonzero(batch.inserts)
+        (rows,) = (yield Asked([Flagged(batch.inserts, [0])])).rows
         late = deaths[rows]
         died = late if late.size and bool((late < NEVER).any()) else None
         lifetimes = _lifetimes(batch, rows, died, killed, unknown)
@@ -484,7 +485,7 @@ def _unknown_retractions(batch: _InputChanges, insert: Array, held: Array, commi
 
 def _oldest_first(
     batch: _InputChanges, born: Positions, retracts: Array, committed: tuple[Slots, Array, Array]
-) -> _Takes:
+) -> Steps[_Takes]:
     """The rows that retractions take.
 
     Args:
@@ -497,7 +498,7 @@ def _oldest_first(
     groups, xp, (slots, present, held) = batch.groups, batch.table.kernels.xp, committed
     instance, value = within(xp, groups, retracts), groups.group  # one per change, like the next one
     is_old = instance < held
-    (old,), (young,) = batch.table.kernels.flagged([Flagged(retracts & is_old, [0]), Flagged(retracts, [0], is_old)])[0]
+    old, young = (yield Asked([Flagged(retracts & is_old, [0]), Flagged(retracts, [0], is_old)])).rows
     first_slot = xp.cumsum(present) - present  # one per value, like the next two
     births = xp.bincount(groups.group[born], minlength=present.size)
     first_birth = xp.cumsum(births) - births
@@ -506,13 +507,15 @@ def _oldest_first(
     return _Takes(old, killed, young, dying)
 
 
-def _net_by_value(batch: _InputChanges, born: Positions, takes: _Takes, unknown: int) -> tuple[Positions, Lifetimes]:
+def _net_by_value(
+    batch: _InputChanges, born: Positions, takes: _Takes, unknown: int
+) -> Steps[tuple[Positions, Lifetimes]]:
     """Without what is born and dies within the micro-batch; ``born``: positions of grouped insertions."""
     table, groups = batch.table, batch.groups
     xp, total = table.kernels.xp, int(groups.leader.size)
-    stays = xp.ones(born.size, bool)
-    stays[takes.dying] = False
-    born, killed = born[xp.flatnonzero(stays)], takes.killed
+    dies, killed = xp.zeros(born.size, bool), takes.killed
+    dies[takes.dying] = True
+    (born,) = (yield Asked([Flagged(None, [born], dies)])).rows
     rows = groups.order[born]
     if not table.arrival_counts:
         # an instance that goes and one that comes, equal by value: neither
@@ -520,7 +523,7 @@ def _net_by_value(batch: _InputChanges, born: Positions, takes: _Takes, unknown:
         come, gone = xp.bincount(of_born, minlength=total), xp.bincount(of_killed, minlength=total)
         cancel = xp.minimum(gone, come)  # one per value
         left = _beyond(xp, of_born, come, cancel), _beyond(xp, of_killed, gone, cancel)
-        (rows,), (killed,) = table.kernels.flagged([Flagged(left[0], [rows]), Flagged(left[1], [killed])])[0]
+        rows, killed = (yield Asked([Flagged(left[0], [rows]), Flagged(left[1], [killed])])).rows
     return _net(batch, table.kernels.xp.sort(rows), killed, unknown)
 
 
