@@ -45,6 +45,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Flagged, Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, apply_changes, on_device
 from gpu_ops.operators.core.key_table import InputRows, ValueTable
+from gpu_ops.operators.core.looks import Steps, side_by_side
 from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate import moments, sums
 from gpu_ops.operators.groups.aggregate.collected import Collected
@@ -93,13 +94,13 @@ class ContinuousAggregate(Operator):
         columns: dict[str, npt.DTypeLike] = {"rows": np.int64}
         extremes: list[Extreme | OwnFunction] = []
         parts: dict[str, StateTable] = {}
-        self._moved: list[Callable[[AggregateStep], Running]] = []
+        self._moved: list[Callable[[AggregateStep], Running | Steps[Running]]] = []
         """Gives, of a micro-batch, each aggregate at each moment."""
         for number, described in enumerate(description.measures):
             measure = described
             place = -1 if measure.column is None else schema.names.index(measure.column)
             kind = None if measure.column is None else schema.field(place).type
-            moved: Callable[[AggregateStep], Running]
+            moved: Callable[[AggregateStep], Running | Steps[Running]]
             if measure.function in COLLECTS:
                 result = description.output[len(description.by) + number].type
                 measure = measure._replace(own=Collected(measure, kind, result))
@@ -181,7 +182,7 @@ class ContinuousAggregate(Operator):
     def _applied(self, step: AggregateStep) -> tuple[tuple[Array, Array], list[Running]]:
         """The number of rows and the aggregates of each group, moved."""
         count = step.counted()
-        running = [moved(step) for moved in self._moved]
+        running = side_by_side(self.kernels, [_running(moved, step) for moved in self._moved])
         step.write()
         if not self.description.always:
             self._groups.end(step.line.slots[step.line.final(count[1]) == 0])
@@ -439,6 +440,12 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         ContinuousAggregate.restore(self, state, settle)
         self._expect(as_slots(self.kernels, 0, len(self._groups)))
         self._groups.queues[_CLOSES].commit()
+
+
+def _running(moved: Callable[[AggregateStep], Running | Steps[Running]], step: AggregateStep) -> Steps[Running]:
+    """An aggregate at each moment, whether or not it looks at anything on its way."""
+    made = moved(step)
+    return made if isinstance(made, Running) else (yield from made)
 
 
 def make(described: Aggregate, kernels: Kernels) -> ContinuousAggregate:

@@ -27,10 +27,11 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Ints, Positions, Slots
 from gpu_ops.descriptions.aggregate import AggregateFunction, Measure
 from gpu_ops.errors import DescriptionError, GpuJoinError
-from gpu_ops.kernels import Columns, TooMany, as_slots, distinct
+from gpu_ops.kernels import Columns, Flagged, TooMany, as_slots, distinct
 from gpu_ops.operators.core.changes import NEVER
 from gpu_ops.operators.core.first_rows import FirstRows, most_candidates, order_rows
 from gpu_ops.operators.core.key_table import InputRows, ValueTable
+from gpu_ops.operators.core.looks import Asked, Steps
 from gpu_ops.operators.core.match import match
 from gpu_ops.operators.core.order import NONE, least, one_zero, order_codes, order_codes_of
 from gpu_ops.operators.groups.aggregate.step import AggregateStep, Running
@@ -62,9 +63,11 @@ class Extreme:
     order: str | None
     exclusive: bool
 
-    def moved(self, step: AggregateStep) -> Running:
+    def moved(self, step: AggregateStep) -> Steps[Running]:
         """The aggregate at each moment; the group's best row is another then."""
-        return _Moved(self, step).running()
+        moved = _Moved(self, step)
+        yield from moved.look()
+        return (yield from moved.running())
 
 
 def renumbered(best: Array, new_slots: Slots, xp: Any) -> Array:
@@ -80,10 +83,14 @@ class _Moved:
 
     def __init__(self, extreme: Extreme, step: AggregateStep) -> None:
         self.extreme, self.step, self.line = extreme, step, step.line
-        xp, kernels, column = step.xp, step.kernels, extreme.measure.column
+
+    def look(self) -> Steps[None]:
+        """Finds the rows that may be the best of their groups: those that were there, and new ones."""
+        extreme, step, xp, kernels = self.extreme, self.step, self.step.xp, self.step.kernels
+        column = extreme.measure.column
         assert column is not None
         best = step.base(extreme.name)
-        alone = self._look(best)
+        alone = yield from self._look(best)
         there = step.not_null(column)
         self.new = xp.arange(step.new, dtype=np.int64) if there is None else xp.flatnonzero(there[: step.new])
         by = column if self._by_value else extreme.order
@@ -98,7 +105,7 @@ class _Moved:
             codes = np.zeros(self.old.size, np.int64), np.zeros(self.new.size, np.int64)
         else:
             codes = order_codes_of(held[by], fresh[by])
-        better = self._better(alone, codes)
+        better = yield from self._better(alone, codes)
         if better is not None:
             self.new, rows = self.new[better], kernels.asnumpy(better)
             codes, chosen = (codes[0], codes[1][rows]), pa.array(rows)
@@ -107,12 +114,14 @@ class _Moved:
         self.values = one_zero(_behind(held[column], fresh[column]))
         self.ordered = None if extreme.order is None else _behind(held[names[-1]], fresh[names[-1]])
 
-    def _better(self, alone: Array, codes: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]) -> Positions | None:
+    def _better(
+        self, alone: Array, codes: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    ) -> Steps[Positions | None]:
         """New rows without those that are no better than a best row which stays; None for all.
 
         Those left out are never seen.
         """
-        step, xp = self.step, self.step.xp
+        step = self.step
         held, own = (step.kernels.asarray(each) for each in codes)
         if not held.size or not own.size:
             return None
@@ -123,22 +132,25 @@ class _Moved:
         than = {"min": operator.lt, "first": operator.lt, "max": operator.gt, "last": operator.ge}[function]
         better = than(own, base)
         better |= (~alone | (self.base < 0))[group]
-        return xp.flatnonzero(better)
+        (kept,) = (yield Asked([Flagged(better, [0])])).rows
+        return kept
 
-    def _look(self, best: Array) -> Array:
+    def _look(self, best: Array) -> Steps[Array]:
         """Find the rows that were there before and may be a best one; gives a mask of groups whose best one stays.
 
         Of these no other one is looked at.
         """
         step, xp = self.step, self.step.xp
-        alone = xp.ones(best.size, bool)
-        looks = gone = best[:0]
+        alone = xp.ones(best.size + 1, bool)  # the last one is of no group
+        parts = []
         if step.kept is not None:
             killed, group = step.kept.lifetimes.killed, step.rows.group[step.new :]
-            goes = xp.flatnonzero(best[group] == killed + 1)
-            looks, gone = group[goes], killed[goes]
-            alone[looks] = False
-        stays = xp.flatnonzero((best > NO_ROW) & alone)
+            goes = best[group] == killed + 1
+            alone[xp.where(goes, group, best.size)] = False
+            parts = [Flagged(goes, [group]), Flagged(goes, [killed])]
+        alone = alone[:-1]
+        stays, *going = (yield Asked([Flagged((best > NO_ROW) & alone, [0]), *parts])).rows
+        looks, gone = going or (best[:0], best[:0])
         self.old, self.old_group, self.staying = best[stays] - 1, stays, int(stays.size)
         self.base = xp.full(best.size, -1, np.int64)  # the candidate that each group had as its best
         self.base[stays] = xp.arange(stays.size, dtype=np.int64)
@@ -151,9 +163,8 @@ class _Moved:
         probe_row, found = self._rows_of(table, (looks, gone), Columns(frame, table.keys), hashes)
         valid = step.kernels.valid(table.store.take(found, [column], present=True), [column])
         if valid is not None:
-            kept = xp.flatnonzero(valid)
-            probe_row, found = probe_row[kept], found[kept]
-        was = xp.flatnonzero(found == gone[probe_row])
+            probe_row, found = (yield Asked([Flagged(valid, [probe_row]), Flagged(valid, [found])])).rows
+        (was,) = (yield Asked([Flagged(found == gone[probe_row], [0])])).rows
         self.old, self.old_group = xp.concatenate([self.old, found]), xp.concatenate([stays, looks[probe_row]])
         self.base[looks[probe_row[was]]] = was + self.staying
         return alone
@@ -208,12 +219,12 @@ class _Moved:
         frame = store.take(self.old, names, present=True)
         return self.step.kernels.to_arrow(frame, pa.schema([schema.field(name) for name in names]))
 
-    def running(self) -> Running:
+    def running(self) -> Steps[Running]:
         """At each moment: a number of the value, and which candidate has it."""
         step, xp, line = self.step, self.step.xp, self.line
-        after = self._best_of_groups() if line.net else self._best_of_moments()
+        after = (yield from self._best_of_groups()) if line.net else self._best_of_moments()
         before = line.shifted(after, self.base)
-        self._keep(line.final(after))
+        yield from self._keep(line.final(after))
         shown = step.kernels.asarray(self._numbers())
 
         def seen(candidate: Array) -> tuple[Array, Array, Array]:
@@ -242,7 +253,7 @@ class _Moved:
         chosen, none = kernels.asarray(order), found == NONE
         return xp.where(none, -1, chosen[xp.where(none, 0, found)])
 
-    def _best_of_groups(self) -> Array:
+    def _best_of_groups(self) -> Steps[Array]:
         """Finds the best candidate of each group of a net change, which has one moment: two passes, no sort."""
         kernels, xp, size, first = self.step.kernels, self.step.xp, self.line.size, self.staying
         # a best one that stays is left only for a new row that is better
@@ -252,20 +263,20 @@ class _Moved:
         if first < self.old.size:
             assert self.step.kept is not None
             dying = self.step.kept.table.status.values[self.old[first:]] == DYING
-            there = xp.flatnonzero(xp.concatenate([~dying, xp.ones(self.new.size, bool)]))
-            group, codes, place = group[there], codes[there], place[there]
+            goes = xp.concatenate([dying, xp.zeros(self.new.size, bool)])
+            parts = [Flagged(None, [of_each], goes) for of_each in (group, codes, place)]
+            group, codes, place = (yield Asked(parts)).rows
         keys = ((~codes if self._greatest else codes) ^ np.int64(np.iinfo(np.int64).min)).view(np.uint64)
         least_key = xp.full(size, _NOTHING, np.uint64)
         kernels.scatter_min(least_key, group, keys)
-        equal = xp.flatnonzero(keys == least_key[group])
         # of equal ones the first that came, or the last
-        last = int(self.codes.size) - 1
+        last, equal = int(self.codes.size) - 1, keys == least_key[group]
         chosen = xp.full(size, _NOTHING, np.uint64)
-        kernels.scatter_min(chosen, group[equal], (last - place if self._greatest else place)[equal].view(np.uint64))
-        other = xp.flatnonzero(chosen != _NOTHING)
-        found = chosen[other].view(np.int64)
-        best[other] = last - found if self._greatest else found
-        return best
+        of_equal = [group, last - place if self._greatest else place]
+        group, place = (yield Asked([Flagged(equal, [of_each]) for of_each in of_equal])).rows
+        kernels.scatter_min(chosen, group, place.view(np.uint64))
+        found = chosen.view(np.int64)
+        return xp.where(chosen != _NOTHING, last - found if self._greatest else found, best)
 
     @property
     def _greatest(self) -> bool:
@@ -312,10 +323,10 @@ class _Moved:
             ends[dying] = line.moment_at(group[dying], died[dying])
         return ends
 
-    def _keep(self, last: Array) -> None:
+    def _keep(self, last: Array) -> Steps[None]:
         """Note each group's best row."""
         step, xp, extreme = self.step, self.step.xp, self.extreme
-        changed = xp.flatnonzero(last != self.base)
+        (changed,) = (yield Asked([Flagged(last != self.base, [0])])).rows
         last, size = last[changed], self.old.size
         known, is_new = last >= 0, last >= size
         if extreme.exclusive:
