@@ -222,6 +222,11 @@ class Dataflow(Description):
         return any(vertex.description.by_time for vertex in self.operators)
 
     @property
+    def by_clock(self) -> bool:
+        """True if one of its operators goes by the clock."""
+        return any(vertex.description.by_clock for vertex in self.operators)
+
+    @property
     def by_event_time(self) -> bool:
         """Tells whether a watermark moves an operator."""
         return bool(self.timed)

@@ -378,6 +378,11 @@ class Description(abc.ABC):
         return False
 
     @property
+    def by_clock(self) -> bool:
+        """True if it matters at what time rows come: by a watermark, or a TTL."""
+        return self.by_time or any(source.ttl_ms is not None for source in self.inputs)
+
+    @property
     def attributes(self) -> OperatorAttributes:
         """The treatment of the end of input and of a backlog (Flink: ``getOperatorAttributes``)."""
         at_end = self.emit == "at_end"

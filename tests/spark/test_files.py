@@ -6,16 +6,17 @@ import fcntl
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import slow_but
 
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.tasks import read_ahead
 from gpu_ops.spark.wire.hashes import routes
 from spark.feeds import Feed, sql_join
 from spark.support import Sink, Source, drain, in_memory, slow_join
@@ -335,7 +336,7 @@ def test_what_cannot_be_is_refused(spark: Any, kind: Any, schema: str, options: 
 
 def test_files_of_a_backlog_are_read_ahead(spark: Any, tmp_path: Path) -> None:
     """What a file had while the micro-batch before was computed comes out, though it was written over by then."""
-    folder, size = tmp_path / "l", read_ahead.LEAST_BYTES // 9
+    folder, size = tmp_path / "l", 100_000
     for number in range(4):
         write(folder, f"{number}.csv", number)
         (folder / f"{number}.csv").write_text(f"{number},7777777\n" * size)
@@ -364,3 +365,40 @@ def test_files_of_a_backlog_are_read_ahead(spark: Any, tmp_path: Path) -> None:
     writer = joined.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
     assert found == [(number, 7777777, size) for number in range(4)]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_micro_batches_of_a_backlog_are_prepared_ahead(spark: Any, tmp_path: Path, partitions: int) -> None:
+    """While Spark ends one and plans the next, in each partition, and the result is that of all rows so far."""
+    rng, files = np.random.default_rng(partitions), 5
+    rows = {name: [rng.integers(0, 9, 40).tolist() for _ in range(files)] for name in "lr"}
+    for name, parts in rows.items():
+        for number, keys in enumerate(parts):
+            write(tmp_path / name, f"{number}.json", number, *({"k": key} for key in keys))
+    tables = {
+        name: gpu_ops.read_files(spark, str(tmp_path / name), "json", "k long", maxFilesPerTrigger=1) for name in rows
+    }
+    text = "SELECT l.k, count(*) AS n FROM l JOIN r ON l.k = r.k GROUP BY l.k"
+    counted = gpu_ops.sql(text, tables=tables, state=str(tmp_path / "state"), partitions=partitions)
+    pool, found, held = Directory.of(spark).servers.pool("cpu"), dict[int, int](), list[dict[str, Any]]()
+
+    def look(changes: Any, batch: int) -> None:
+        for change in changes.toArrow().to_pylist():
+            if change["row_kind"] in {"+I", "+U"}:
+                found[change["k"]] = change["n"]
+        left, right = (Counter(key for part in rows[name][: batch + 1] for key in part) for name in "lr")
+        assert found == {key: count * right[key] for key, count in left.items() if right[key]}
+        end = time.monotonic() + 60
+        while batch + 1 < files:
+            assert time.monotonic() < end
+            answers = [server.address.call("metrics")["partitions"] for server in pool.running]
+            held[:] = [one for its in answers for one in its if one["query_id"] == query.id]
+            if [one["ahead"] for one in held] == [batch + 1] * partitions:
+                break
+            time.sleep(0.01)
+
+    writer = counted.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert len(found) > 5
+    assert [one["came_true"] for one in held] == [files - 2] * partitions  # seen before the last one was asked for

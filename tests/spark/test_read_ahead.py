@@ -37,7 +37,6 @@ class Source:
         self.files.mkdir()
         self.blocks.mkdir(mode=0o700)
         self.run, self.batch, self.threads, self.read = RUN, -1, list[threading.Thread](), list[str]()
-        monkeypatch.setattr(read_ahead, "LEAST_BYTES", 0)
         monkeypatch.setattr(read_ahead, "_PAUSE", 0)
         monkeypatch.setattr(read_ahead, "_next_files", read_ahead.NextFiles())
         read_ahead._guesses.clear()
@@ -261,6 +260,31 @@ def test_a_run_that_is_over_leaves_nothing(source: Source, caplog: pytest.LogCap
         source.wait()
     assert not (source.blocks / RUN).exists()
     assert not caplog.records
+
+
+def test_what_is_left_for_the_next_micro_batch(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is whole, or nothing: of two files and two inputs all four."""
+    monkeypatch.setattr(read_ahead, "_MOST_S", 0.05)
+    files = [source.write(name, [(time, time)] * 9, time) for time, name in enumerate("abcd", 1)]
+    source.batch, came, later = 0, list[Message](), source.blocks / RUN / "1"
+    for file in files[:2]:
+        listed = pa.record_batch([[file[0]], [file[1]]], names=["path", "time"])
+        packed = list(source.pack(2, per_batch=2).run(iter([listed])))
+        came += [Message.of(text) for batch in packed for text in batch["about"].to_pylist()]
+    source.wait()
+    for one in later.glob("ahead-*"):
+        whole = one.read_bytes()
+        for cut in (whole[:-1], b""):
+            one.write_bytes(cut)
+            assert read_ahead.left_for_next(later, came) is None
+        one.write_bytes(whole)
+    left = read_ahead.left_for_next(later, came)
+    assert left is not None
+    found = [Message.of(text) for batch in left for text in batch["about"].to_pylist()]
+    assert {(one.input, os.path.basename(one.source)) for one in found if one.source} == {
+        (0, "c"), (0, "d"), (1, "c"), (1, "d"),
+    }  # fmt: skip
+    assert read_ahead.left_for_next(later, [one._replace(source="other") for one in came]) is None
 
 
 def test_the_files_behind_others(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from gpu_ops.descriptions.times import WatermarkMs
 from gpu_ops.errors import BadInputError, GpuJoinError, StateError
 from gpu_ops.kernels import Frame, Probe
 from gpu_ops.memory import Budget
-from gpu_ops.operator_engine import OperatorEngine
+from gpu_ops.operator_engine import MicroBatch, OperatorEngine
 from gpu_ops.spark.server import recovery
 from gpu_ops.spark.server.files_read import CardReader, in_file, with_rows
 from gpu_ops.spark.server.recovery import RecoveredState, Snapshots
@@ -26,7 +26,7 @@ from gpu_ops.spark.server.written import write_changes
 from gpu_ops.spark.wire.command import ApplyCommand, SideRows, Wire, parse_join
 from gpu_ops.spark.wire.files_request import FilesRequest, PlacedFile
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.blocks import FilePart
+from gpu_ops.state.blocks import FilePart, without
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times
 from gpu_ops.state.files import CURRENT_ACTIVITY, Activity, Files, Stamp
 from gpu_ops.state.manifest import FORMAT, OF_CARD, Manifest, check_open, ensure, remove_older
@@ -85,8 +85,36 @@ class Pending:
     """True if it was taken in as backlog."""
     prepared: bool = True
     """True if the engine has it prepared; False after a repetition that failed."""
+    final: bool = False
+    """True if the engine has made it final, as the next one is prepared ahead: a repetition begins with the log."""
     answer: Answer | None = None
     """The answer, kept where several tasks ask for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+    """A micro-batch that is prepared before it is asked for."""
+
+    batch_id: int
+    wire: Wire
+    table: pa.Table
+    parts: tuple[FilePart, ...]
+    clock_ms: int
+    result: MicroBatch
+    seconds: float
+
+    def of_rows(self, batch_id: int, wire: Wire, table: pa.Table, parts: tuple[FilePart, ...]) -> bool:
+        """True if it has these very rows, in the same files."""
+        if (self.batch_id, self.wire, self.parts) != (batch_id, wire, parts):
+            return False
+        return bool(without(self.table, parts).equals(without(table, parts)))
+
+
+_ONCE: Final = 2
+"""Micro-batches in a row that were asked for once: some sinks ask for each several times, which is found out so."""
+
+_MOST_MISSED: Final = 8
+"""Micro-batches in a row that had other rows than those prepared ahead, behind which none is any more."""
 
 
 def identity(command: ApplyCommand) -> tuple[object, ...]:
@@ -154,6 +182,8 @@ class PartitionState:
         self._log: PartitionLog | None = None
         self._snapshots: Snapshots | None = None
         self._metrics: dict[str, int | float] = {}
+        self._ahead: Ahead | None = None
+        self._once = self._missed = self._came_true = 0
         self.activity = Activity()
         self.turn = threading.Lock()
         """Held by one of several tasks that bring the same rows, from before they are received."""
@@ -164,12 +194,14 @@ class PartitionState:
 
     def status(self) -> dict[str, Any]:
         """The version in memory and the metrics of the last micro-batch, as JSON-like values."""
-        pending = self._pending
+        pending, ahead = self._pending, self._ahead
         return {
             "partition": self.partition,
             "partitions": self.partitions,
             "version": self._version if self._engine is not None else None,
             "pending": pending.batch_id if pending is not None else None,
+            "ahead": None if ahead is None else ahead.batch_id,
+            "came_true": self._came_true,
             "metrics": dict(self._metrics),
         }
 
@@ -217,20 +249,64 @@ class PartitionState:
             BadInputError: rows cannot be joined; the state is unchanged.
             AbandonedError: the caller is gone; the state is unchanged.
         """
+        with self._joining():
+            now = self._clock() if clock_ms is None else clock_ms
+            count = table.num_rows + sum(part.block.rows for part in parts if part.columns)
+            kept = self.kept(batch_id, count, shared_in)
+            if kept is not None:
+                return kept
+            given = Recorded(now, watermark, backlog), files
+            answer = self._apply(batch_id, (table, parts), wire, alive, given)
+            if shared_in is not None and self._pending is not None:
+                self._pending.answer = Answer(shared_in, count, answer)
+            return answer
+
+    def prepare_ahead(self, batch_id: int, table: pa.Table, wire: Wire, parts: tuple[FilePart, ...]) -> bool:
+        """Prepares what is probably the next micro-batch, while Spark ends the last one and plans it.
+
+        The last one is made final in memory, although it may be repeated: then the state is loaded from the log.
+        Nothing is written, and an error is none yet: if Spark asks for this micro-batch it comes again.
+
+        Args:
+            batch_id: Spark's number of the micro-batch.
+            table: its rows, as of `apply`, likewise the next two.
+            wire: their layout.
+            parts: those in files.
+
+        Returns:
+            Whether it was prepared.
+        """
+        with self._joining():
+            engine, pending = self._engine, self._pending
+            if engine is None or pending is None or not self._may_prepare_ahead(engine, pending, batch_id):
+                return False
+            if any(part.columns for part in parts):
+                return False
+            rows, started, now = wire.split(self.description, table), time.perf_counter(), self._clock()
+            self._commit(engine, pending)
+            pending.final = True
+            result = engine.prepare_batches(rows.tables, rows.sequences, clock_ms=now)
+            self._ahead = Ahead(batch_id, wire, table, parts, now, result, time.perf_counter() - started)
+            return True
+
+    def _may_prepare_ahead(self, engine: OperatorEngine, pending: Pending, batch_id: int) -> bool:
+        """True if what is stored can be loaded again, the clock does not matter, and it probably pays."""
+        if pending.batch_id != batch_id - 1 or pending.final or not pending.prepared or engine.needs_restore:
+            return False
+        if self._snapshots is None or self.description.by_clock or pending.backlog:
+            return False
+        if self._missed >= _MOST_MISSED or self._snapshots.due(batch_id):
+            return False
+        return self._once >= _ONCE or not pending.batch_id  # what is loaded again before the first one is nothing
+
+    @contextlib.contextmanager
+    def _joining(self) -> Iterator[None]:
+        """Context manager in which the caller has the state for itself, and is asked after."""
         with self._lock:
             looked_at = CURRENT_ACTIVITY.set(self.activity)
             try:
-                now = self._clock() if clock_ms is None else clock_ms
                 with self.activity.during("joining"):
-                    count = table.num_rows + sum(part.block.rows for part in parts if part.columns)
-                    kept = self.kept(batch_id, count, shared_in)
-                    if kept is not None:
-                        return kept
-                    given = Recorded(now, watermark, backlog), files
-                    answer = self._apply(batch_id, (table, parts), wire, alive, given)
-                    if shared_in is not None and self._pending is not None:
-                        self._pending.answer = Answer(shared_in, count, answer)
-                    return answer
+                    yield
             except GpuJoinError:
                 raise
             except Exception:
@@ -260,9 +336,12 @@ class PartitionState:
         given: tuple[Recorded, FilesRequest | None],
     ) -> Applied:
         (table, parts), (now, files) = arrived, given
-        rows = wire.split(self.description, table)
+        asked_ahead = self._ahead is not None and files is None and self._ahead.of_rows(batch_id, wire, table, parts)
+        rows = None if asked_ahead else wire.split(self.description, table)
         _require(alive, batch_id)
         started = time.perf_counter()
+        if self._ahead is not None and not asked_ahead:
+            self._drop_ahead()
         recorded = self._advance(batch_id)
         spent = time.perf_counter() - started
         engine = self._engine
@@ -272,20 +351,26 @@ class PartitionState:
         if self._log is not None:
             self._log.begin_to_write(parts)
         started = time.perf_counter()
-        of_files = tuple(part for part in parts if part.columns)
-        by_card = self._by_card(engine, rows, wire, table.schema, of_files) if of_files else None
-        if of_files and by_card is None:
-            table, parts = with_rows(table, of_files), tuple(part for part in parts if not part.columns)
-        rows = by_card or wire.split(self.description, table) if of_files else rows
-        engine.kernels.gives_frames = files is not None and engine.kernels.files is not None
-        try:
-            result = engine.prepare_batches(
-                rows.tables, rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
-            )
-        except BadInputError as error:
-            raise in_file(error, self.description, of_files, table.schema) from None
-        finally:
-            engine.kernels.gives_frames = False
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            result, clock_ms, started = ahead.result, ahead.clock_ms, started - ahead.seconds
+            self._missed, self._came_true = 0, self._came_true + 1
+        else:
+            of_files = tuple(part for part in parts if part.columns)
+            rows = wire.split(self.description, table) if rows is None else rows
+            by_card = self._by_card(engine, rows, wire, table.schema, of_files) if of_files else None
+            if of_files and by_card is None:
+                table, parts = with_rows(table, of_files), tuple(part for part in parts if not part.columns)
+            rows = by_card or wire.split(self.description, table) if of_files else rows
+            engine.kernels.gives_frames = files is not None and engine.kernels.files is not None
+            try:
+                result = engine.prepare_batches(
+                    rows.tables, rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
+                )
+            except BadInputError as error:
+                raise in_file(error, self.description, of_files, table.schema) from None
+            finally:
+                engine.kernels.gives_frames = False
         if self._snapshots is not None:
             self._snapshots.seconds += time.perf_counter() - started
         started = time.perf_counter()
@@ -312,6 +397,7 @@ class PartitionState:
             self._forget()
             raise why
         self._pending = Pending(batch_id, clock_ms, stamp, None if self._log is not None else record, times, backlog)
+        self._once = self._once + 1 if recorded is None else 0
         spent += time.perf_counter() - started
         self._metrics = {
             **result.metrics,
@@ -432,6 +518,9 @@ class PartitionState:
         if engine is not None and pending is None and self._version == batch_id:
             return None
         if engine is not None and pending is not None and pending.batch_id == batch_id:
+            if pending.final:
+                self._forget()
+                return self._load(batch_id)
             engine.discard()
             pending.prepared = False
             return Recorded(pending.clock_ms, pending.times.watermark, pending.backlog)
@@ -441,11 +530,20 @@ class PartitionState:
             _log.warning("%s: another server has repeated batch %d; reloading", self, pending.batch_id)
             self._forget()
             return self._load(batch_id)
-        self._commit(engine, pending)
-        self._compact(engine)
+        if not pending.final:
+            self._commit(engine, pending)
+        self._pending = None
+        if self._ahead is None:
+            self._compact(engine)
         if self._older:
             self._remove_older()
         return None
+
+    def _drop_ahead(self) -> None:
+        """Takes back what was prepared ahead, as something else is asked for."""
+        assert self._engine is not None
+        self._engine.discard()
+        self._ahead, self._missed = None, self._missed + 1
 
     def _commit(self, engine: OperatorEngine, pending: Pending) -> None:
         if pending.prepared:
@@ -462,7 +560,6 @@ class PartitionState:
         else:
             assert self._log is not None
             self._replay(engine, self._log.read_record(pending.batch_id))
-        self._pending = None
 
     def _replay(self, engine: OperatorEngine, record: Record) -> None:
         rows = Wire.from_json(record.wire).split(self.description, record.table)
@@ -520,7 +617,7 @@ class PartitionState:
                 self._in_backlog = log.in_backlog(base)
                 engine.restore(tables)
             self._version = base
-        self._engine, self._pending = engine, None
+        self._engine, self._pending, self._ahead = engine, None, None
         self._log = log
         every, tiny = self._options.get("snapshot_every"), bool(self._options.get("tiny", False))
         self._snapshots = Snapshots(str(self), log, stored, self.partition, every, unneeded=unneeded, tiny=tiny)
@@ -577,8 +674,8 @@ class PartitionState:
         )
 
     def _forget(self) -> None:
-        engine, self._engine, self._pending = self._engine, None, None
-        self._version = self._last_clock = 0
+        engine, self._engine, self._pending, self._ahead = self._engine, None, None, None
+        self._version = self._last_clock = self._once = 0
         self._times, self._in_backlog = NO_TIMES, True
         snapshots, self._snapshots = self._snapshots, None
         self._log, self._older = None, False

@@ -297,17 +297,13 @@ class Snapshots:
         self._unneeded = unneeded
 
     def take(self, version: int, held: Callable[[], RecoveredState]) -> None:
-        """Has a snapshot written when one is due, and deletes files replaced by one that is written by now.
+        """Has a snapshot written when one is due.
 
         Args:
             version: the version of the state.
             held: returns the state; called only when a snapshot is due.
         """
-        if self._running is not None and self._running[1].done():
-            self._take_in(*self._running)
-        if self._running is not None or version < self._not_before:
-            return
-        if not snapshot_due(version, self._partition, self.stored, self._every, self.seconds):
+        if not self.due(version):
             return
         self.seconds = 0.0
         snapshot = _Snapshot(self._log, version, held(), self.stored.pieces, tiny=self._tiny)
@@ -315,6 +311,14 @@ class Snapshots:
             self._install(snapshot, snapshot.write)
         else:
             self._run(snapshot, partial(_write, snapshot))
+
+    def due(self, version: int) -> bool:
+        """True if a snapshot of a version is due; deletes files replaced by one that is written by now."""
+        if self._running is not None and self._running[1].done():
+            self._take_in(*self._running)
+        if self._running is not None or version < self._not_before:
+            return False
+        return snapshot_due(version, self._partition, self.stored, self._every, self.seconds)
 
     def metrics(self) -> dict[str, int | float]:
         """The metrics of snapshots: bytes written since the last call, time to replay the log, age of the last one."""

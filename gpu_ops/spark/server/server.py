@@ -122,11 +122,30 @@ class StateServer(FlightServer):
             answers = None if command.answers is None else checked(command.answers, self._blocks, file=False)
             partition = self._partition(command)
             receiving = Activity()
+            if command.ahead:
+                self._prepare_ahead(command, partition, reader, writer)
+                return
             with self._turn(command, partition):
                 answer = self._answer(command, partition, context, reader, receiving)
             with self._asked_after(command.call, receiving):
                 receiving.begin("sending the answer")
                 _send(writer, answer, command, answers)
+
+    def _prepare_ahead(
+        self,
+        command: ApplyCommand,
+        partition: PartitionState,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Receives the rows of what is probably the next micro-batch, and has it prepared."""
+        receiving = Activity()
+        with self._asked_after(command.call, receiving), self._out_of_memory(partition, command.batch_id):
+            arrived = _receive(reader, command, partition, receiving, Mapped(self._blocks))
+        with self._asked_after(command.call, partition.activity), self._out_of_memory(partition, command.batch_id):
+            done = partition.prepare_ahead(command.batch_id, arrived.table, command.wire, arrived.parts)
+        writer.begin(pa.schema([]))
+        writer.write_metadata(json.dumps({"prepared": done}).encode())
 
     @contextlib.contextmanager
     def _turn(self, command: ApplyCommand, partition: PartitionState) -> Iterator[None]:

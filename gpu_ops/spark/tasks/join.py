@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import itertools
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +18,12 @@ import pyarrow.compute as pc
 
 from gpu_ops.descriptions.dataflow import NUMBER, Dataflow
 from gpu_ops.descriptions.projection import Projection
-from gpu_ops.errors import StateError
+from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, of_operators, pack, total
 from gpu_ops.spark.tasks.arrow import PARTITION, ArrowTask, TaskIdentity, task_identity
 from gpu_ops.spark.tasks.file import FileWriter
 from gpu_ops.spark.tasks.packing import Packer
+from gpu_ops.spark.tasks.read_ahead import left_for_next
 from gpu_ops.spark.tasks.rows import Encoder, encode_projected
 from gpu_ops.spark.wire.arrivals import Arrivals, Message, by_operator
 from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, ReportReply, ReportRequest, Wire, read
@@ -202,15 +205,19 @@ class Task(OperatorTask):
             timed=any("watermark_ms" in one.task.metrics for one in self.operators),
         )  # fmt: skip
 
+        found = list[tuple[Address, Mapping[str, Any]]]()
+
         def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
             request = dataclasses.replace(located, failed=failed)
             answer = read(LocateReply, ask(self._directory, "locate", request))
             context = vars(answer.context) | ({} if share[1] == 1 else {"shared_in": task.run_id})
             if answer.context.shared_in is not None:
                 context["files"] = None  # others take these changes, too
-            return self._directory._replace(location=answer.location), context
+            found.append((self._directory._replace(location=answer.location), context))
+            return found[-1]
 
-        arrived: Iterable[pa.RecordBatch | FilePart] = self.arrivals.to_wire(batches)
+        packed = list(batches)
+        arrived: Iterable[pa.RecordBatch | FilePart] = self.arrivals.to_wire(iter(packed))
         if share[1] > 1:
             arrived = list(arrived)
             count = sum(rows.block.rows if isinstance(rows, FilePart) else rows.num_rows for rows in arrived)
@@ -230,6 +237,8 @@ class Task(OperatorTask):
             yield writer.placed(exchange.answer["files"])
         if share[0]:
             return  # one of a partition's tasks reports what was counted
+        if self._blocks is not None and writer is None:
+            self._send_ahead(task, partition, packed, {**command, **found[-1][1]}, found[-1][0])
         counted = exchange.answer["metrics"]
         of_exchange = {"backend": exchange.answer["backend"], "retries": exchange.retries}
         counts = zip(self.operators, self._counted(counted), strict=True)
@@ -243,6 +252,43 @@ class Task(OperatorTask):
         if answer.all is not None:
             names = [one.task.metrics for one in self.operators]
             metrics += map(total, names, of_operators(names, answer.all))
+
+    def _send_ahead(
+        self,
+        task: TaskIdentity,
+        partition: int,
+        came: Sequence[pa.RecordBatch],
+        command: Mapping[str, Any],
+        server: Address,
+    ) -> None:
+        """Sends the server what is read ahead for the next micro-batch, in a thread; see `ApplyCommand.ahead`."""
+        folder = None if self._blocks is None else self._blocks.of(task.run_id, task.batch_id + 1)
+        if folder is None or command["state"] is None or command["clock_ms"] is not None or command["backlog"]:
+            return
+
+        def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
+            if failed is not None:
+                raise StateError("who asks for this micro-batch finds another server")
+            return server, {"ahead": True, "batch_id": task.batch_id + 1, "answers": None, "shares": 1, "share": 0}
+
+        def send() -> None:
+            with contextlib.suppress(GpuJoinError):
+                messages = (Message.of(text.as_py()) for batch in came for text in batch["about"])
+                batches = left_for_next(folder, messages)
+                if batches is not None:
+                    own = self._messages_of(partition, batches)
+                    for _ in Exchange(locate, command, self.arrivals.wire).run(list(self.arrivals.to_wire(own))):
+                        pass
+
+        threading.Thread(target=send, name="gpu-join-ahead", daemon=True).start()
+
+    def _messages_of(self, partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Selects the messages that are for a partition of this operator."""
+        operators = self.arrivals.of_operators(self.plan_id)
+        for batch in batches:
+            for operator, target, some in by_operator(batch):
+                if target == partition * self.shares and operator in operators:
+                    yield some
 
     def _counted(self, counted: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         """The metrics of each of `operators`, out of those of their engine."""

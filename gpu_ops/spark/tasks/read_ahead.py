@@ -7,6 +7,9 @@ task has ended, packs that one into the folder of the next micro-batch (`gpu_ops
 it would have given to Spark. The task that is then given this file, maybe in another worker, takes that; if it is being
 made it waits. A guess that was wrong costs time and nothing else: such a file is not asked for, and the folder goes
 with its micro-batch. One that changes after it was read is read anew, and so is one that could not be read.
+
+When all that the next micro-batch will have is there, the state server is given it, too, and computes it while Spark
+plans (`left_for_next`).
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from gpu_ops.errors import GpuJoinError
 from gpu_ops.files.file_systems import file_system_of
-from gpu_ops.spark.wire.arrivals import PACKED
+from gpu_ops.spark.wire.arrivals import PACKED, Message
 from gpu_ops.state.blocks import make_folder
 from gpu_ops.state.files import private
 
@@ -42,9 +45,6 @@ ListedFile = tuple[str, int]
 PackFiles = Callable[[Sequence[ListedFile], Path | None], Iterator[pa.RecordBatch]]
 """Packs the rows of files; where a folder is given, messages are left in it for the micro-batch after this one."""
 
-LEAST_BYTES: Final = 1 << 20
-"""Of a file that is read ahead: others take milliseconds."""
-
 _MOST_MISSED: Final = 8
 """Files in a row that others were guessed for, after which an input's are no longer guessed."""
 
@@ -53,6 +53,14 @@ _NICE: Final = 10
 
 _PAUSE: Final = 0.02
 """Seconds in which a worker tells Spark that its task has ended."""
+
+_MOST_S: Final = 2.0
+"""Seconds for which what is read ahead is waited for."""
+
+_LATER: Final = 1.2
+"""The factor by which the time grows until it is looked for again."""
+
+_AHEAD: Final = "ahead-"
 
 _SELDOM: Final = 50
 """A folder in which nothing new was is listed again after so many times as long as that took."""
@@ -139,11 +147,11 @@ def packed_ahead(
             left.append(file)
         else:
             yield from found
-    if len(left) < len(files):
-        make_folder(now)  # as messages that are left in it would
     if left or not files:
         yield from pack(left, None)
     if files and guesses.missed < _MOST_MISSED:
+        with contextlib.suppress(OSError):  # beside that of the next one; and it removes those of earlier ones
+            make_folder(now)
         later = threading.Timer(_PAUSE, _read_ahead, (files, then, use, per_batch, pack, guesses))
         later.daemon = True
         later.start()
@@ -151,17 +159,50 @@ def packed_ahead(
 
 def _taken(folder: Path, use: str, file: ListedFile) -> list[pa.RecordBatch] | None:
     """Takes what was left for a file, None if the file has changed since; waits for the one who is at it."""
-    place = folder / _named(use, file)
-    try:
-        with open(place, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            # a file of Arrow's has an end, by which it is known to be whole
-            with pa.ipc.open_file(pa.py_buffer(lock.read())) as made:
-                about = json.loads((made.schema.metadata or {})[b"file"])
-                batches = [made.get_batch(at).replace_schema_metadata() for at in range(made.num_record_batches)]
-        return batches if about == _version(os.stat(_local(file[0]) or "")) else None
-    except (OSError, KeyError, pa.ArrowException):
-        return None
+    with contextlib.suppress(OSError, KeyError, pa.ArrowException):
+        about, _, batches = _whole(folder / _named(use, file))
+        if about == _version(os.stat(_local(file[0]) or "")):
+            return batches
+    return None
+
+
+def _whole(place: Path) -> tuple[list[int], ListedFile, list[pa.RecordBatch]]:
+    """Reads what was left for a file: its version, the file that it comes behind, and its rows; see `_taken`.
+
+    Raises:
+        OSError, KeyError, ArrowException: it is not whole.
+    """
+    with open(place, "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        # a file of Arrow's has an end, by which it is known to be whole
+        with pa.ipc.open_file(pa.py_buffer(lock.read())) as made:
+            facts = json.loads((made.schema.metadata or {})[b"file"])
+            batches = [made.get_batch(at).replace_schema_metadata() for at in range(made.num_record_batches)]
+    return facts["version"], tuple(facts["behind"]), batches
+
+
+def left_for_next(folder: Path, came: Iterable[Message]) -> list[pa.RecordBatch] | None:
+    """Takes what is read ahead of the files behind those of a micro-batch; waits for it a while.
+
+    Args:
+        folder: of the messages of the next micro-batch.
+        came: the messages of this one.
+
+    Returns:
+        Rows of `PACKED`; None where not all of it is there.
+    """
+    wanted = {(one.operator, one.input, one.source, one.time) for one in came if one.source}
+    found, pause, end = dict[str, list[pa.RecordBatch]](), 0.005, time.monotonic() + _MOST_S
+    while wanted and time.monotonic() < end:
+        time.sleep(pause)
+        pause *= _LATER
+        with contextlib.suppress(OSError, KeyError, pa.ArrowException):
+            for name in sorted(os.listdir(folder)):
+                if name.startswith(_AHEAD) and name not in found:
+                    _, behind, found[name] = _whole(folder / name)
+                    about = (Message.of(text.as_py()) for batch in found[name] for text in batch["about"])
+                    wanted -= {(one.operator, one.input, *behind) for one in about}
+    return None if wanted or not found else [batch for batches in found.values() for batch in batches]
 
 
 def _read_ahead(  # noqa: PLR0917 - a thread's
@@ -171,17 +212,17 @@ def _read_ahead(  # noqa: PLR0917 - a thread's
     with _one_at_a_time, contextlib.suppress(OSError, pa.ArrowException, GpuJoinError):
         if sys.platform == "linux":  # elsewhere a thread has no priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        for uri, _ in files:
+        for uri, at in files:
             path = _local(uri)
             found = None if path is None else _next_files.behind(path, per_batch)
-            if path is not None and found is not None and found[1].st_size >= LEAST_BYTES:
+            if path is not None and found is not None:
                 name = os.path.basename(found[0])
                 following = (f"{uri.removesuffix(os.path.basename(path))}{name}", 1000 * _milliseconds(found[1]))
                 guesses.made += 1
-                _leave(folder, use, following, found[1], pack)
+                _leave(folder, use, following, {"version": _version(found[1]), "behind": (uri, at)}, pack)
 
 
-def _leave(folder: Path, use: str, file: ListedFile, about: os.stat_result, pack: PackFiles) -> None:
+def _leave(folder: Path, use: str, file: ListedFile, facts: Mapping[str, Any], pack: PackFiles) -> None:
     """Packs a file for the one who will ask for it."""
     place = folder / _named(use, file)
     if place.exists():  # a micro-batch may be computed several times
@@ -192,14 +233,14 @@ def _leave(folder: Path, use: str, file: ListedFile, about: os.stat_result, pack
         fcntl.flock(lock, fcntl.LOCK_EX)
         hidden.rename(place)
         made = list(pack([file], folder))
-        schema = PACKED.with_metadata({b"file": json.dumps(_version(about)).encode()})
+        schema = PACKED.with_metadata({b"file": json.dumps(facts).encode()})
         with pa.ipc.new_file(lock, schema) as writer:
             for batch in made:
                 writer.write_batch(batch)
 
 
 def _named(use: str, file: ListedFile) -> str:
-    return f"ahead-{hashlib.sha256(repr((use, file)).encode()).hexdigest()}"
+    return f"{_AHEAD}{hashlib.sha256(repr((use, file)).encode()).hexdigest()}"
 
 
 def _version(about: os.stat_result) -> list[int]:

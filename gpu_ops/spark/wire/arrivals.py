@@ -100,6 +100,10 @@ class Arrivals:
     ) -> None:
         self.wire, self.inputs, self.first, self.numbers = wire, tuple(inputs), frozenset(first), numbers
 
+    def of_operators(self, plan_id: str) -> frozenset[str]:
+        """The plan ids of the operators whose rows these are: of a dataflow those that take rows from outside."""
+        return frozenset([plan_id] if self.numbers is None else (operator for operator, _ in self.numbers))
+
     def _numbered(self, message: Message) -> Message:
         if self.numbers is None:
             return message

@@ -209,6 +209,7 @@ class ApplyCommand:
         rows: how many these are, where there are several parts.
         files: a `gpu_ops.spark.wire.files_request.FilesRequest`: where the server's backend can, it writes the changes
             into files, and the answer names these. Then the first part is all of the changes, in files or not.
+        ahead: these rows are probably those of the next micro-batch, which may be prepared; there are no changes yet.
     """
 
     join_id: str
@@ -237,6 +238,7 @@ class ApplyCommand:
     shares: int = 1
     rows: int = 0
     files: Mapping[str, Any] | None = None
+    ahead: bool = False
 
     def to_json(self) -> str:
         """The command as JSON text."""
