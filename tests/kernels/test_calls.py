@@ -11,7 +11,7 @@ from kernels.counting import count, count_operator
 
 pytestmark = pytest.mark.thorough
 
-# Calls and waits, as counted when this was written; what is aimed at is 90 and 3 of a net change.
+# Calls and waits, as counted when this was written; of a net change 90 and 3 were aimed at.
 MOST = {("per_batch", "changes"): (83, 3), ("per_batch", "inserts"): (69, 6), ("per_event", "changes"): (342, 18)}
 
 
