@@ -284,7 +284,13 @@ def test_what_is_left_for_the_next_micro_batch(source: Source, monkeypatch: pyte
     assert {(one.input, os.path.basename(one.source)) for one in found if one.source} == {
         (0, "c"), (0, "d"), (1, "c"), (1, "d"),
     }  # fmt: skip
-    assert read_ahead.left_for_next(later, [one._replace(source="other") for one in came]) is None
+    others = [one._replace(source="other") for one in came]
+    assert read_ahead.left_for_next(later, others) is None
+    monkeypatch.setattr(read_ahead, "_MOST_S", 999)
+    removed = threading.Timer(0.1, shutil.rmtree, [source.blocks / RUN / "0"])
+    removed.start()
+    assert read_ahead.left_for_next(later, others) is None
+    removed.join(30)
 
 
 def test_the_files_behind_others(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ _NICE: Final = 10
 _PAUSE: Final = 0.02
 """Seconds in which a worker tells Spark that its task has ended."""
 
-_MOST_S: Final = 2.0
+_MOST_S: Final = 10.0
 """Seconds for which what is read ahead is waited for."""
 
 _LATER: Final = 1.2
@@ -182,7 +182,7 @@ def _whole(place: Path) -> tuple[list[int], ListedFile, list[pa.RecordBatch]]:
 
 
 def left_for_next(folder: Path, came: Iterable[Message]) -> list[pa.RecordBatch] | None:
-    """Takes what is read ahead of the files behind those of a micro-batch; waits for it a while.
+    """Takes what is read ahead of the files behind those of a micro-batch; waits for it until the next one begins.
 
     Args:
         folder: of the messages of the next micro-batch.
@@ -193,7 +193,8 @@ def left_for_next(folder: Path, came: Iterable[Message]) -> list[pa.RecordBatch]
     """
     wanted = {(one.operator, one.input, one.source, one.time) for one in came if one.source}
     found, pause, end = dict[str, list[pa.RecordBatch]](), 0.005, time.monotonic() + _MOST_S
-    while wanted and time.monotonic() < end:
+    present = folder.with_name(str(int(folder.name) - 1))  # which the next one removes
+    while wanted and present.exists() and time.monotonic() < end:
         time.sleep(pause)
         pause *= _LATER
         with contextlib.suppress(OSError, KeyError, pa.ArrowException):
