@@ -7,6 +7,7 @@ Layout::
     p/<partition>/<batch>.<name>.block  a part of it, which that file names
     p/<partition>/<version>.snapshot    the state after micro-batches 0 .. version - 1
     p/<partition>/<version>.<id>.piece  rows of a table, written by the snapshot of a version, named by later ones, too
+    p/<partition>/<version>.<id>.origin a state folder of this partition, whose state is the snapshot of that version
 
 The numbers have 20 digits. A record is an Arrow IPC stream. A piece is one of rows, and one more of the entries of each
 index, past which versions read that knew none. A snapshot is one stream per table, one after the other: its rows, or,
@@ -23,6 +24,10 @@ is there that names them. One that no record names is a leftover of a repetition
 the partition is loaded; so is a piece newer than any snapshot, of one that was not written to its end. Two servers may
 both hold a partition for a while, so whoever writes what names other files holds a lock on the folder beside others,
 and whoever removes leftovers holds it alone; each does without where it would have to wait.
+
+A folder that a change of a query made may begin with the state of an operator as the old folder has it: the files of
+that get second names here, below a copy of their manifest, and a snapshot without rows says of which version of that
+they are the state. The next snapshot is one of rows, and what was taken goes with the files that it replaces.
 
 Log records and pieces lie uncompressed on local disks, where LZ4 costs more time than it saves, and compressed
 elsewhere; snapshots are always compressed.
@@ -52,7 +57,7 @@ from gpu_ops.descriptions.times import WatermarkMs, places
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.state.blocks import FilePart, mapped, together, without
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
-from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.manifest import MANIFEST, Manifest
 from gpu_ops.state.pieces import Content, Flush, FromSnapshot, StoredTable, WrittenTable, write
 
 _log = logging.getLogger(__name__)
@@ -65,6 +70,8 @@ _PIECES: Final = "pieces"
 """The fact of a table that is stored in pieces: their names and numbers of rows, and the names of the columns."""
 _ENTRIES: Final = "entries"
 """The fact of a piece's index entries: their label."""
+_ORIGIN: Final = "origin"
+"""The fact of a snapshot that is the state of another folder: its name, and the version there."""
 _CHECK: Final = "check"
 """The fact that is a checksum of the others: a reader of facts alone does not see the file's."""
 _ROWS_PER_BATCH: Final = 1 << 16
@@ -202,6 +209,9 @@ _BLOCK: Final = re.compile(r"(\d{20})\.[\w-]+\.block")
 _OF_PIECE: Final = re.compile(r"(\d{20})\.[0-9a-f]+\.piece")
 """The name of a piece."""
 
+_OF_ORIGIN: Final = re.compile(r"(\d{20})\.[0-9a-f]+\.origin")
+"""The name of a folder that has the state of a snapshot."""
+
 _RECORD: Final = _Kind("arrow", "batch_id", "record of batch")
 _SNAPSHOT: Final = _Kind("snapshot", "version", "snapshot of version")
 _PIECE: Final = _Kind("piece", "piece", "piece")
@@ -256,12 +266,13 @@ class PartitionLog:
         files: the folder.
         manifest: what it belongs to.
         partition: its number.
+        folder: where its files are, if that is not where the manifest says.
     """
 
-    def __init__(self, files: Files, manifest: Manifest, partition: int) -> None:
-        self._files = manifest.content(files)
+    def __init__(self, files: Files, manifest: Manifest, partition: int, *, folder: str | None = None) -> None:
+        self._files = manifest.content(files) if folder is None else files
         self._manifest, self._partition = manifest, partition
-        self._folder = f"p/{partition}"
+        self._folder = folder or f"p/{partition}"
         self._record_compression = None if files.local else "lz4"
         self._blocks, self._leftovers = collections.defaultdict[int, set[str]](set), False
 
@@ -297,7 +308,65 @@ class PartitionLog:
         for name, batch_id in _blocks(names).items():
             if batch_id in records:
                 records[batch_id] += names[name]
-        return Stored(records, _SNAPSHOT.of(names), pieces)
+        snapshots = _SNAPSHOT.of(names)
+        for version, folder in self._origins():
+            if version in snapshots:
+                its = self._files.sizes(folder).items()
+                snapshots[version] += sum(size for name, size in its if not name.endswith(suffix))
+        return Stored(records, snapshots, pieces)
+
+    # --- states of other folders -------------------------------------------------------------
+
+    def _origins(self) -> list[tuple[int, str]]:
+        """The folders that have the states of snapshots, with their versions."""
+        names = self._files.folders(self._folder) if self._manifest.goes_on else ()
+        found = ((_OF_ORIGIN.fullmatch(name), name) for name in names)
+        return [(int(one[1]), f"{self._folder}/{one[0]}") for one, _ in found if one is not None]
+
+    def origin(self, version: int) -> tuple[PartitionLog, int] | None:
+        """The files of which the snapshot of a version is the state, and their version; None where it has rows itself.
+
+        Raises:
+            StateError: the snapshot, or the manifest of these files, is damaged or missing.
+        """
+        facts = self._facts(_SNAPSHOT, version) if self._manifest.goes_on else None
+        if facts is None or _ORIGIN not in facts:
+            return None
+        with self._understood(_SNAPSHOT.path(self._folder, version)):
+            name, at = json.loads(facts[_ORIGIN])
+        folder = f"{self._folder}/{name}"
+        return PartitionLog(self._files, Manifest.of(self._files.below(folder)), self._partition, folder=folder), at
+
+    def go_on_from(self, version: int, other: PartitionLog, base: int, at: int) -> None:
+        """Writes a snapshot that is the state of another folder; durable on return.
+
+        Args:
+            version: the snapshot's.
+            other: the partition of the same number there, whose query does not run.
+            base: the version of a snapshot of rows there, or 0.
+            at: the version of that state, to which the records from ``base`` on lead.
+
+        Raises:
+            StateError: a file cannot be read or written.
+        """
+        facts = other._facts(_RECORD, at - 1) if at > base else other._facts(_SNAPSHOT, at)
+        if facts is None:
+            raise StateError(f"{other.name} has no state of version {at}; {_RESTORE}")
+        sizes = other._files.sizes(other._folder)
+        names = {name for name, batch in _blocks(sizes).items() if base <= batch < at}
+        names |= {f"{batch:020d}.{_RECORD.suffix}" for batch in range(base, at)}
+        if base:
+            names |= {f"{base:020d}.{_SNAPSHOT.suffix}"} | {name for name in sizes if _OF_PIECE.fullmatch(name)}
+        # two tasks may write the same, of which one was given up: neither may remove what the other has taken
+        name = f"{version:020d}.{uuid.uuid4().hex[:16]}.{_ORIGIN}"
+        folder, content = f"{self._folder}/{name}", other._manifest.to_json().encode()
+        self._files.take(folder, other._files, other._folder, names)
+        self._files.write(f"{folder}/{MANIFEST}", lambda file: file.write(content))
+        own = {"version": str(version), "clock_ms": facts["clock_ms"], _ORIGIN: json.dumps([name, at])}
+        own |= Times.from_facts(facts).to_facts() | _backlog(_BACKLOG in facts) | self._manifest.facts(self._partition)
+        _write(self._files, _SNAPSHOT.path(self._folder, version), [(pa.table({}), own)], "lz4")
+
+    # --- records -----------------------------------------------------------------------------
 
     def write_record(self, batch_id: int, record: Record) -> tuple[Stamp, int]:
         """Writes the record of a micro-batch, or replaces it. Durable on return.
@@ -621,6 +690,9 @@ class PartitionLog:
             self._files.delete(f"{self._folder}/{name}" for name, batch in blocks.items() if batch < version)
         self._files.delete(_SNAPSHOT.path(self._folder, v) for v in stored.snapshots.keys() - left.snapshots.keys())
         self._files.delete(_PIECE.path(self._folder, name) for name in stored.pieces.keys() - left.pieces.keys())
+        for at, folder in self._origins():
+            if at < version:
+                self._files.delete_folder(folder)
 
 
 def _backlog(value: bool) -> dict[str, str]:

@@ -22,7 +22,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
@@ -362,6 +362,26 @@ class Files:
             _sync_folder(folder)
         return found
 
+    def take(self, path: str, other: Files, folder: str, names: Collection[str]) -> None:
+        """Gives files of another folder second names in one of this; copies them where there are no such names.
+
+        Args:
+            path: the folder here.
+            other: where they are.
+            folder: the folder there.
+            names: the files, which nobody writes to any more.
+
+        Raises:
+            StateError: one is missing, or cannot be read or written.
+        """
+        both = self.local and other.local
+        linked = self.link(path, {x: os.path.join(other.root, folder, x) for x in names}) if both else set[str]()
+        for name in sorted(set(names) - linked):
+            content = other.read(f"{folder}/{name}")
+            if content is None:
+                raise StateError(f"{other.name(f'{folder}/{name}')} is missing")
+            self.write(f"{path}/{name}", functools.partial(_put, content))
+
     @contextlib.contextmanager
     def locked(self, path: str, *, alone: bool) -> Iterator[bool]:
         """Holds a lock on a folder; gives whether it is held. It is never waited for: its holder may be stopped.
@@ -431,6 +451,10 @@ class Files:
         if self.filesystem.get_file_info(target).type != pafs.FileType.NotFound:
             self.filesystem.delete_file(target)
         self.filesystem.move(source, target)
+
+
+def _put(content: pa.Buffer, file: IO[bytes]) -> None:
+    file.write(memoryview(content))
 
 
 def private(path: str, flags: int) -> int:

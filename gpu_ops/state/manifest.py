@@ -28,7 +28,11 @@ earlier formats are taken over as they are.
 """
 
 OF_CARD: Final = 5
-"""The version where one does, the highest that this code reads: a record may name Parquet files with its rows."""
+"""The version where one does: a record may name Parquet files with its rows."""
+
+GOES_ON: Final = 6
+"""The version of a folder that a change of a query made, the highest that this code reads: a snapshot may name files of
+another folder, which are its state (`gpu_ops.state.durable.PartitionLog.go_on_from`)."""
 
 SPARK: Final = "spark"
 """Rows went to partitions by Spark's HashPartitioning, as in earlier versions; see `Manifest.check_cut`."""
@@ -102,6 +106,11 @@ class Manifest:
     def keeps_copies(self) -> bool:
         """Tells whether these may be Parquet files."""
         return self.format >= OF_CARD
+
+    @property
+    def goes_on(self) -> bool:
+        """Tells whether the folder's first snapshots may be the state of another folder."""
+        return self.format >= GOES_ON
 
     @property
     def of_dataflow(self) -> bool:
@@ -218,9 +227,9 @@ class Manifest:
         if not isinstance(data, dict):
             raise _damaged(name, "it holds no JSON object")
         version = _field(name, data, "format")
-        if version > OF_CARD:
+        if version > GOES_ON:
             raise StateError(
-                f"{name} has format {version}, this version of gpu-join reads up to {OF_CARD}: "
+                f"{name} has format {version}, this version of gpu-join reads up to {GOES_ON}: "
                 "upgrade gpu-join on the driver and its executors"
             )
         # What earlier formats did not have; an unknown key is left alone.

@@ -17,7 +17,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.state import files as files_module
 from gpu_ops.state.durable import PartitionLog, Record, Stored, stored_partitions
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import FORMAT, OF_CARD, Manifest, ensure
+from gpu_ops.state.manifest import FORMAT, GOES_ON, Manifest, ensure
 from state.support import ORDERS, PRICES, make_join, wire_batches
 
 TABLE = wire_batches(1, rows=200)[0]
@@ -255,8 +255,8 @@ def test_a_folder_without_the_number_of_its_join_is_taken(files: Files) -> None:
 
 
 def test_newer_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"format": OF_CARD + 1, "all": "else differs"}))
-    with pytest.raises(StateError, match=rf"format {OF_CARD + 1}.*upgrade gpu-join"):
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": GOES_ON + 1, "all": "else differs"}))
+    with pytest.raises(StateError, match=rf"format {GOES_ON + 1}.*upgrade gpu-join"):
         ensure(Files.at(str(tmp_path)), manifest(), create=True)
 
 

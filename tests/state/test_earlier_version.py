@@ -24,7 +24,7 @@ from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import ARROW, MANIFEST, SPARK, Manifest
+from gpu_ops.state.manifest import ARROW, GOES_ON, MANIFEST, SPARK, Manifest
 from state import test_interval_partition, test_multi_partition, test_partition
 from state.support import PRICES, WIRE, make_command, make_join
 from state.test_rescale import counted
@@ -116,8 +116,8 @@ def test_of_several_partitions_it_is_refused_with_how_to_go_on(name: str) -> Non
 @pytest.mark.parametrize("name", ["regular"])
 def test_a_folder_of_a_later_format_is_refused(folder: Path, name: str) -> None:
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 6}))
-    with pytest.raises(StateError, match=r"has format 6, .* reads up to 5: upgrade gpu-join"):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": GOES_ON + 1}))
+    with pytest.raises(StateError, match=rf"has format {GOES_ON + 1}, .* reads up to {GOES_ON}: upgrade gpu-join"):
         Manifest.of(Files.at(folder))
     with pytest.raises(StateError, match="upgrade gpu-join"):
         regular(folder, APPLIED)

@@ -24,6 +24,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import BadInputError, GpuJoinError, StateError
 from gpu_ops.spark.server.partition import PartitionState, stored_state
+from gpu_ops.spark.server.present import AssembledState, StoredOperator
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.server.server import StateServer
 from gpu_ops.spark.tasks.engine import left_over
@@ -31,10 +32,11 @@ from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange
 from gpu_ops.state import files as files_module
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import BlockFiles, FilePart
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import FORMAT, OF_CARD, Manifest
+from gpu_ops.state.manifest import FORMAT, GOES_ON, OF_CARD, Manifest
 from state.support import TOKEN, WIRE_SCHEMA, expected, make_command, make_join
 from state.test_blocks import ANSWERS, BATCHES, PLACES
 
@@ -311,6 +313,49 @@ def test_text_that_is_none_is_named_with_its_file(tmp_path: Path, card: None) ->
     life.close()
 
 
+@pytest.mark.parametrize("then", ["gpu", "cpu", "cut anew"])
+@pytest.mark.parametrize("way", ["links", "copies"])
+def test_a_changed_query_goes_on_with_files_that_records_of_the_old_one_name(
+    tmp_path: Path, card: None, monkeypatch: pytest.MonkeyPatch, way: str, then: str
+) -> None:
+    """Whatever becomes of the old folder, and wherever the new one is put."""
+    life, began = Life(tmp_path, "gpu"), 3
+    for batch in range(began):
+        life.ask(batch, given(tmp_path, batch), partitions=1)
+    life.close()
+    shutil.rmtree(tmp_path / "run")
+    place, wanted = str(life.state), _left_over(str(life.state), began)
+    old, new, was = StateAddress.of(place), StateAddress.of(str(tmp_path / "new")), Manifest.of(Files.at(place))
+    assert was.format == OF_CARD
+    manifest = dataclasses.replace(was, format=GOES_ON)
+    if way == "copies":
+        monkeypatch.setattr(files_module.os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "cross-device")))
+    state = AssembledState(new, manifest, began, {"": StoredOperator(old, began, "", was)})
+    assert state.goes_on
+    state.write(0)
+    monkeypatch.undo()
+    shutil.rmtree(life.state)
+    (tmp_path / "new" / "manifest.json").write_text(manifest.to_json())
+    shutil.move(tmp_path / "new", life.state)
+    assert _left_over(place, began) == wanted
+    if then == "cut anew":
+        rescale(place, 2)
+        assert _left_over(place, began) == wanted
+        return
+    life = Life(tmp_path, then)
+    for batch in range(began, len(BATCHES)):
+        changes = life.ask(batch, given(tmp_path, batch), partitions=1, options={"snapshot_every": 2})
+        assert changes.equals(ANSWERS[batch])
+    life.close()
+    assert not list(life.state.rglob("*.origin"))
+
+
+def _left_over(place: str, version: int) -> list[str]:
+    manifest = Manifest.of(Files.at(place))
+    parts = (left_over(place, manifest, n, version) for n in range(manifest.partitions))
+    return sorted(repr(row) for part in parts for row in _rows(part))
+
+
 def test_a_folder_is_copied_cut_anew_and_read(tmp_path: Path, card: None) -> None:
     life = Life(tmp_path, "gpu")
     for batch in range(3):
@@ -324,14 +369,13 @@ def test_a_folder_is_copied_cut_anew_and_read(tmp_path: Path, card: None) -> Non
     manifest = Manifest.of(files)
     engine = stored_state(files, manifest, 0)
     assert engine.rows_at(3) == stored_state(files, manifest, 0).rows_at(3)
-    wanted = sorted(map(repr, _rows(left_over(place, manifest, 0, 3))))
+    wanted = _left_over(place, 3)
     live = engine.rows_at(3)
     rescale(place, 2)
     cut = Manifest.of(files)
     assert (cut.format, cut.partitions) == (OF_CARD, 2)
     assert [sum(x) for x in zip(*(stored_state(files, cut, n).rows_at(3) for n in range(2)), strict=True)] == list(live)
-    found = [row for n in range(2) for row in _rows(left_over(place, cut, n, 3))]
-    assert sorted(map(repr, found)) == wanted
+    assert _left_over(place, 3) == wanted
 
 
 def _rows(tables: Iterator[pa.Table]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import random
 from collections import Counter
@@ -20,6 +21,7 @@ from oracle.sql import FoldedInput
 
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.spark.server.inspection import read_partition
 from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.server.present import AssembledState, StateRows, StoredOperator, why_no_result, why_no_rows
 from gpu_ops.spark.server.stored_rows import TableAtVersion
@@ -28,7 +30,7 @@ from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.manifest import GOES_ON, Manifest
 
 EMITS = ["per_event", "per_batch"]
 
@@ -119,18 +121,18 @@ class StoredFlow:
 
     def result(self) -> Counter[Any]:
         """The present result of the last operator."""
-        return self._result_of(self._stored(self.flow.operators[-1].name))
+        return self.result_of(self.stored(self.flow.operators[-1].name))
 
-    def _stored(self, name: str) -> StoredOperator:
+    def stored(self, name: str) -> StoredOperator:
         return StoredOperator(self.address, self.version, name, Manifest.of(Files.at(self.address)))
 
-    def _result_of(self, stored: StoredOperator) -> Counter[Any]:
+    def result_of(self, stored: StoredOperator) -> Counter[Any]:
         return fold([row for n in range(len(self._partitions)) for table in stored.result(n) for row in rows_of(table)])
 
     def taken(self, folder: Path) -> tuple[Counter[Any], Counter[Any]]:
         """The result as it is read of files, and that of a copy of the state some micro-batches later."""
-        last, kept, rows = self._stored(self.flow.operators[-1].name), folder / "kept", StateAddress.of(folder / "rows")
-        operators = {vertex.name: self._stored(vertex.name) for vertex in self.flow.operators}
+        last, kept, rows = self.stored(self.flow.operators[-1].name), folder / "kept", StateAddress.of(folder / "rows")
+        operators = {vertex.name: self.stored(vertex.name) for vertex in self.flow.operators}
         copy = AssembledState(StateAddress.of(kept), last.manifest, 1, operators)
         twice = dataclasses.replace(copy, state=StateAddress.of(folder / "twice"))
         taken = TakenState(last, {rows: StateRows(last, None)}, [twice, copy])
@@ -143,7 +145,7 @@ class StoredFlow:
         read = [batch for name in names for batch in files.read(name, files.schema.names, "taken")]
         found = pa.Table.from_batches(read, files.schema)
         found = found.add_column(0, "row_kind", pa.array(["+I"] * len(found), pa.string()))
-        return fold(rows_of(found)), self._result_of(dataclasses.replace(last, state=copy.state, version=4))
+        return fold(rows_of(found)), self.result_of(dataclasses.replace(last, state=copy.state, version=4))
 
 
 def rows_of(changelog: pa.Table) -> list[tuple[str, tuple[Any, ...]]]:
@@ -239,6 +241,110 @@ def fill(new: StoredFlow, old: StoredFlow, places: Sequence[int], events: Sequen
         new.process({"inputs": parts, "orders": orders})
 
 
+def one_operator(rng: random.Random, flow: Dataflow) -> tuple[Any, list[str]]:
+    """An operator of a dataflow that reads inputs alone, each once, and these; the dataflow where there is none."""
+    names = {x.name for x in flow.inputs}
+    found = [v for v in flow.operators if set(v.sources) <= names and len(set(v.sources)) == len(v.sources)]
+    if not found:
+        return flow, [x.name for x in flow.inputs]
+    chosen = rng.choice(found)
+    return chosen.description, list(chosen.sources)
+
+
+def files_of(stored: StoredFlow) -> set[tuple[Path, int]]:
+    return {(x, x.stat().st_size) for x in Path(stored.address.path or "").rglob("*") if x.is_file()}
+
+
+def check_goes_on(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder begins with the files of another one, and a third with its own: all give the same from there on."""
+    rng = random.Random(seed)
+    monkeypatch.setattr("gpu_ops.spark.server.recovery.WHOLE_BYTES", [0, 600, 1 << 20][seed % 3])  # stored in pieces
+    stores_from = [3, 3, 0, 1][seed % 4]  # from this folder on they are as in an object store
+    if seed % 4 == 0:
+        monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(OSError))  # a file system without
+    every, grows = sources(rng), rng.random() < 0.7
+    every = [dataclasses.replace(x, row_kind=None, unique_key=None) if grows else x for x in every]
+    events = [(side, kind, row) for side, kind, row in trace(rng, every, 60) if kind == "+I" or not grows]
+    made = flow_of(rng, every, rng.choice(EMITS))
+    flow, read = (made, [x.name for x in every]) if rng.random() < 0.3 else one_operator(rng, made)
+    names = [vertex.name for vertex in flow.operators] if isinstance(flow, Dataflow) else [""]
+    places = [[x.name for x in every].index(name) for name in read]
+    batches = [batch for batch, _ in later(flow, places, events, rng)]
+    partitions = rng.randint(1, 3) if flow.shuffled_by else 1
+    made_at = Files.__init__
+
+    def at(self: Files, filesystem: Any, root: str, *rest: Any, **options: Any) -> None:
+        made_at(self, filesystem, root, *rest, **options)
+        self.local &= not any(f"{folder / str(n)}/" in f"{root}/" for n in range(stores_from, 3))
+
+    monkeypatch.setattr(Files, "__init__", at)
+    with contextlib.ExitStack() as stack:
+        was, sink = StoredFlow(flow, folder / "0", partitions, rng), list[Any]()
+        stack.callback(was.close)
+        for batch in batches[: rng.randint(1, len(batches))]:
+            was.process(batch)
+        for number in (1, 2):
+            was.close()
+            sink, before = sink + was.changes, files_of(was)
+            stored = {name: was.stored(name) for name in names}
+            last = stored[names[-1]]
+            manifest = dataclasses.replace(last.manifest, format=GOES_ON)
+            state = AssembledState(StateAddress.of(folder / str(number)), manifest, 1, stored)
+            assert state.goes_on
+            for partition in [*range(partitions), 0]:  # again, as a task that was given up
+                state.write(partition)
+            assert files_of(was) == before
+            taken = (folder / str(number)).glob("p/*/*.origin/*")
+            assert seed % 4 != 1 or all(x.stat().st_nlink > 1 or x.name == "manifest.json" for x in taken)
+            dataclasses.replace(state, version=was.version).catch_up(1)
+            (folder / str(number) / "manifest.json").write_text(manifest.to_json())
+            now = StoredFlow(flow, folder / str(number), partitions, rng)
+            stack.callback(now.close)
+            now.version = was.version
+            inspected = [
+                [read_partition(Files.at(x.address), manifest, n, rows=True) for n in range(partitions)]
+                for x in (was, now)
+            ]
+            assert [x.rows for x in inspected[0]] == [x.rows for x in inspected[1]]
+            assert {x.version for x in inspected[1]} == {was.version}
+            if why_no_result(last.description) is None:
+                assert was.result_of(last) == now.result_of(now.stored(names[-1])) == fold(sink)
+            if last.only_grows:
+                check_rows_as_they_came(last)
+                check_rows_as_they_came(now.stored(""))
+            done = len(was.changes)
+            for batch in batches[now.version : now.version + rng.randint(0, 4)]:
+                now.process(batch)
+                was.process(batch)
+                assert fold(sink + now.changes) == fold(sink + was.changes[done:])
+            check_what_was_taken_goes(folder / str(number))
+            was = now
+
+
+def check_what_was_taken_goes(folder: Path) -> None:
+    """Files of another folder go once a later snapshot is there."""
+    for partition in (folder / "p").iterdir():
+        newest = max(int(x.stem) for x in partition.glob("*.snapshot"))
+        assert {int(x.name.partition(".")[0]) for x in partition.glob("*.origin")} <= {newest}
+
+
+def check_rows_as_they_came(stored: StoredOperator) -> None:
+    """What is read of the log is what the state comes to."""
+    for side in [*range(len(stored.description.inputs)), None]:
+        rows = StateRows(stored, side)
+        for partition in range(stored.manifest.partitions):
+            with stored.held(partition) as held:
+                parts = stored.result_of(held) if side is None else stored.rows_of(held, side)
+                of_state = [x.select(rows.schema.names).to_pylist() for x in parts]
+                of_log = [x.to_pylist() for x in rows.of(partition, lambda: held)]
+            assert Counter(map(str, itertools.chain(*of_log))) == Counter(map(str, itertools.chain(*of_state)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_folder_goes_on_with_the_files_of_another(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_goes_on(seed, tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_change_goes_on_with_the_rows_in_state(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(seed, tmp_path, monkeypatch)
@@ -249,3 +355,5 @@ def test_a_change_goes_on_with_the_rows_in_state(seed: int, tmp_path: Path, monk
 def test_fresh_changes(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(first, first + 50):
         check(seed, tmp_path / str(seed), monkeypatch)
+        with monkeypatch.context() as patched:
+            check_goes_on(seed, tmp_path / f"{seed} goes on", patched)

@@ -25,7 +25,7 @@ from gpu_ops.spark.server.present import AssembledState, StoredOperator
 from gpu_ops.spark.tasks.state import AssembleState
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import LATEST, Manifest
+from gpu_ops.state.manifest import GOES_ON, LATEST, Manifest
 
 _FIRST: Final = 1
 """The version of states that are taken before it is known how many micro-batches fill the others."""
@@ -125,6 +125,9 @@ class NewStates:
             why = state.why_not()
             if why is not None:
                 raise NotBuiltError(f"the state of an operator cannot be taken over: {why}: begin anew")
+            if self._is_taken(engine, state) and state.goes_on:
+                manifest = dataclasses.replace(manifest, format=max(manifest.format, GOES_ON))
+                state = dataclasses.replace(state, manifest=manifest)
             yield part, state
 
     def _is_taken(self, engine: EngineState, state: AssembledState) -> bool:

@@ -30,6 +30,7 @@ from gpu_ops.state.blocks import FilePart, without
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times
 from gpu_ops.state.files import CURRENT_ACTIVITY, Activity, Files, Stamp
 from gpu_ops.state.manifest import FORMAT, OF_CARD, Manifest, check_open, ensure, remove_older
+from gpu_ops.state.pieces import FromSnapshot
 
 
 class Recorded(NamedTuple):
@@ -599,7 +600,7 @@ class PartitionState:
         if over:  # a version before the last one may be asked for
             stored = stored.until(batch_id)
         base = recovery.newest_snapshot(str(self), batch_id, log, stored)
-        engine, since, unneeded = self._engine, base, frozenset[str]()
+        engine, since, unneeded, replaying = self._engine, base, frozenset[str](), 0.0
         if (
             engine is not None and base <= self._version <= batch_id
         ):  # what is held is final: a later batch is asked for
@@ -611,12 +612,10 @@ class PartitionState:
             self._forget()
             engine = self._fresh()
             if base:
-                tables, self._last_clock = log.read_snapshot(base)
+                replayed = time.perf_counter()
+                tables = self._restore(engine, log, base)
+                replaying = 0.0 if tables else time.perf_counter() - replayed
                 unneeded = recovery.unnamed_pieces(base, tables, stored)
-                self._times = log.snapshot_times(base) or NO_TIMES
-                self._in_backlog = log.in_backlog(base)
-                engine.restore(tables)
-            self._version = base
         self._engine, self._pending, self._ahead = engine, None, None
         self._log = log
         every, tiny = self._options.get("snapshot_every"), bool(self._options.get("tiny", False))
@@ -625,7 +624,7 @@ class PartitionState:
         replayed = time.perf_counter()
         for batch in range(since, batch_id):
             self._replay(engine, log.read_record(batch))
-        self._snapshots.seconds = time.perf_counter() - replayed
+        self._snapshots.seconds = replaying + time.perf_counter() - replayed
         _log.info(
             "%s: version %d from snapshot %d and %d records in %.0f ms",
             self, batch_id, base, batch_id - since, (time.perf_counter() - started) * 1e3,
@@ -640,6 +639,26 @@ class PartitionState:
         except StateError as error:
             _log.warning("%s: repeating batch %d without its record: %s", self, batch_id, error)
             return None
+
+    def _restore(self, engine: OperatorEngine, log: PartitionLog, version: int) -> dict[str, FromSnapshot]:
+        """Brings a fresh engine to the version of a snapshot; returns the tables that it has, if it has rows itself."""
+        tables, origin = dict[str, FromSnapshot](), log.origin(version)
+        if origin is None:
+            tables, self._last_clock = log.read_snapshot(version)
+            engine.restore(tables)
+        else:
+            other, last = origin
+            base = recovery.newest_snapshot(str(self), last, other, other.stored(clean=False))
+            if base:
+                self._restore(engine, other, base)
+            for batch in range(base, last):
+                self._replay(engine, other.read_record(batch))
+            for table in engine.kept().values():
+                if not isinstance(table, pa.Table):
+                    table.pieces = ()  # they are not where a snapshot would look for them
+        self._version, self._times = version, log.snapshot_times(version) or NO_TIMES
+        self._in_backlog = log.in_backlog(version)
+        return tables
 
     # --- snapshots ---------------------------------------------------------------------------
 

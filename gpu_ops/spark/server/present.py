@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,14 +28,14 @@ from gpu_ops.descriptions.over import Over
 from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.operators.dataflow import CLOCK
 from gpu_ops.spark.server.partition import stored_state
-from gpu_ops.spark.server.recovery import RecoveredState, write_snapshot
-from gpu_ops.spark.wire.command import Wire
+from gpu_ops.spark.server.recovery import RecoveredState, newest_snapshot, write_snapshot
+from gpu_ops.spark.wire.command import SideRows, Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN
 from gpu_ops.state.manifest import Manifest
-from gpu_ops.state.pieces import STATUS_COLUMN, Storable, whole
+from gpu_ops.state.pieces import STATUS_COLUMN, Storable, StoredTable, whole
 from gpu_ops.state.table import LIVE, put_behind
 
 _AT_ONCE: Final = 1 << 20
@@ -97,8 +98,61 @@ class StoredOperator:
         Raises:
             StateError: the version is no longer there, or a file is damaged.
         """
+        if self.only_grows:
+            yield from self._result_as_it_came(partition)
+            return
         with self.held(partition) as held:
             yield from self.result_of(held)
+
+    @property
+    def only_grows(self) -> bool:
+        """True if its rows are those that its folder's log has: none was taken back, forgotten or left out."""
+        described = self.description
+        return (
+            not self.name
+            and isinstance(described, Join | MultiJoin | Over)
+            and not (described.by_time or described.not_kept)
+            and all(x.insert_only and x.ttl_ms is None and x.bad_rows == "fail" for x in described.inputs)
+        )
+
+    def _rows_as_they_came(self, log: PartitionLog, version: int) -> Iterator[SideRows]:
+        """Yields the rows of all inputs up to a version, where it `only_grows`: without tables and indexes of them."""
+        described = self.description
+        base = newest_snapshot(log.name, version, log, log.stored(clean=False).until(version))
+        origin = log.origin(base) if base else None
+        if origin is not None:
+            yield from self._rows_as_they_came(*origin)
+        elif base:
+            tables, _ = log.read_snapshot(base)
+            for side, (name, source) in enumerate(zip(described.sides, described.inputs, strict=True)):
+                table = tables[name]
+                in_pieces = isinstance(table, StoredTable)
+                for part in (put_behind(x.rows, x.numbers) for x in table.parts()) if in_pieces else [table]:
+                    rows = [x.schema.empty_table() for x in described.inputs]
+                    rows[side] = _own_columns(part, source.schema)
+                    yield SideRows(tuple(rows), tuple(np.arange(len(x)) for x in rows))
+        for batch_id in range(base, version):
+            record = log.read_record(batch_id)
+            yield Wire.from_json(record.wire).split(described, record.table)
+
+    def came(self, partition: int, side: int) -> Iterator[pa.Table]:
+        """Yields the rows of an input in a partition, where it `only_grows`."""
+        for rows in self._came(partition):
+            table = rows.tables[side]
+            assert isinstance(table, pa.Table)
+            yield table.cast(self.description.inputs[side].schema)
+
+    def _came(self, partition: int) -> Iterator[SideRows]:
+        log = PartitionLog(Files.at(self.state), self.manifest, partition)
+        return self._rows_as_they_came(log, self.version)
+
+    def _result_as_it_came(self, partition: int) -> Iterator[pa.Table]:
+        """Yields the present result of a partition where it `only_grows`."""
+        described = self.description
+        with contextlib.closing(OperatorEngine(described.with_inputs(described.inputs, "at_end"), "cpu")) as engine:
+            for rows in self._came(partition):
+                engine.process_batches(rows.tables, rows.sequences)
+            yield from engine.finish_parts()
 
     def result_of(self, held: RecoveredState) -> Iterator[pa.Table]:
         """Yields the present result that follows from the state of a partition, as insertions."""
@@ -130,8 +184,7 @@ class StoredOperator:
         kind = source.row_kind if kinds else None
         parts = [(table, {})] if isinstance(table, pa.Table) else table.snapshot_parts(_AT_ONCE)
         for part in parts:
-            rows = live_rows(put_behind(*part), len(source.schema))
-            rows = pa.Table.from_arrays(rows.columns[: len(source.schema)], schema=source.schema)
+            rows = _own_columns(put_behind(*part), source.schema)
             yield rows if kind is None else rows.append_column(kind, pa.repeat("+I", len(rows)))
 
     def held(self, partition: int) -> contextlib.AbstractContextManager[RecoveredState]:
@@ -169,12 +222,20 @@ class StateRows(NamedTuple):
         described = self.operator.description
         return described.values_schema if self.side is None else described.inputs[self.side].schema
 
-    def of(self, held: RecoveredState) -> Iterator[pa.Table]:
-        """Yields the rows in the state of a partition, in parts."""
+    def of(self, partition: int, held: Callable[[], RecoveredState]) -> Iterator[pa.Table]:
+        """Yields the rows of a partition, in parts.
+
+        Args:
+            partition: its number.
+            held: gives its state; called only where the rows do not follow from the log as it is.
+        """
+        operator = self.operator
         if self.side is not None:
-            yield from self.operator.rows_of(held, self.side)
+            yield from (
+                operator.came(partition, self.side) if operator.only_grows else operator.rows_of(held(), self.side)
+            )
             return
-        for rows in self.operator.result_of(held):
+        for rows in operator.result(partition) if operator.only_grows else operator.result_of(held()):
             yield rows.select(self.schema.names)
 
 
@@ -203,17 +264,39 @@ class AssembledState:
                 return why
         return None
 
-    def write(self, partition: int, there: Mapping[str, RecoveredState] | None = None) -> None:
+    @property
+    def goes_on(self) -> bool:
+        """True if it is the state of one other folder just as that is: a manifest of `GOES_ON` may name its files."""
+        stored = next(iter(self.operators.values()))
+        was, now = (json.loads(from_json(x.description).to_json()) for x in (stored.manifest, self.manifest))
+        for content in (was, now):  # when changes are told is nothing that the log or the tables say
+            content.pop("emit", None)
+        return (
+            was == now
+            and {x.state.identity for x in self.operators.values()} == {stored.state.identity}
+            and all(name == x.name for name, x in self.operators.items())
+            and _schemas(from_json(stored.manifest.description)) == _schemas(from_json(self.manifest.description))
+        )
+
+    def write(self, partition: int, there: Callable[[], Mapping[str, RecoveredState]] = dict) -> None:
         """Writes the state of a partition, as a snapshot.
 
         Args:
             partition: its number.
-            there: states that are there already, by the identities of their folders.
+            there: gives states that are there already, by the identities of their folders.
         """
+        log = PartitionLog(Files.at(self.state), self.manifest, partition)
+        if self.manifest.goes_on:
+            stored = next(iter(self.operators.values()))
+            other = PartitionLog(Files.at(stored.state), stored.manifest, partition)
+            base = newest_snapshot(other.name, stored.version, other, other.stored(clean=False).until(stored.version))
+            if not base or other.origin(base) is None:
+                log.go_on_from(self.version, other, base, stored.version)
+                return
         description, tables = from_json(self.manifest.description), dict[str, Storable]()
         origins = dict[str, PartitionLog]()
         with contextlib.ExitStack() as stack:
-            held = dict(there or {})
+            held = dict(there())
             for name, stored in self.operators.items():
                 place = stored.state.identity
                 if place not in held:
@@ -223,14 +306,13 @@ class AssembledState:
                 if _schemas(vertex) != _schemas(stored.description):
                     own = _all_fitted(own, _schemas(vertex), held[place].clock_ms)
                 tables |= {f"{prefix}{table}": rows for table, rows in own.items()}
-                log = PartitionLog(Files.at(stored.state), stored.manifest, partition)
-                origins |= {f"{prefix}{table}": log for table in own}
+                of = PartitionLog(Files.at(stored.state), stored.manifest, partition)
+                origins |= {f"{prefix}{table}": of for table in own}
             states = list(held.values())
             clock_ms, times = max(one.clock_ms for one in states), states[0].times
             if isinstance(description, Dataflow):
                 times = self._times(description, held)
                 tables[CLOCK] = pa.table({CLOCK: pa.array([clock_ms], pa.int64())})
-            log = PartitionLog(Files.at(self.state), self.manifest, partition)
             together = RecoveredState(tables, clock_ms, times, all(one.backlog for one in states))
             write_snapshot(log, self.version, together, origins)
 
@@ -296,6 +378,11 @@ def _fitted(table: pa.Table, schema: pa.Schema, clock_ms: int) -> pa.Table | Non
         written = pa.array(np.full(len(table), clock_ms, np.int64)).cast(schema.types[place])
         table = table.add_column(place, schema.field(place), written)
     return table.rename_columns(schema.names) if table.schema.types == schema.types else None
+
+
+def _own_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The live rows of a stored table, without what stands beside them."""
+    return pa.Table.from_arrays(live_rows(table, len(schema)).columns[: len(schema)], schema=schema)
 
 
 def live_rows(table: pa.Table, own: int) -> pa.Table:

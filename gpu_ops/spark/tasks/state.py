@@ -88,11 +88,12 @@ class TakenState:
 
     def take(self, partition: int) -> None:
         """Writes the rows and states of a partition; again, it writes the same."""
-        with self.of.held(partition) as held:
+        with contextlib.ExitStack() as stack:
+            held = functools.cache(lambda: stack.enter_context(self.of.held(partition)))
             for state in self.states:
-                state.write(partition, {self.of.state.identity: held})
+                state.write(partition, lambda: {self.of.state.identity: held()})
             for folder, rows in self.rows.items():
-                _write_rows(Files.at(folder), partition, rows.schema, rows.of(held))
+                _write_rows(Files.at(folder), partition, rows.schema, rows.of(partition, held))
 
 
 def _write_rows(files: Files, partition: int, schema: pa.Schema, rows: Iterable[pa.Table]) -> None:
