@@ -1,5 +1,6 @@
 """What a change of a query costs, by the rows in its state: an aggregate is put above a join.
 
+The time ends with the first micro-batch of the new query, a thousand new rows of each input, as states are loaded then.
 Beside it stand the aggregate alone over as many rows in one engine, and the new query begun anew over the same files
 (which may be gone, or be many times as many as the rows that are still there).
 
@@ -27,6 +28,8 @@ from benchmarks.common import arguments, interleave, ratio, record, summarise
 from benchmarks.spark_queries import local_session
 
 FILES = 4
+NEW_ROWS = 1000
+"""Of each input, that the old query has not read."""
 JOINED = "FROM l JOIN r ON l.k = r.k"
 OLD = f"SELECT l.k, l.c, r.v {JOINED}"
 NEW = f"SELECT l.c, count(*) AS n, sum(r.v) AS v {JOINED} GROUP BY l.c"
@@ -35,13 +38,20 @@ NEW = f"SELECT l.c, count(*) AS n, sum(r.v) AS v {JOINED} GROUP BY l.c"
 def write(folder: Path, rows: int) -> None:
     """Writes the files of both inputs, each key once on either side."""
     rng = np.random.default_rng(0)
-    left = pa.table({"k": rng.permutation(rows), "c": rng.integers(0, 5000, rows)})
-    right = pa.table({"k": rng.permutation(rows), "v": rng.integers(0, 100, rows)})
-    for name, table in (("l", left), ("r", right)):
+    made = {"l": ("c", rng.integers(0, 5000, rows)), "r": ("v", rng.integers(0, 100, rows))}
+    for name, (column, values) in made.items():
+        table = pa.table({"k": rng.permutation(rows), column: values})
         (folder / name).mkdir()
         for number in range(FILES):
             part = table.slice(number * rows // FILES, rows // FILES)
             pq.write_table(part, folder / name / f"{number}.parquet")
+
+
+def write_more(folder: Path, rows: int) -> None:
+    """Writes a file of new keys for both inputs."""
+    keys = np.arange(rows, rows + NEW_ROWS)
+    for name, column in (("l", "c"), ("r", "v")):
+        pq.write_table(pa.table({"k": keys, column: keys % 7}), folder / name / f"{FILES}.parquet")
 
 
 def tables(folder: Path) -> dict[str, DataFrame]:
@@ -64,7 +74,7 @@ def run(folder: Path, query: str, work: Path) -> float:
 
 
 def change(folder: Path, old: Path) -> float:
-    """Changes the query; seconds."""
+    """Changes the query, and runs it over what is new; seconds."""
     work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
     (old / "state" / "changed.json").unlink(missing_ok=True)
     begin = time.perf_counter()
@@ -73,6 +83,7 @@ def change(folder: Path, old: Path) -> float:
         old_state=str(old / "state"), old_checkpoint=str(old / "checkpoint"),
         write=lambda rows, _: rows.write.format("noop").mode("overwrite").save(), empty_sink=True,
     )  # fmt: skip
+    run(folder, NEW, work)
     seconds = time.perf_counter() - begin
     shutil.rmtree(work, ignore_errors=True)
     return seconds
@@ -110,6 +121,7 @@ def main() -> None:
         folder = Path(made)
         write(folder, rows)
         run(folder, OLD, folder / "old")
+        write_more(folder, rows)
         cases = {
             "change": partial(change, folder, folder / "old"),
             "anew": partial(anew, folder),

@@ -189,7 +189,8 @@ def check(spark: SparkSession, case: Case, data: Path, partitions: int) -> int:
         SystemExit: they differ.
     """
     said: list[pa.Table] = []
-    with tempfile.TemporaryDirectory(prefix="gpu-join-bench-") as work:
+    # a state server may still be writing a snapshot when its query has ended
+    with tempfile.TemporaryDirectory(prefix="gpu-join-bench-", ignore_cleanup_errors=True) as work:
         changes = changelog(spark, case, data, Path(work), partitions)
         writer = changes.writeStream.foreachBatch(lambda rows, _: said.append(rows.toArrow()))
         writer = writer.option("checkpointLocation", f"{work}/checkpoint").trigger(availableNow=True)
