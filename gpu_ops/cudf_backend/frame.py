@@ -74,27 +74,10 @@ def gather_rows(
         numbers: of each column, what its values are as numbers, and how many a value has; one at least for a mask.
         masked: whether a mask is wanted, in which rows are null that are -1.
     """
-    found: list[Array] = []
-    mask = None
-    for first in range(0, len(numbers), MOST_COLUMNS):
-        part = slice(first, first + MOST_COLUMNS)
-        some = [segment[part] for segment in segments]
-        values, made = _gather(some, starts, rows, numbers[part], masked=masked and not first)
-        found, mask = [*found, *values], made if mask is None else mask
-    return found, mask
-
-
-def _gather(
-    segments: Sequence[Sequence[Any]],
-    starts: Sequence[int],
-    rows: Array,
-    numbers: Sequence[tuple[Any, int]],
-    *,
-    masked: bool,
-) -> tuple[list[Array], Array | None]:
     sources, size, end = np.zeros(1, SOURCES), int(rows.size), 0
-    if not size:
+    if not (size and numbers):
         return [cp.empty(0 if lanes == 1 else (0, lanes), dtype) for dtype, lanes in numbers], None
+    numbers, others = numbers[:MOST_COLUMNS], numbers[MOST_COLUMNS:]
     sources["starts"][0, : len(starts)] = starts
     spans = []
     for column, (dtype, lanes) in enumerate(numbers):
@@ -111,6 +94,8 @@ def _gather(
     launch("gather_rows", threads + words, sources, *shape, out)
     values = [out[low:high].view(dtype) for (low, high), (dtype, _) in zip(spans, numbers, strict=True)]
     values = [v if lanes == 1 else v.reshape(-1, lanes) for v, (_, lanes) in zip(values, numbers, strict=True)]
+    if others:
+        values += gather_rows([segment[MOST_COLUMNS:] for segment in segments], starts, rows, others, masked=False)[0]
     return values, out[end:].view(np.uint32) if masked else None
 
 
