@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gpu_ops.errors import BadInputError
+from gpu_ops.errors import BadInputError, StateError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.server.server import StateServer
+from gpu_ops.spark.wire.connection import Address
+from gpu_ops.spark.wire.exchange import Exchange
 from gpu_ops.state.blocks import Block, FilePart
-from state.test_multi_partition import JOIN, WIRE, batches, command, opened
+from state.support import TOKEN
+from state.test_multi_partition import JOIN, WIRE, WIRE_SCHEMA, batches, command, opened
 
 BATCHES = batches(24, rows=12)
 
@@ -141,3 +146,30 @@ def test_rows_of_other_files_are_others(tmp_path: Path, prepared: list[int]) -> 
     other = part._replace(block=part.block._replace(crc=2))
     partition.apply(1, rows, WIRE, parts=(other,))
     assert prepared == [12, len(rows), len(rows)]
+
+
+def test_a_server_looks_only_at_rows_that_it_prepares(tmp_path: Path) -> None:
+    server = StateServer(TOKEN, blocks=str(tmp_path / "blocks"))
+    gone = FilePart(1, (0, 1, 2), 0, Block(str(tmp_path / "blocks" / "run" / "1" / "gone"), 0, 8, 1, 1))
+
+    def send(batch: int, rows: list[Any], *, ahead: bool) -> tuple[list[pa.RecordBatch], dict[str, Any]]:
+        def locate(failed: str | None) -> Any:
+            if failed is not None:
+                raise StateError(failed)
+            return Address(f"grpc://127.0.0.1:{server.port}", TOKEN), {}
+
+        whole = {**json.loads(command(tmp_path / "state", batch_id=batch).to_json()), "ahead": ahead}
+        exchange = Exchange(locate, whole, WIRE_SCHEMA)
+        return list(exchange.run(rows)), exchange.answer
+
+    try:
+        assert send(1, [gone], ahead=True) == ([], {"prepared": False})
+        for batch in range(3):
+            found, _ = send(batch, BATCHES[batch].to_batches(), ahead=False)
+            assert pa.Table.from_batches(found, ANSWERS[batch].schema).equals(ANSWERS[batch])
+            assert send(batch, [gone], ahead=True) == ([], {"prepared": False})
+            with pytest.raises(StateError):
+                send(batch + 1, [gone], ahead=True)
+            assert send(batch + 1, BATCHES[batch + 1].to_batches(), ahead=True) == ([], {"prepared": True})
+    finally:
+        server.shutdown()

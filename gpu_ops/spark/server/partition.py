@@ -279,9 +279,7 @@ class PartitionState:
         """
         with self._joining():
             engine, pending = self._engine, self._pending
-            if engine is None or pending is None or not self._may_prepare_ahead(engine, pending, batch_id):
-                return False
-            if any(part.columns for part in parts):
+            if engine is None or pending is None or not self._is_next(batch_id) or any(part.columns for part in parts):
                 return False
             rows, started, now = wire.split(self.description, table), time.perf_counter(), self._clock()
             self._commit(engine, pending)
@@ -290,8 +288,16 @@ class PartitionState:
             self._ahead = Ahead(batch_id, wire, table, parts, now, result, time.perf_counter() - started)
             return True
 
-    def _may_prepare_ahead(self, engine: OperatorEngine, pending: Pending, batch_id: int) -> bool:
+    def may_prepare_ahead(self, batch_id: int) -> bool:
+        """Tells whether `prepare_ahead` takes this micro-batch, so that its rows are worth looking at."""
+        with self._joining():
+            return self._is_next(batch_id)
+
+    def _is_next(self, batch_id: int) -> bool:
         """True if what is stored can be loaded again, the clock does not matter, and it probably pays."""
+        engine, pending = self._engine, self._pending
+        if engine is None or pending is None:
+            return False
         if pending.batch_id != batch_id - 1 or pending.final or not pending.prepared or engine.needs_restore:
             return False
         if self._snapshots is None or self.description.by_clock or pending.backlog:

@@ -140,10 +140,16 @@ class StateServer(FlightServer):
     ) -> None:
         """Receives the rows of what is probably the next micro-batch, and has it prepared."""
         receiving = Activity()
-        with self._asked_after(command.call, receiving), self._out_of_memory(partition, command.batch_id):
-            arrived = _receive(reader, command, partition, receiving, Mapped(self._blocks))
-        with self._asked_after(command.call, partition.activity), self._out_of_memory(partition, command.batch_id):
-            done = partition.prepare_ahead(command.batch_id, arrived.table, command.wire, arrived.parts)
+        with self._asked_after(command.call, partition.activity):
+            done = partition.may_prepare_ahead(command.batch_id)
+        if not done:  # and nothing is looked at
+            for _ in reader:
+                receiving.move()
+        else:
+            with self._asked_after(command.call, receiving), self._out_of_memory(partition, command.batch_id):
+                arrived = _receive(reader, command, partition, receiving, Mapped(self._blocks))
+            with self._asked_after(command.call, partition.activity), self._out_of_memory(partition, command.batch_id):
+                done = partition.prepare_ahead(command.batch_id, arrived.table, command.wire, arrived.parts)
         writer.begin(pa.schema([]))
         writer.write_metadata(json.dumps({"prepared": done}).encode())
 

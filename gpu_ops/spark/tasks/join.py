@@ -237,7 +237,7 @@ class Task(OperatorTask):
             yield writer.placed(exchange.answer["files"])
         if share[0]:
             return  # one of a partition's tasks reports what was counted
-        if self._blocks is not None and writer is None:
+        if writer is None:
             self._send_ahead(task, partition, packed, {**command, **found[-1][1]}, found[-1][0])
         counted = exchange.answer["metrics"]
         of_exchange = {"backend": exchange.answer["backend"], "retries": exchange.retries}
