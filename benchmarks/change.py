@@ -1,8 +1,10 @@
 """What a change of a query costs, by the rows in its state: an aggregate is put above a join.
 
 The time ends with the first micro-batch of the new query, a thousand new rows of each input, as states are loaded then.
-Beside it stand the aggregate alone over as many rows in one engine, and the new query begun anew over the same files
-(which may be gone, or be many times as many as the rows that are still there).
+The old query has run for a while: its state has been written as a snapshot. In one case it has not, and all rows are in
+the log. Beside it stand the old query started once more as it was, up to the end of its next micro-batch, the aggregate
+alone over as many rows in one engine, and the new query begun anew over the same files (which may be gone, or be many
+times as many as the rows that are still there), a tenth of them in each micro-batch.
 
     python -m benchmarks.change [--rows 10000000] [--rounds 3] [--quick]
 """
@@ -28,8 +30,11 @@ from benchmarks.common import arguments, interleave, ratio, record, summarise
 from benchmarks.spark_queries import local_session
 
 FILES = 4
+"""With most rows of an input."""
+BESIDE = 9
+"""Files behind each of these that are small: the micro-batches in which they come make snapshots due."""
 NEW_ROWS = 1000
-"""Of each input, that the old query has not read."""
+"""In a small file; one of each input the old query has not read."""
 JOINED = "FROM l JOIN r ON l.k = r.k"
 OLD = f"SELECT l.k, l.c, r.v {JOINED}"
 NEW = f"SELECT l.c, count(*) AS n, sum(r.v) AS v {JOINED} GROUP BY l.c"
@@ -43,34 +48,53 @@ def write(folder: Path, rows: int) -> None:
         table = pa.table({"k": rng.permutation(rows), column: values})
         (folder / name).mkdir()
         for number in range(FILES):
-            part = table.slice(number * rows // FILES, rows // FILES)
-            pq.write_table(part, folder / name / f"{number}.parquet")
+            put(table.slice(number * rows // FILES, rows // FILES), folder / name, number * (1 + BESIDE))
+    for number in range(FILES * (1 + BESIDE)):
+        if number % (1 + BESIDE):
+            write_more(folder, rows, number)
 
 
-def write_more(folder: Path, rows: int) -> None:
+def write_more(folder: Path, rows: int, number: int) -> None:
     """Writes a file of new keys for both inputs."""
-    keys = np.arange(rows, rows + NEW_ROWS)
+    keys = np.arange(rows, rows + NEW_ROWS) + number * NEW_ROWS
     for name, column in (("l", "c"), ("r", "v")):
-        pq.write_table(pa.table({"k": keys, column: keys % 7}), folder / name / f"{FILES}.parquet")
+        put(pa.table({"k": keys, column: keys % 7}), folder / name, number)
 
 
-def tables(folder: Path) -> dict[str, DataFrame]:
-    """Both inputs as streams."""
+def put(rows: pa.Table, folder: Path, number: int) -> None:
+    """Writes a file that is read behind those of lower numbers."""
+    file = folder / f"{number:03d}.parquet"
+    pq.write_table(rows, file)
+    os.utime(file, (1e9 + number, 1e9 + number))
+
+
+def tables(folder: Path, at_once: int) -> dict[str, DataFrame]:
+    """Both inputs as streams, of which a micro-batch has so many files."""
     spark = local_session(2)
     schemas = {"l": "k BIGINT, c BIGINT", "r": "k BIGINT, v BIGINT"}
     return {
-        name: gpu_ops.read_files(spark, str(folder / name), "parquet", schema, maxFilesPerTrigger=1)
+        name: gpu_ops.read_files(spark, str(folder / name), "parquet", schema, maxFilesPerTrigger=at_once)
         for name, schema in schemas.items()
     }
 
 
-def run(folder: Path, query: str, work: Path) -> float:
+def run(folder: Path, query: str, work: Path, at_once: int) -> float:
     """Runs a query over all files; seconds."""
     begin = time.perf_counter()
-    changes = gpu_ops.sql(query, tables=tables(folder), state=str(work / "state"), partitions=2)
+    changes = gpu_ops.sql(query, tables=tables(folder, at_once), state=str(work / "state"), partitions=2)
     writer = changes.writeStream.format("noop").option("checkpointLocation", str(work / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
     return time.perf_counter() - begin
+
+
+def restart(folder: Path, old: Path) -> float:
+    """Starts the old query again as it was, and runs it over what is new; seconds."""
+    work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
+    shutil.copytree(old, work, dirs_exist_ok=True)
+    (work / "state" / "changed.json").unlink(missing_ok=True)
+    seconds = run(folder, OLD, work, 1)
+    shutil.rmtree(work, ignore_errors=True)
+    return seconds
 
 
 def change(folder: Path, old: Path) -> float:
@@ -79,11 +103,11 @@ def change(folder: Path, old: Path) -> float:
     (old / "state" / "changed.json").unlink(missing_ok=True)
     begin = time.perf_counter()
     gpu_ops.change(
-        NEW, tables=tables(folder), state=str(work / "state"), checkpoint=str(work / "checkpoint"), partitions=2,
+        NEW, tables=tables(folder, 1), state=str(work / "state"), checkpoint=str(work / "checkpoint"), partitions=2,
         old_state=str(old / "state"), old_checkpoint=str(old / "checkpoint"),
         write=lambda rows, _: rows.write.format("noop").mode("overwrite").save(), empty_sink=True,
     )  # fmt: skip
-    run(folder, NEW, work)
+    run(folder, NEW, work, 1)
     seconds = time.perf_counter() - begin
     shutil.rmtree(work, ignore_errors=True)
     return seconds
@@ -92,7 +116,7 @@ def change(folder: Path, old: Path) -> float:
 def anew(folder: Path) -> float:
     """Begins the new query anew; seconds."""
     work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
-    seconds = run(folder, NEW, work)
+    seconds = run(folder, NEW, work, 1 + BESIDE)
     shutil.rmtree(work, ignore_errors=True)
     return seconds
 
@@ -120,10 +144,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as made:
         folder = Path(made)
         write(folder, rows)
-        run(folder, OLD, folder / "old")
-        write_more(folder, rows)
+        run(folder, OLD, folder / "old", 1)
+        run(folder, OLD, folder / "log", 1 + BESIDE)
+        write_more(folder, rows, FILES * (1 + BESIDE))
         cases = {
             "change": partial(change, folder, folder / "old"),
+            "change of what is in the log alone": partial(change, folder, folder / "log"),
+            "restart": partial(restart, folder, folder / "old"),
             "anew": partial(anew, folder),
             "aggregate in an engine": partial(aggregate, rows),
         }
@@ -132,6 +159,7 @@ def main() -> None:
         "seconds": found,
         "change_over_aggregate": ratio(found["change"], found["aggregate in an engine"]),
         "change_over_anew": ratio(found["change"], found["anew"]),
+        "change_over_restart": ratio(found["change"], found["restart"]),
     }
     record(options, "change", results, rows=rows)
 

@@ -24,6 +24,7 @@ from gpu_ops import stream
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.jobs import changed, runner
 from gpu_ops.jobs.job import Sink, load
+from gpu_ops.spark.driver.pools import Pool
 from spark.support import Source
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough]
@@ -213,13 +214,23 @@ def begun(spark: Any, folder: Path, what: str, partitions: int) -> tuple[Inputs,
 
 
 @pytest.mark.parametrize("what", slow_but(PAIRS, "an aggregate above a join"))
-def test_a_query_that_changes_keeps_its_state(spark: Any, tmp_path: Path, what: str) -> None:
+def test_a_query_that_changes_keeps_its_state(
+    spark: Any, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, release = list[int | None](), Pool.release
+
+    def told(self: Pool, index: int, join_id: str, done: int | None = None) -> None:
+        released.append(done)
+        release(self, index, join_id, done)
+
+    monkeypatch.setattr(Pool, "release", told)
     old, new = PAIRS[what]
     inputs, table = begun(spark, tmp_path, what, partitions=2)
     assert table.rows == inputs.result(old)
     inputs.add()  # the old query has not seen it
     changed = change(inputs, new, tmp_path / "old", tmp_path / "new", table, partitions=2)
     assert set(changed.reads_sources) == {name for name in SCHEMAS if name in new and name not in old}
+    assert what != "an aggregate above a join" or {done for done in released if done is not None} == {1}
     for _ in range(2):
         run(inputs, new, tmp_path / "new", table, partitions=2)
         assert table.rows == inputs.result(new)

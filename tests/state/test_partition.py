@@ -144,6 +144,35 @@ def test_state_passes_between_backends(tmp_path: Path, backend: Backend) -> None
         partition.close()
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("options", [*SNAPSHOTS, {"tiny": True}])
+def test_a_snapshot_is_left_of_what_spark_is_done_with(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, ahead: bool
+) -> None:
+    def snapshots() -> list[int]:
+        return sorted(int(file.stem) for file in tmp_path.glob("p/0/*.snapshot"))
+
+    monkeypatch.setattr(recovery, "WORTH_SECONDS", 0.0)
+    partition = opened(tmp_path, options=options)
+    for batch in range(4):
+        assert apply(partition, batch).changelog.equals(ANSWERS[batch])
+    if ahead:
+        assert partition.prepare_ahead(4, BATCHES[4], WIRE, ()) or "snapshot_every" in options
+    before = snapshots()
+    partition.close(done=5 if ahead else 3)  # not what it has
+    assert snapshots() == before
+    for batch in range(3, 6):  # the last one again, from the folder
+        assert apply(partition, batch).changelog.equals(ANSWERS[batch])
+    if ahead:
+        assert partition.prepare_ahead(6, BATCHES[6], WIRE, ()) or "snapshot_every" in options
+    partition.close(done=6)
+    assert snapshots() == [6]
+    assert not list(tmp_path.glob("p/0/*.arrow"))
+    partition.close(done=6)  # it has nothing
+    for batch in range(6, len(ANSWERS)):
+        assert apply(partition, batch).changelog.equals(ANSWERS[batch])
+
+
 def test_empty_micro_batches(tmp_path: Path) -> None:
     none = WIRE_SCHEMA.empty_table()
     partition = opened(tmp_path)

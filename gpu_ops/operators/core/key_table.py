@@ -6,7 +6,7 @@ And tables to whose rows such numbers lead: best rows, states, the input's rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,11 @@ from gpu_ops.state.time_index import TimeIndex, TimeQueue
 _EXPIRY = "expiry"
 _DENSE = 4
 """Of so many keys one is a row's, and a pass over all of them costs less than sorting the rows."""
+
+_MANY: Final = 1 << 18
+"""Rows of which it pays to look whether most have the key of an earlier one, before they are sorted."""
+_NEAR: Final = 1 << 16
+"""Places by the first bits of a hash in which such an earlier one is looked for; they fit in a processor's cache."""
 
 
 class Located(NamedTuple):
@@ -182,10 +187,41 @@ class KeyTable(StateTable):
 
     def _place(self, hashes: Hashes) -> Positions:
         """The place in the cache of places where a key of each hash would be."""
-        return (hashes >> np.uint64(65 - int(self._places.size).bit_length())).view(np.int64)
+        return _first_bits(hashes, int(self._places.size))
 
     def _searched(self, frame: Frame, hashes: Hashes) -> Slots:
         """The slot of each row's key, staged where it is not there yet; next time its place tells."""
+        kernels, xp = self.kernels, self.kernels.xp
+        first = self._first_alike(frame, hashes)
+        if first is None:
+            return self._sorted_out(frame, hashes)
+        own = xp.flatnonzero(first == xp.arange(first.size))
+        slots = xp.empty(first.size, np.int64)
+        slots[own] = self._sorted_out(kernels.take(frame, own, self._names, present=True), hashes[own])
+        found: Slots = slots[first]
+        return found
+
+    def _first_alike(self, frame: Frame, hashes: Hashes) -> Positions | None:
+        """An earlier row with the key of each row, or the row itself; None where few would have one, or rows are few.
+
+        Of rows with one key all have the first of them, or each itself.
+        """
+        kernels, xp, names = self.kernels, self.kernels.xp, self._names
+        size = int(hashes.size)
+        if size < _MANY or kernels.host is not None:  # of several rows in one place a card writes any
+            return None
+        place, rows = _first_bits(hashes, _NEAR), xp.arange(size)
+        near = xp.zeros(_NEAR, np.int64)
+        near[place[:_NEAR]] = 1
+        if 4 * xp.count_nonzero(near) > _NEAR:
+            return None
+        near[place[::-1]] = rows[::-1]  # the last one written is the first
+        first = near[place]
+        same = kernels.equal_rows(frame, names, kernels.take(frame, first, names, present=True), names, self._types)
+        return xp.where(same, first, rows)
+
+    def _sorted_out(self, frame: Frame, hashes: Hashes) -> Slots:
+        """The slots as of `_searched`, by sorting the rows."""
         kernels, xp, names, types = self.kernels, self.kernels.xp, self._names, self._types
         groups = Groups(kernels, frame, names, types, hashes)
         leader = groups.leader
@@ -263,6 +299,11 @@ class KeyTable(StateTable):
             queue = self.queues[_EXPIRY] = TimeQueue(self.kernels)
             queue.add(self.beside[WRITTEN_COLUMN].values.copy(), as_slots(self.kernels, 0, len(self)))
             queue.commit()
+
+
+def _first_bits(hashes: Hashes, places: int) -> Positions:
+    """The place of each hash among places, whose number is a power of two."""
+    return (hashes >> np.uint64(65 - places.bit_length())).view(np.int64)
 
 
 def forget_rows(table: KeyedTable, frame: Frame) -> int:

@@ -46,13 +46,11 @@ from gpu_ops.spark.change.old_query import OldInput, OldOperator, OldStatement, 
 from gpu_ops.spark.change.planner import ChangePlanner
 from gpu_ops.spark.change.undo import note_other
 from gpu_ops.spark.driver.checkpoint import Checkpoint, begin_checkpoint, write_checkpoint
+from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.driver.stream_sources import StreamSource, sources_of
-from gpu_ops.spark.plan.stored_statements import (
-    StoredStatements,
-    folder_at,
-)
+from gpu_ops.spark.plan.stored_statements import StoredStatements, engines_of, folder_at
 from gpu_ops.spark.server.present import StoredOperator
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sources.files import rows_of_files
@@ -311,8 +309,11 @@ class ChangeRun:
         names = ", ".join(plan.name for plan in plans_of(changes))
         writer.queryName(f"{names}: change").trigger(availableNow=True).start().awaitTermination()
         self._filled_sources = sources_of(changes)
+        build = Checkpoint.read(self._session, f"{below}/checkpoint", self._filled_sources)
+        states = [folder_at(self._state, one.folder) for one in engines_of(changes, self._state)]
+        Directory.of(self._session).leave_snapshots(states, build.version)
         _write_text(self._files, _FILLED, json.dumps([source.to_dict() for source in self._filled_sources]))
-        return Checkpoint.read(self._session, f"{below}/checkpoint", self._filled_sources)
+        return build
 
     def _assemble(self, build: Checkpoint) -> StatementSet:
         """Gives the engines of the new query the states of operators that stay, and of those that were built.

@@ -23,6 +23,9 @@ PROBE_S: Final = 10.0
 """How long a server may take to answer the directory."""
 
 
+_SNAPSHOT_S: Final = 600.0
+"""How long it may take to write a snapshot; without it the log is replayed, and that is all."""
+
 _DEATHS_KEPT: Final = 64
 
 OVERHEAD: Final = "spark.executor.memoryOverhead"
@@ -272,13 +275,20 @@ class Pool:
         except (StateError, RuntimeError) as error:  # the latter where Python is at its end
             _log.debug("state server %s-%d: %s", self.kind, index, error)  # whoever needs it tries again, and is told
 
-    def release(self, index: int, join_id: str) -> None:
-        """Has a slot's server drop a join's state from memory, if the server runs."""
+    def release(self, index: int, join_id: str, done: int | None = None) -> None:
+        """Has a slot's server drop a join's state from memory, if the server runs.
+
+        Args:
+            index: the slot.
+            join_id: the join.
+            done: the number of micro-batches that Spark is done with, if their state is to be left as a snapshot.
+        """
         server = self._slots[index]
         if server is None or not server.running:
             return
         try:
-            server.address.call("release", {"join_id": join_id}, timeout_s=PROBE_S)
+            request, patience = {"join_id": join_id, "done": done}, PROBE_S if done is None else _SNAPSHOT_S
+            server.address.call("release", request, timeout_s=patience)
         except (pa.ArrowException, OSError, GpuJoinError) as error:
             _log.warning("state server %d did not release join %s: %s", server.pid, join_id, error)
 

@@ -212,10 +212,30 @@ class PartitionState:
         engine = self._engine
         return engine.backend if engine is not None else None
 
-    def close(self) -> None:
-        """Drops the state from memory."""
+    def close(self, *, done: int | None = None) -> None:
+        """Drops the state from memory.
+
+        Args:
+            done: the number of micro-batches that Spark is done with; then their state is left as a snapshot where that
+                is sooner loaded than the log.
+        """
         with self._lock:
+            if done is not None:
+                self._leave_snapshot(done)
             self._forget()
+
+    def _leave_snapshot(self, version: int) -> None:
+        engine, pending, snapshots = self._engine, self._pending, self._snapshots
+        if engine is None or snapshots is None or engine.needs_restore:
+            return
+        if self._ahead is not None:
+            self._drop_ahead()
+        if pending is not None and not pending.final and pending.batch_id == version - 1:
+            self._commit(engine, pending)
+        elif pending is not None and not pending.final:
+            return
+        if self._version == version:
+            snapshots.leave(version, lambda: self._state(engine))
 
     def apply(
         self,

@@ -28,6 +28,9 @@ MIN_RECORDS: Final = 16
 REPLAY_SECONDS: Final = 2.0
 """Seconds of micro-batches after which a snapshot is due: replaying them takes about as long."""
 
+WORTH_SECONDS: Final = 0.1
+"""Seconds of micro-batches from which on replaying them takes longer than to load a snapshot."""
+
 RECORD_COST: Final = 256 << 10
 """Least bytes that a record counts for: opening and replaying a small one takes as long as reading these."""
 
@@ -311,6 +314,14 @@ class Snapshots:
             self._install(snapshot, snapshot.write)
         else:
             self._run(snapshot, partial(_write, snapshot))
+
+    def leave(self, version: int, held: Callable[[], RecoveredState]) -> None:
+        """Writes a snapshot of the last version if the log takes longer to replay; it is there on return."""
+        self.finish()
+        if self.seconds > WORTH_SECONDS and version not in self.stored.snapshots:
+            snapshot = _Snapshot(self._log, version, held(), self.stored.pieces, tiny=self._tiny)
+            self._install(snapshot, snapshot.write)
+            self.finish()
 
     def due(self, version: int) -> bool:
         """True if a snapshot of a version is due; deletes files replaced by one that is written by now."""

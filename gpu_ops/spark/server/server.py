@@ -224,7 +224,7 @@ class StateServer(FlightServer):
             keys = [key for key in self._partitions if key[0] == request["join_id"]]
             dropped = [self._partitions.pop(key) for key in keys]
         for partition in dropped:
-            partition.close()
+            partition.close(done=request.get("done"))
         return {"released": len(dropped)}
 
     def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
