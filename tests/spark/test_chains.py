@@ -38,12 +38,15 @@ KEYS = (1, 2, 3, 4, 5, None)
 def feeds(spark: Any, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> list[Feed]:
     """Users, orders and preferences that share ``user_id``; products, and tags of them.
 
-    ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's; ``shares``: likewise, and
-    three tasks take a share of each partition's changes; ``engine``: there is one partition, so one engine has all
-    operators; ``card``: likewise, and three tasks take a share of its changes. Else a chain is one task.
+    ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's; ``apart``: those whose changes
+    come out have tasks of their own; ``shares``: likewise, and three tasks take a share of each partition's changes;
+    ``engine``: there is one partition, so one engine has all operators; ``card``: likewise, and three tasks take a share
+    of its changes. Else a chain is one task.
     """
-    if getattr(request, "param", None) in ("spark", "shares"):
+    if getattr(request, "param", None) in ("spark", "apart", "shares"):
         monkeypatch.setattr(of_changes, "MOST_IN_ONE_TASK", 0)
+    if getattr(request, "param", None) == "spark":
+        monkeypatch.setattr(of_changes, "MOST_BELOW", 0)
     if getattr(request, "param", None) in ("shares", "card"):
         monkeypatch.setattr(apply, "_shares", lambda *_: 3)
     if getattr(request, "param", None) in ("engine", "card"):
@@ -61,7 +64,7 @@ def feeds(spark: Any, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPa
         Feed(spark, tmp_path, "blocked", {"size": ("int", range(1, 8))}),
     ]
     for feed in made:
-        feed.read_by_arrow = getattr(request, "param", "spark") == "arrow"
+        feed.read_by_arrow = getattr(request, "param", "spark") in ("arrow", "apart")
     return made
 
 
@@ -113,11 +116,13 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
             ("spark", "per_event"),
             ("arrow", "per_batch"),
             ("arrow", "per_event"),
+            ("apart", "per_batch"),
             ("shares", "per_event"),
             ("engine", "per_batch"),
             ("card", "per_event"),
         ],
         ("arrow", "per_batch"),
+        ("apart", "per_batch"),
         ("card", "per_event"),
     ),
     indirect=["feeds"],
@@ -208,8 +213,10 @@ def test_a_chain_goes_on_in_stages_and_in_one_task(
 ) -> None:
     """State folders and checkpoints are the same: how many tasks there are is no part of them."""
     sink, ways = Sink(), list[int]()
-    for most in (0, of_changes.MOST_IN_ONE_TASK, 0):
-        monkeypatch.setattr(of_changes, "MOST_IN_ONE_TASK", most)
+    most, below = of_changes.MOST_IN_ONE_TASK, of_changes.MOST_BELOW
+    for together, lower in ((0, 0), (0, below), (most, below), (0, below), (0, 0)):
+        monkeypatch.setattr(of_changes, "MOST_IN_ONE_TASK", together)
+        monkeypatch.setattr(of_changes, "MOST_BELOW", lower)
         more(feeds)
         changes = chain(feeds, tmp_path)
         ways.append(gpu_ops.explain(changes).count("in the same Spark task"))
@@ -220,7 +227,7 @@ def test_a_chain_goes_on_in_stages_and_in_one_task(
         )
         assert found["bought"]["orders_rows_in"] >= 20 <= found["sized"]["right_rows_in"]
     check(sink, SQL, feeds, least=100)
-    assert ways == [0, 2, 0]
+    assert ways == [0, 1, 2, 1, 0]
 
 
 @pytest.mark.slow

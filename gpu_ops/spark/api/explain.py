@@ -19,7 +19,7 @@ from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.queries import BY_CARD, JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.metrics.progress import join_progress
-from gpu_ops.spark.plan.changes import files_by, union_inputs_of
+from gpu_ops.spark.plan.changes import files_by, of_changes, union_inputs_of
 from gpu_ops.spark.plan.column_metadata import outputs_of
 from gpu_ops.spark.plan.selection import selection_of_join
 from gpu_ops.spark.settings import Settings
@@ -101,10 +101,14 @@ def _pictures(node: Any) -> list[str]:
     boxes: dict[str, str] = {}
     for one in plan.in_task:
         sides: list[str] = []
+        brought = [union_inputs.get(f"{one.plan_id}.{number}") for number in range(len(one.description.inputs))]
         for number, source in enumerate(one.description.inputs):
-            union_input = union_inputs.get(f"{one.plan_id}.{number}")
             own = [boxes[made] for made in one.sources[number : number + 1] if made is not None]
-            sides += own or (_pictures(union_input) if union_input is not None else []) or [source_box(source.name)]
+            found = [] if brought[number] is None else _pictures(brought[number])
+            if sum(other is brought[number] for other in brought) > 1:  # a task packs for several
+                place = sum(other is brought[number] for other in brought[:number])
+                found = found[place : place + 1]
+            sides += own or found or [source_box(source.name)]
         what = one.description.lines()[0].split(":")[0]
         boxes[one.plan_id] = operator_box(f"{one.name}: {what}", sides)
     return [boxes[plan_id] for plan_id in plan.outputs or (plan.plan_id,)]
@@ -167,6 +171,7 @@ def _explain(
             lines.append("              static: read once, before the first micro-batch")
         if plan.read and plan.read[side] is not None:
             who, more = reading.get(f"{plan.plan_id}.{side}", ("Arrow", ""))
+            more = "" if of_changes(plan.read[side]) else more
             lines.append(f"              read by {who}: {plan.read[side]}{more}")
     if plan.reported:
         lines.append(line("metrics", "reported to the driver by the tasks: join_progress() and listeners have them"))

@@ -41,6 +41,7 @@ from gpu_ops.spark.plan.changes import (
     in_one_task,
     observed_once,
     observing,
+    packed_in_one_task,
     reads_once,
     source_of,
 )
@@ -106,11 +107,12 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     make_importable(session)
     names = metric_names(description.sides, by_time=description.by_time)
     directory = Directory.of(session)
-    below = {
+    changes_below = {
         number: (reading.source, reading.projection)
         for number, reading in enumerate(readings)
         if reading is not None and isinstance(reading.source, JoinChanges)
     }
+    below = changes_below
     packers, arrivals = packers_of(description, inputs, readings, layout, plan, blocks=directory.blocks)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, description.output_schema.names)
     task = Task(
@@ -125,10 +127,16 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         chain = OperatorChainBuilder.of(plan, task, order, below, packers)
         if below:  # and there is one
             task.shares, packers = 1, [packer.unshared() for packer in packers]
+    apart = {number: changes_below[number] for number in order if number in changes_below and number not in below}
+    together = None
+    if apart and directory.blocks is not None and _adjoin(order, list(apart)):  # a checkpoint counts sources so
+        together = packed_in_one_task(apart, packers, _PACKED_TYPE)
     for number in order:
         if number in below:
             for use, frame in below[number][0].union_inputs().items():
                 union_inputs.setdefault(use, frame)
+        elif together is not None and number in apart:
+            union_inputs[f"{plan.plan_id}.{number}"] = together
         else:
             union_inputs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], readings[number], packers[number])
     if plan.heartbeat_ms is not None:
@@ -154,6 +162,12 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     check_starts(Directory.check_started, _without_output_modes)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(description, name, plan.plan_id))
+
+
+def _adjoin(order: list[int], some: list[int]) -> bool:
+    """True if some inputs stand one behind the other in the order of all."""
+    first = order.index(some[0])
+    return order[first : first + len(some)] == some
 
 
 def _order_in_folder(state: StateAddress | None, inputs: Sequence[DataFrame]) -> list[int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +33,15 @@ from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.column_metadata import observed_join
 from gpu_ops.spark.plan.selection import Selection, selection, selection_of_join
 from gpu_ops.spark.tasks.file import FileWriter
-from gpu_ops.spark.tasks.join import ChainedOperator, Edge, EncodeChanges, Encoded, OperatorTask, Task
+from gpu_ops.spark.tasks.join import (
+    ChainedOperator,
+    Edge,
+    EncodeChanges,
+    Encoded,
+    OperatorChain,
+    OperatorTask,
+    Task,
+)
 from gpu_ops.spark.tasks.packing import Pack, Packer, PackForSeveral, ReadFiles
 from gpu_ops.spark.tasks.rows import Encoder, EncodeRows, Slices
 from gpu_ops.spark.wire.files_request import why_not_by_card
@@ -236,7 +245,8 @@ class JoinChanges:
     def union_inputs(self) -> dict[str, DataFrame]:
         """The rows that Spark brings to its task, by their use; see `union_inputs_of`."""
         nodes = union_inputs_of(self.node, self.plan)
-        return {use: frame_of(self.session, node) for use, node in nodes.items()}
+        frames = {id(node): frame_of(self.session, node) for node in nodes.values()}
+        return {use: frames[id(node)] for use, node in nodes.items()}
 
 
 def union_inputs_of(node: Any, plan: JoinPlan) -> dict[str, Any]:
@@ -294,7 +304,8 @@ def brought_by_spark(
     brought, places = list[_Brought](), list[int]()
     for use, frame in union_inputs.items():
         own = _Brought.of(frame, use)
-        place = next((n for n, other in enumerate(brought) if once and other.reads_as(own)), len(brought))
+        alike = (n for n, other in enumerate(brought) if other.is_part_of(own) or (once and other.reads_as(own)))
+        place = next(alike, len(brought))
         places.append(place)
         if place == len(brought):
             brought.append(own)
@@ -327,6 +338,10 @@ class _Brought(NamedTuple):
         own = [pack for pack in packs if isinstance(pack, Pack) and pack.packer.use == use]
         return cls(frame, node.children().head() if own else node, own)
 
+    def is_part_of(self, other: Self) -> bool:
+        """True if one task packs both, of changes."""
+        return self.frame is other.frame and not other.packs
+
     def reads_as(self, other: Self) -> bool:
         """True if both read one source in one way."""
         return bool(self.packs and other.packs) and bool(
@@ -349,12 +364,45 @@ class _Brought(NamedTuple):
 SHARED: Final = "several inputs are made of them"
 
 MOST_IN_ONE_TASK: Final = 4
-"""Partitions of an operator: with more of them what a task has to cut costs more time than stages of Spark's."""
+"""Partitions of an operator whose changes come out of a task with others: large ones of more take tasks of their own."""
+
+MOST_BELOW: Final = 64
+"""Partitions of an operator whose changes others in its task read: that has as many messages as their square."""
 
 
 def in_one_task(plan: JoinPlan, changes: JoinChanges) -> bool:
     """True if an operator, and the one that makes some changes, with all that run in its task, can run in one task."""
     return all(one.partitions <= MOST_IN_ONE_TASK for one in (plan, *changes.plan.in_task))
+
+
+def packed_in_one_task(
+    below: Mapping[int, tuple[JoinChanges, Projection]], packers: Sequence[Packer], packed_type: st.StructType
+) -> DataFrame | None:
+    """The packed rows of inputs that are changes of operators below; these all run in one task.
+
+    Args:
+        below: for inputs by number the changes that they are made of, and what is taken of these.
+        packers: for each input the packer of its rows.
+        packed_type: the type of packed rows.
+
+    Returns:
+        None where some of the operators have one engine, or too many partitions.
+    """
+    if any(changes.plan.dataflow is not None for changes, _ in below.values()):
+        return None
+    builder, union_inputs = OperatorChainBuilder(), dict[str, DataFrame]()
+    for changes, _ in below.values():
+        builder.take_all(changes, union_inputs)
+    if any(one.partitions > MOST_BELOW for one in builder.plans):
+        return None
+    ids = [changes.plan.plan_id for changes, _ in below.values()]
+    states = [operator.task.command["state"] for operator in builder.operators]
+    brought = brought_by_spark(union_inputs, packed_type, once=reads_once(states))
+    plan = dataclasses.replace(builder.plan(union_inputs, brought), shares=1, outputs=tuple(ids))
+    packing = (Encoded(changes.plan.plan_id, taken, packers[n]) for n, (changes, taken) in below.items())
+    function = EncodeChanges(OperatorChain(builder.operators, ids), *packing)
+    rows = functools.reduce(DataFrame.unionAll, observed_once(brought.rows, plan.in_task))
+    return encoded(rows.repartition(1, "route"), plan, function, packed_type)
 
 
 class OperatorChainBuilder:
@@ -407,6 +455,31 @@ class OperatorChainBuilder:
                 ((one.packer.operator, one.packer.number), one) for one in node.edges
             )
 
+    def take_all(self, changes: JoinChanges, union_inputs: dict[str, DataFrame]) -> None:
+        """Takes the operators of the task that makes some changes, and of those below that only pack for such tasks.
+
+        Args:
+            changes: the changes.
+            union_inputs: takes what Spark brings to all of them, by its use.
+        """
+        packing = dict[int, _Packing | None]()
+        for use, frame in changes.union_inputs().items():
+            if id(frame) not in packing:
+                lower = packing[id(frame)] = _packing(analyzed(frame), changes.session)
+                if lower is not None:
+                    self.take_all(lower.changes, union_inputs)
+            if packing[id(frame)] is None:
+                union_inputs.setdefault(use, frame)
+        self.take(changes)
+        for lower in packing.values():
+            for one in () if lower is None else lower.encoded:
+                packer = cast("Packer", one.encoder)
+                self._edges[one.operator][packer.operator, packer.number] = Edge(one.projection, packer)
+                plan = self._plans[packer.operator]
+                sources = list(plan.sources)
+                sources[packer.number] = one.operator
+                self._plans[packer.operator] = dataclasses.replace(plan, sources=tuple(sources))
+
     @property
     def plans(self) -> list[JoinPlan]:
         """The plans of the operators that run in the task, the last one last."""
@@ -429,6 +502,27 @@ class OperatorChainBuilder:
             plan, chained=tuple(chained), union_inputs=tuple(union_inputs), brought=brought.places,
             files_by=brought.files_by,
         )  # fmt: skip
+
+
+class _Packing(NamedTuple):
+    """What a task of operators without a common engine packs for operators above it."""
+
+    changes: JoinChanges
+    encoded: tuple[Encoded, ...]
+
+
+def _packing(node: Any, session: SparkSession) -> _Packing | None:
+    """Finds what a part of Spark's union packs, where operators make it."""
+    while str(node.nodeName()) not in MAPS:
+        below = children_of(node)
+        if len(below) != 1:
+            return None
+        (node,) = below
+    plan = JoinPlan.of(node)
+    function = None if plan is None or plan.dataflow is not None else function_of(node, session)
+    if plan is None or not isinstance(function, EncodeChanges):
+        return None
+    return _Packing(JoinChanges(node, plan, function.task, session), function.encoded)
 
 
 def source_of(df: DataFrame) -> SourceScan | None:

@@ -493,12 +493,12 @@ class EncodeChanges(ArrowTask):
 
     def __init__(self, task: OperatorTask, *encoded: Encoded) -> None:
         self.__name__ = task.__name__
-        self.task, self._encoded = task, encoded
+        self.task, self.encoded = task, encoded
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the encoded changes of a partition, and the rows of metrics where the task has some."""
         hidden, metrics = self.task.hidden, list[str]()
-        first, task = self._encoded[0], self.task
+        first, task = self.encoded[0], self.task
         if isinstance(task, Task) and isinstance(first.encoder, FileWriter) and first.encoder.by_card:
             encoded = task.results(batches, self._encode, metrics, first)
         else:
@@ -515,7 +515,7 @@ class EncodeChanges(ArrowTask):
             yield pa.RecordBatch.from_arrays([*nothing, pa.array([text], METRICS_TYPE)], schema=schema)
 
     def _encode(self, operator: str, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        own = [one for one in self._encoded if one.operator == operator]
+        own = [one for one in self.encoded if one.operator == operator]
         first = next(rows, None)
         if first is not None and first.schema.equals(own[0].encoder.output_schema):  # a state server has encoded them
             yield first
