@@ -69,13 +69,13 @@ def ours(operators: int, tables: tuple[pa.Table, pa.Table], batch: int, *, per_b
     return spent / (left.num_rows / batch) if per_batch else spent
 
 
-_WAYS = {"one engine": (4, 1), "one task": (4, 2), "stages": (0, 2)}
-"""The most partitions of an operator that shares a task, and the partitions of each."""
+_WAYS = {"one engine": (4, 64, 1), "one task": (4, 64, 2), "stages": (0, 0, 2)}
+"""The most partitions of an operator that shares a task, of one below others, and the partitions of each."""
 
 
 def through_spark(operators: int, batches: int, *, way: str) -> float:
     """CPU seconds of the machine in one micro-batch of a query, after some that are not counted."""
-    changes.MOST_IN_ONE_TASK, partitions = _WAYS[way]
+    changes.MOST_IN_ONE_TASK, changes.MOST_BELOW, partitions = _WAYS[way]
     spark = local_session(2)
     left, right = (
         spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load().selectExpr(*columns)

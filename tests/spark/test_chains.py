@@ -38,10 +38,10 @@ KEYS = (1, 2, 3, 4, 5, None)
 def feeds(spark: Any, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> list[Feed]:
     """Users, orders and preferences that share ``user_id``; products, and tags of them.
 
-    ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's; ``apart``: those whose changes
-    come out have tasks of their own; ``shares``: likewise, and three tasks take a share of each partition's changes;
-    ``engine``: there is one partition, so one engine has all operators; ``card``: likewise, and three tasks take a share
-    of its changes. Else a chain is one task.
+    ``arrow``: read by Arrow; ``spark``: by Spark, and each operator is a stage of Spark's; ``apart``: the last one has
+    tasks of its own; ``shares``: likewise, and three tasks take a share of each partition's changes; ``engine``: there
+    is one partition, so one engine has all operators; ``card``: likewise, and three tasks take a share of its changes.
+    Else a chain is one task.
     """
     if getattr(request, "param", None) in ("spark", "apart", "shares"):
         monkeypatch.setattr(of_changes, "MOST_IN_ONE_TASK", 0)

@@ -321,6 +321,32 @@ def test_pads_come_without_further_input(orders: Source, shipments: Source, tmp_
 
 
 @pytest.mark.thorough
+def test_an_engine_of_several_operators_has_heartbeats(orders: Source, shipments: Source, tmp_path: Path) -> None:
+    """An aggregate above the same join: both are in one engine, whose folder goes on after a restart."""
+    orders.add(order(1, 0, "alone"), order(2, 100, "last"))
+    joined = gpu_ops.interval_join(
+        orders.df.withWatermark("t", "1 second"),
+        stream(shipments.df, event_time="u", delay=0, idle_timeout="1 second"),
+        on="k", how="full", lower=-1000, upper=1000, heartbeat="300 milliseconds", name="beating", partitions=1,
+        state=str(tmp_path / "joined"),
+    )  # fmt: skip
+    sink = Sink()
+    for number, expected in enumerate((("+I", "alone", 1), ("+I", "third", 1))):
+        if number:
+            orders.add(order(3, 200, "third"), order(4, 300, "end"))
+        counted = gpu_ops.aggregate(
+            joined, by="a", aggregates={"n": "count(*)"}, partitions=1, state=str(tmp_path / "counted")
+        )
+        assert "beating, in the same engine" in gpu_ops.explain(counted)
+        query = start(counted, sink, tmp_path / "checkpoint")
+        try:
+            until(lambda wanted=expected: wanted in sink.changes, query)
+        finally:
+            query.stop()
+    assert not (tmp_path / "joined").exists()
+
+
+@pytest.mark.thorough
 def test_by_processing_time_the_clock_ends_a_wait(orders: Source, shipments: Source, tmp_path: Path) -> None:
     orders.add(order(1, 0), order(2, 0))
     shipments.add(shipment(1, 0))

@@ -42,6 +42,22 @@ def test_a_static_table(spark: Any, tmp_path: Path, clicks: Source) -> None:
 
 
 @pytest.mark.thorough
+def test_an_aggregate_of_what_is_looked_up(spark: Any, tmp_path: Path, clicks: Source) -> None:
+    """One engine has both, and the table, which is read before the first micro-batch and never again."""
+    items, sink = spark.createDataFrame(list(TABLE.items()), "item string, price int"), Sink()
+    for _ in range(2):
+        looked_up = gpu_ops.lookup_join(clicks.df, items, on="item", state=str(tmp_path / "first"), partitions=1)
+        totals = {"n": "count(*)", "paid": "sum(price)"}
+        changes = gpu_ops.aggregate(looked_up, "item", totals, state=str(tmp_path / "state"), partitions=1)
+        assert "in the same engine" in gpu_ops.explain(changes)
+        drain(changes, sink, tmp_path / "checkpoint")
+        clicks.add({"id": 4, "item": "b"}, {"id": 5, "item": "a"}, {"id": 6, "item": "c"})
+        items = items.withColumn("price", items.price * 100)
+    assert sink.changes[:1] == [("+I", "a", 1, 1)]
+    assert sorted(sink.changes[1:]) == [("+I", "a", 2, 2), ("+I", "b", 1, 2), ("-D", "a", 1, 1)]
+
+
+@pytest.mark.thorough
 def test_a_changelog_in_sql(spark: Any, tmp_path: Path, clicks: Source) -> None:
     items, sink = Source(spark, tmp_path / "items", "op string, item string, price int"), Sink()
     query = """

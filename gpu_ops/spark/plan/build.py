@@ -51,7 +51,7 @@ from gpu_ops.spark.plan.read_by_card import read_by_card
 from gpu_ops.spark.settings import Settings, metrics_reported
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
-from gpu_ops.spark.tasks.join import OperatorChain, Task
+from gpu_ops.spark.tasks.join import HEARTBEAT, OperatorChain, Task
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import EncodeRows
 from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
@@ -141,7 +141,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
             union_inputs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], readings[number], packers[number])
     if plan.heartbeat_ms is not None:
         like = next(iter(union_inputs.values()))
-        union_inputs[f"{plan.plan_id}.heartbeat"] = heartbeats(session, plan.heartbeat_ms, like.schema)
+        union_inputs[plan.plan_id + HEARTBEAT] = heartbeats(session, plan.heartbeat_ms, like.schema)
     function = fused or (OperatorChain(chain.operators) if below else task)
     plans = {one.plan_id: one for one in chain.plans}
     folders = {one.task.plan_id: state if fused else one.task.command["state"] for one in chain.operators}

@@ -364,10 +364,10 @@ class _Brought(NamedTuple):
 SHARED: Final = "several inputs are made of them"
 
 MOST_IN_ONE_TASK: Final = 4
-"""Partitions of an operator whose changes come out of a task with others: large ones of more take tasks of their own."""
+"""Partitions of an operator whose changes come out of a task with others; of more, each has its own."""
 
 MOST_BELOW: Final = 64
-"""Partitions of an operator whose changes others in its task read: that has as many messages as their square."""
+"""Partitions of an operator of which others read; between two of more their messages, each to each, are too many."""
 
 
 def in_one_task(plan: JoinPlan, changes: JoinChanges) -> bool:

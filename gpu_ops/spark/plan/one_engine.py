@@ -32,7 +32,7 @@ def _fits(plan: JoinPlan) -> bool:
     description = plan.description
     late = getattr(description, "late", None) or getattr(description.interval, "late", None)
     return (
-        not (plan.backlog or plan.heartbeat_ms or description.takes_function or late == "tag")
+        not (plan.backlog or description.takes_function or late == "tag")
         and description.emit != "at_end"
         and all(source.bad_rows != "tag" and source.parts is None for source in description.inputs)
     )

@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +31,9 @@ from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange, ask
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.blocks import Blocks, FilePart
+
+HEARTBEAT: Final = ".heartbeat"
+"""The end of the name of an input that has no rows, and is there so that micro-batches come."""
 
 Encode = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Encodes the changes of one partition of an operator, which its plan id names, in their order."""
@@ -365,7 +368,7 @@ class DataflowTask(Task):
     def union_order(self, uses: Iterable[str]) -> str:
         """The numbers of the dataflow's inputs as they stand in Spark's union; ``uses``: `JoinPlan.union_inputs`."""
         numbers = {f"{plan_id}.{number}": place for (plan_id, number), place in (self.arrivals.numbers or {}).items()}
-        return ",".join(str(numbers[use]) for use in uses)
+        return ",".join(str(numbers[use]) for use in uses if not use.endswith(HEARTBEAT))
 
     def _encoded(self, encode: Encode, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if not self._outputs:
