@@ -505,7 +505,7 @@ class OperatorChainBuilder:
 
 
 class _Packing(NamedTuple):
-    """What a task of operators without a common engine packs for operators above it."""
+    """A task whose operators have no common engine packs their changes for others above it."""
 
     changes: JoinChanges
     encoded: tuple[Encoded, ...]
