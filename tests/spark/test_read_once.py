@@ -23,8 +23,8 @@ QUERY = (
 class Query:
     """The query over files that come, what it has put out, and how many sources its checkpoint has."""
 
-    def __init__(self, spark: Any, folder: Path, partitions: int) -> None:
-        self.spark, self.folder, self.partitions = spark, folder, partitions
+    def __init__(self, spark: Any, folder: Path, partitions: int, query: str = QUERY) -> None:
+        self.spark, self.folder, self.partitions, self.query = spark, folder, partitions, query
         self.files = Source(spark, folder / "in", SCHEMA)
         self.rows: Counter[tuple[Any, ...]] = Counter()
         self._number = 0
@@ -40,7 +40,7 @@ class Query:
         """One run over what has come; the number of sources."""
         table = gpu_ops.read_files(self.spark, str(self.folder / "in"), "json", SCHEMA, maxFilesPerTrigger=1)
         self.changes = found = gpu_ops.sql(
-            QUERY, tables={"b": table}, state=str(self.folder / "state"), partitions=self.partitions
+            self.query, tables={"b": table}, state=str(self.folder / "state"), partitions=self.partitions
         )
 
         def fold(batch: Any, _: int) -> None:
@@ -50,7 +50,7 @@ class Query:
         writer = found.writeStream.foreachBatch(fold).option("checkpointLocation", str(self.folder / "checkpoint"))
         writer.trigger(availableNow=True).start().awaitTermination()
         self.spark.read.schema(SCHEMA).json(str(self.folder / "in")).createOrReplaceTempView("b")
-        assert +self.rows == Counter(map(tuple, self.spark.sql(QUERY).collect()))
+        assert +self.rows == Counter(map(tuple, self.spark.sql(self.query).collect()))
         assert not -self.rows
         last = max((self.folder / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
         return len(last.read_text().splitlines()) - 2
@@ -82,3 +82,21 @@ def test_a_query_that_began_with_a_source_for_each_goes_on_with_these(
     query.more(2)
     assert query.run() == 2
     assert changes.reads_once([None])
+
+
+THREE = f"SELECT q.k, q.top, a.n FROM ({QUERY}) q JOIN (SELECT v, count(*) AS n FROM b GROUP BY v) a ON q.top = a.v"
+
+
+def test_operators_of_many_partitions_have_a_source_each(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where those below the last one share a task, as a checkpoint may be older than that."""
+    query = Query(spark, tmp_path, 2, THREE)
+    found = list[int]()
+    monkeypatch.setattr(changes, "MOST_IN_ONE_TASK", 0)
+    for most_below in (0, changes.MOST_BELOW, 0):
+        monkeypatch.setattr(changes, "MOST_BELOW", most_below)
+        query.more(2)
+        found.append(query.run())
+        assert gpu_ops.explain(query.changes).count("in the same Spark task") == (1 if most_below else 0)
+    assert found == [3, 3, 3]

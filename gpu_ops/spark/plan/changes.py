@@ -291,6 +291,7 @@ def brought_by_spark(
     packed_type: st.StructType,
     *,
     once: bool,
+    among_operators: bool = True,
     files_by: Callable[[str, Pack], str | None] = lambda *_: None,
 ) -> Brought:
     """Lists the parts of Spark's union; a source of several inputs of a task is read once for all of them.
@@ -299,12 +300,14 @@ def brought_by_spark(
         union_inputs: the packed rows of the inputs, by their use.
         packed_type: the type of packed rows.
         once: False where each input has a source of its own.
+        among_operators: False where each operator has.
         files_by: tells who reads the files of an input that is the only one of its source.
     """
     brought, places = list[_Brought](), list[int]()
     for use, frame in union_inputs.items():
         own = _Brought.of(frame, use)
-        alike = (n for n, other in enumerate(brought) if other.is_part_of(own) or (once and other.reads_as(own)))
+        others = [n for n, other in enumerate(brought) if among_operators or other.operator == own.operator]
+        alike = (n for n in others if brought[n].is_part_of(own) or (once and brought[n].reads_as(own)))
         place = next(alike, len(brought))
         places.append(place)
         if place == len(brought):
@@ -320,11 +323,13 @@ class _Brought(NamedTuple):
     """Packed rows of one or more inputs, and what they are made of.
 
     Attributes:
-        frame: the rows of the first input, perhaps with those of others.
+        operator: the plan id of the first input's operator.
+        frame: the rows of that input, perhaps with those of others.
         below: the node of what is read.
         packs: a function for each of the inputs; none where these are not rows that Arrow reads.
     """
 
+    operator: str
     frame: DataFrame
     below: Any
     packs: list[Pack]
@@ -336,7 +341,7 @@ class _Brought(NamedTuple):
         function = function_of(node, frame.sparkSession) if str(node.nodeName()) in MAPS else None
         packs = getattr(function, "packs", (function,))
         own = [pack for pack in packs if isinstance(pack, Pack) and pack.packer.use == use]
-        return cls(frame, node.children().head() if own else node, own)
+        return cls(use.partition(".")[0], frame, node.children().head() if own else node, own)
 
     def is_part_of(self, other: Self) -> bool:
         """True if one task packs both, of changes."""
@@ -397,7 +402,8 @@ def packed_in_one_task(
         return None
     ids = [changes.plan.plan_id for changes, _ in below.values()]
     states = [operator.task.command["state"] for operator in builder.operators]
-    brought = brought_by_spark(union_inputs, packed_type, once=reads_once(states))
+    # a checkpoint of a query whose operators were stages has a source for each
+    brought = brought_by_spark(union_inputs, packed_type, once=reads_once(states), among_operators=False)
     plan = dataclasses.replace(builder.plan(union_inputs, brought), shares=1, outputs=tuple(ids))
     packing = (Encoded(changes.plan.plan_id, taken, packers[n]) for n, (changes, taken) in below.items())
     function = EncodeChanges(OperatorChain(builder.operators, ids), *packing)
