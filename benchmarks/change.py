@@ -78,10 +78,11 @@ def tables(folder: Path, at_once: int) -> dict[str, DataFrame]:
     }
 
 
-def run(folder: Path, query: str, work: Path, at_once: int) -> float:
+def run(folder: Path, query: str, work: Path, at_once: int, emit: str = "per_batch") -> float:
     """Runs a query over all files; seconds."""
     begin = time.perf_counter()
-    changes = gpu_ops.sql(query, tables=tables(folder, at_once), state=str(work / "state"), partitions=2)
+    inputs, state = tables(folder, at_once), str(work / "state")
+    changes = gpu_ops.sql(query, tables=inputs, state=state, partitions=2, emit=emit)
     writer = changes.writeStream.format("noop").option("checkpointLocation", str(work / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
     return time.perf_counter() - begin
@@ -97,17 +98,18 @@ def restart(folder: Path, old: Path) -> float:
     return seconds
 
 
-def change(folder: Path, old: Path) -> float:
+def change(folder: Path, old: Path, query: str = NEW, emit: str = "per_batch") -> float:
     """Changes the query, and runs it over what is new; seconds."""
     work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
     (old / "state" / "changed.json").unlink(missing_ok=True)
     begin = time.perf_counter()
     gpu_ops.change(
-        NEW, tables=tables(folder, 1), state=str(work / "state"), checkpoint=str(work / "checkpoint"), partitions=2,
-        old_state=str(old / "state"), old_checkpoint=str(old / "checkpoint"),
-        write=lambda rows, _: rows.write.format("noop").mode("overwrite").save(), empty_sink=True,
+        query, tables=tables(folder, 1), emit=emit, partitions=2,
+        state=str(work / "state"), checkpoint=str(work / "checkpoint"),
+        old_state=str(old / "state"), old_checkpoint=str(old / "checkpoint"), empty_sink=query == NEW,
+        write=lambda rows, _: rows.write.format("noop").mode("overwrite").save(),
     )  # fmt: skip
-    run(folder, NEW, work, 1)
+    run(folder, query, work, 1, emit)
     seconds = time.perf_counter() - begin
     shutil.rmtree(work, ignore_errors=True)
     return seconds
@@ -150,6 +152,7 @@ def main() -> None:
         cases = {
             "change": partial(change, folder, folder / "old"),
             "change of what is in the log alone": partial(change, folder, folder / "log"),
+            "change of emit= alone": partial(change, folder, folder / "old", OLD, "per_event"),
             "restart": partial(restart, folder, folder / "old"),
             "anew": partial(anew, folder),
             "aggregate in an engine": partial(aggregate, rows),
