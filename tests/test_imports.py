@@ -65,6 +65,16 @@ for package in (gpu_ops, gpu_ops.spark):
 """
 
 
+OLDER = """
+import importlib.util
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if "streaming.datasource" in name else find_spec(name, *rest)
+import gpu_ops.jobs.runner, gpu_ops
+assert gpu_ops.read_iceberg
+"""
+
+
 def python(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", "-c", program]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
@@ -79,6 +89,11 @@ def test_the_engine_works_without_spark_java_and_gpu() -> None:
     done = python(PROGRAM + USE)
     assert done.returncode == 0, done.stderr
     assert "{'row_kind': '+I', 'k': 1}" in done.stdout
+
+
+def test_jobs_and_sources_are_there_before_spark_4_2() -> None:
+    done = python(OLDER)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_name_is_there() -> None:

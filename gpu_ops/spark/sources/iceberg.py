@@ -27,7 +27,8 @@ if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.streaming.datasource")
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 else:  # before Spark 4.2
-    DataSource = DataSourceStreamReader = InputPartition = SupportsTriggerAvailableNow = object
+    DataSource = InputPartition = object
+    DataSourceStreamReader, SupportsTriggerAvailableNow = type("Reader", (), {}), type("Available", (), {})
 
 SnapshotOffset = dict[str, Any]
 
