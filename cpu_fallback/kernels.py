@@ -62,6 +62,7 @@ class CpuKernels:
     dataframes: DataFrames | None = None
     files: FrameFiles | None = None
     gives_frames = False
+    gives_bytes = False
 
     def __init__(self, *, tiny_segments: bool = False) -> None:
         self.tiny_segments = tiny_segments

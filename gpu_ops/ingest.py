@@ -14,7 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Mask
-from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, SPELLINGS, codes_of, decode_row_kinds, known_row_kinds
+from gpu_ops.descriptions.changelog import (
+    INSERT,
+    KIND_BYTES,
+    SHORT_STRINGS,
+    SPELLINGS,
+    UNKNOWN,
+    codes_of,
+    decode_row_kinds,
+    places_of,
+)
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.frames import UnfitError, as_table, cast_exactly, index_names
 from gpu_ops.descriptions.inputs import Input, check_sequence
@@ -378,8 +387,10 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
 
 
 def _row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of row kinds as text, be it one of categories; one of something else as it is, for an error about it."""
-    if pa.types.is_large_string(column.type) or (pa.types.is_null(column.type) and len(column)):
+    """A column of row kinds as bytes or text, be it one of categories; of something else as it is, for an error."""
+    if column.type == KIND_BYTES or pa.types.is_large_string(column.type):
+        return column
+    if pa.types.is_null(column.type) and len(column):
         return column
     try:
         return cast_exactly(column, pa.string())
@@ -408,8 +419,7 @@ def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, des
     """Mask of rows that cannot be joined, None for none; they are an error unless they may go."""
     bad = _mask_of(source, _faults(source, table, description))
     if source.row_kind is not None and source.bad_rows != "fail":
-        known = known_row_kinds(kinds, input_name=source.name, column_name=source.row_kind)
-        unknown: Mask = ~known.to_numpy(zero_copy_only=False)
+        unknown: Mask = places_of(kinds, input_name=source.name, column_name=source.row_kind, strict=False) == UNKNOWN
         if unknown.any():
             bad = unknown if bad is None else bad | unknown
     return bad

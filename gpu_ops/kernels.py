@@ -361,6 +361,8 @@ class Kernels(Protocol):
         dataframes: how DataFrames in the backend's memory come and go; None on the host.
         files: how frames become files; None on the host, where tasks write them.
         gives_frames: whether changelogs are made as frames, to be given as DataFrames or written; else in Arrow.
+        gives_bytes: whether row kinds in those in Arrow are bytes (`gpu_ops.descriptions.changelog.WORDS`), to be sent
+            to where they are made text; else they are text.
         lookups: how many there were by each way of `LOOKUPS`, in both memories, since the backend was made.
         piece_bytes: what is merged to be larger than this many bytes could no longer be moved in parts; None for no
             limit.
@@ -375,6 +377,7 @@ class Kernels(Protocol):
     dataframes: DataFrames | None
     files: FrameFiles | None
     gives_frames: bool
+    gives_bytes: bool
     lookups: dict[str, int]
     piece_bytes: int | None
 

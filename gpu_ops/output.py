@@ -13,7 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.descriptions.changelog import INSERT, ROW_KIND_COLUMN, SHORT_STRINGS, encode_row_kinds
+from gpu_ops.descriptions.changelog import (
+    INSERT,
+    KIND_BYTES,
+    ROW_KIND_COLUMN,
+    SHORT_STRINGS,
+    WORDS,
+    encode_row_kinds,
+)
 from gpu_ops.descriptions.description import EITHER, Description
 from gpu_ops.descriptions.times import as_integers, from_integers, too_far
 from gpu_ops.errors import StateError
@@ -74,7 +81,7 @@ def no_output(description: Description, metrics: dict[str, int | float]) -> Outp
 def changelog(description: Description, kernels: Kernels, output: Output) -> Changelog:
     """The changelog of a micro-batch, and the rows beside it."""
     made = changelog_table(description, kernels, output.values, output.kinds, output.later)
-    beside = [_shown_beside(description, rows) for rows in output.beside if rows.rows.num_rows]
+    beside = [_shown_beside(description, kernels, rows) for rows in output.beside if rows.rows.num_rows]
     return together(description.output_schema, kernels, [made, *beside]) if beside else made
 
 
@@ -227,7 +234,14 @@ def changelog_table(
     if kernels.gives_frames and not isinstance(values, pa.Table):
         return _framed(description, kernels, values, kinds, later)
     data = values_table(description, kernels, values, later)
-    return pa.Table.from_arrays([encode_row_kinds(kinds), *data.columns], schema=description.output_schema)
+    kind_column = pa.array(kinds.view(np.uint8)) if kernels.gives_bytes else encode_row_kinds(kinds)
+    return pa.Table.from_arrays([kind_column, *data.columns], schema=_schema_in_arrow(description, kernels))
+
+
+def _schema_in_arrow(description: Description, kernels: Kernels) -> pa.Schema:
+    """The schema of a changelog in Arrow."""
+    schema = description.output_schema
+    return schema.set(0, schema.field(0).with_type(KIND_BYTES)) if kernels.gives_bytes else schema
 
 
 def values_table(
@@ -286,10 +300,11 @@ def later_times(xp: Any, slots: Sequence[Slots], times: Sequence[Array]) -> Arra
     return xp.maximum(*found)
 
 
-def _shown_beside(description: Description, beside: Beside) -> pa.Table:
+def _shown_beside(description: Description, kernels: Kernels, beside: Beside) -> pa.Table:
     """Rows that come out behind the changelog, in its columns; those of the other inputs are null."""
     side, rows, kind = beside
-    columns = [pa.array([kind] * rows.num_rows, pa.string())]
+    own: object = WORDS.index(kind) if kernels.gives_bytes else kind
+    columns = [pa.repeat(pa.scalar(own, KIND_BYTES if kernels.gives_bytes else pa.string()), rows.num_rows)]
     for column in description.output:
         name = description.own_column(side, column)
         if name is None:
@@ -300,7 +315,7 @@ def _shown_beside(description: Description, beside: Beside) -> pa.Table:
             columns.append(_times(rows[name], column.type))
         else:
             columns.append(rows[name].cast(column.type))
-    return pa.Table.from_arrays(columns, schema=description.output_schema)
+    return pa.Table.from_arrays(columns, schema=_schema_in_arrow(description, kernels))
 
 
 def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

@@ -6,7 +6,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gpu_ops.descriptions.changelog import SHORT_STRINGS, decode_row_kinds, encode_row_kinds
+from gpu_ops.descriptions.changelog import (
+    DEBEZIUM,
+    DELTA,
+    FLINK,
+    SHORT_STRINGS,
+    SPELLINGS,
+    UNKNOWN,
+    WORDS,
+    decode_row_kinds,
+    encode_row_kinds,
+    kinds_as_bytes,
+    kinds_as_text,
+    places_of,
+    readable_changes,
+)
 from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import _counted
 
@@ -26,6 +40,47 @@ def test_row_kinds(rows: int, kind: pa.DataType) -> None:
     assert decoded(made.cast(kind)) == codes.tolist()
     assert decoded(made.cast(kind)[1:]) == codes[1:].tolist()
     assert decoded(pa.concat_arrays([pa.array(["insert"], kind), made.cast(kind)])[1:]) == codes.tolist()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_bytes_stand_for_texts(seed: int) -> None:
+    """Whatever the texts, of whichever encoding, and in whatever slice of an array."""
+    rng = np.random.default_rng(seed)
+    words = [SPELLINGS, SHORT_STRINGS, ("c", "r", "d", "u"), (*SPELLINGS, "x", "", "+Insert", None)][seed % 4]
+    texts = [words[place] for place in rng.integers(0, len(words), int(rng.integers(0, 40)))]
+    begin = int(rng.integers(0, 1 + len(texts)))
+    column = pa.array(texts, [pa.string(), pa.large_string()][seed % 2])[begin:]
+    expected = [SPELLINGS.index(x) if x in SPELLINGS else UNKNOWN for x in texts[begin:]]
+    told = {"input_name": "orders", "column_name": "op"}
+    places = places_of(column, strict=False, **told)
+    assert places.dtype == np.uint8
+    assert places.tolist() == expected
+    sent = pa.array(places)
+    assert places_of(pa.chunked_array([sent]), strict=False, **told).tolist() == expected
+    assert kinds_as_text(sent).to_pylist() == [x if x in SPELLINGS else None for x in texts[begin:]]
+    rows = pa.record_batch([pa.array(range(len(column)), pa.int64()), column], ["k", "op"])
+    assert kinds_as_bytes(rows, "op", input_name="orders", strict=False)["op"].to_pylist() == expected
+    for kind in (column, sent):
+        if UNKNOWN in expected:
+            with pytest.raises(BadInputError, match="unknown row kind"):
+                decode_row_kinds(kind, has_unique_key=True, **told)
+        else:
+            codes = decode_row_kinds(kind, has_unique_key=True, **told)
+            assert codes.dtype == np.int8
+            assert codes.tolist() == [{**FLINK, **DELTA, **DEBEZIUM}[x] for x in texts[begin:]]
+            if "u" in texts[begin:]:
+                with pytest.raises(BadInputError, match="needs unique_key="):
+                    decode_row_kinds(kind, has_unique_key=False, **told)
+
+
+def test_changes_that_came_as_bytes() -> None:
+    schema = pa.schema([pa.field("row_kind", pa.uint8(), nullable=False), ("n", pa.int64())])
+    own = [*SHORT_STRINGS, "bad", "late"]
+    rows = pa.record_batch([[WORDS.index(word) for word in own], range(6)], schema=schema)
+    assert readable_changes(rows)["row_kind"].to_pylist() == own
+    assert readable_changes(rows.slice(1, 3))["row_kind"].to_pylist() == own[1:4]
+    assert not readable_changes(rows).schema.field(0).nullable
+    assert readable_changes(readable_changes(rows)).equals(readable_changes(rows))
 
 
 def test_kept_offsets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ class CudfKernels:
         self.piece_bytes: int | None = self.memory_limit // _PIECES
         self.dataframes: DataFrames | None = CudfFrames(self)
         self.files: FrameFiles | None = CudfFiles()
-        self.gives_frames = False
+        self.gives_frames = self.gives_bytes = False
         self._open = True
 
     def frame(self, table: pa.Table) -> Frame:

@@ -3,7 +3,8 @@
 A changelog is a sequence of changes; folding it (``+I``, ``+U`` add a row, ``-U``, ``-D`` remove it)
 gives the current table. Inside the pack a row kind is an int8 code in Flink's order
 (``org.apache.flink.types.RowKind``): 0 ``+I``, 1 ``-U``, 2 ``+U``, 3 ``-D``. Rows handed out beside the
-changelog, ``bad`` and ``late`` ones, have no code.
+changelog, ``bad`` and ``late`` ones, have no code. Between Spark's tasks and state servers, and in the log, a row kind
+that comes in is one byte, too: the place of its spelling among `SPELLINGS`, the first four of which are those codes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ _KEPT_OFFSETS: Final = 1 << 22
 _SPELLINGS: Final = {**FLINK, **DELTA, **DEBEZIUM}
 SPELLINGS: Final = tuple(_SPELLINGS)
 """All of them; what stands where among them is what `codes_of` takes."""
+KIND_BYTES: Final = pa.uint8()
+"""The type of row kinds as bytes: places among `SPELLINGS`, or `UNKNOWN`. No column of Spark's has it."""
+UNKNOWN: Final = 255
+"""The place of a text that is no row kind."""
 _CODES: Final = np.array(list(_SPELLINGS.values()), np.int8)
+WORDS: Final = (*SPELLINGS, BAD_ROW_KIND, LATE_ROW_KIND)
+"""What the bytes of a changelog stand for, those of rows beside it included."""
 RETRACTIONS: Final = tuple(text for text, code in _SPELLINGS.items() if code in (UPDATE_BEFORE, DELETE))
 """Spellings of row kinds that take a row back."""
 
@@ -74,16 +81,8 @@ def decode_row_kinds(
     Raises:
         BadInputError: a null, an unknown spelling, or an update that names no old row.
     """
-    column = _strings(column, input_name, column_name)
-    quick = _decode_short(column, has_unique_key=has_unique_key)
-    if quick is not None:
-        return quick
-    position = pc.index_in(column, _strings_of(SPELLINGS).cast(column.type))
-    if position.null_count:
-        bad = sample(column.filter(pc.is_null(position)))
-        known = "+I -U +U -D, insert update_preimage update_postimage delete, or c u d r"
-        raise BadInputError(input_name, column_name, f"unknown row kind; known are {known}", str(bad))
-    codes = codes_of(position.to_numpy(zero_copy_only=False), has_unique_key=has_unique_key)
+    places = places_of(column, input_name=input_name, column_name=column_name, strict=True)
+    codes = codes_of(places, has_unique_key=has_unique_key)
     if codes is None:
         raise BadInputError(
             input_name, column_name, "an update without its old row needs unique_key= on the input", "u"
@@ -91,8 +90,77 @@ def decode_row_kinds(
     return codes
 
 
+def places_of(
+    column: pa.Array | pa.ChunkedArray, *, input_name: str, column_name: str, strict: bool
+) -> npt.NDArray[np.uint8]:
+    """For each of n row kinds, be they texts or bytes already, its place among `SPELLINGS`, or `UNKNOWN`.
+
+    Args:
+        column: the row kinds.
+        input_name: for the error.
+        column_name: for the error.
+        strict: whether an unknown one is an error.
+
+    Raises:
+        BadInputError: an unknown one, or the column has none.
+    """
+    places: npt.NDArray[np.uint8] | None
+    if column.type == KIND_BYTES:
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        places = column.fill_null(UNKNOWN).to_numpy(zero_copy_only=False)
+    else:
+        column = _strings(column, input_name, column_name)
+        places = _places_of_short(column)
+        if places is None:
+            index = pc.index_in(column, _strings_of(SPELLINGS).cast(column.type))
+            places = index.fill_null(UNKNOWN).to_numpy(zero_copy_only=False).astype(np.uint8)
+    if strict and places.size and int(places.max()) >= len(SPELLINGS):
+        bad = sample(column, int(np.argmax(places >= len(SPELLINGS))))
+        known = "+I -U +U -D, insert update_preimage update_postimage delete, or c u d r"
+        raise BadInputError(input_name, column_name, f"unknown row kind; known are {known}", str(bad))
+    return places
+
+
+def kinds_as_bytes(rows: pa.RecordBatch, column_name: str, *, input_name: str, strict: bool) -> pa.RecordBatch:
+    """Rows whose column of row kinds, of texts, is one of bytes.
+
+    Args:
+        rows: the rows.
+        column_name: the name of that column.
+        input_name: for the error.
+        strict: whether a text that is no row kind is an error here; else it is `UNKNOWN`.
+
+    Raises:
+        BadInputError: such a text, or the column has none.
+    """
+    at, column = rows.schema.get_field_index(column_name), rows[column_name]
+    places = places_of(column, input_name=input_name, column_name=column_name, strict=strict)
+    return rows.set_column(at, pa.field(column_name, KIND_BYTES), pa.array(places))
+
+
+def kinds_as_text(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The texts of a column of row kinds, be they bytes or texts already; null for `UNKNOWN`."""
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if column.type != KIND_BYTES:
+        return column.cast(pa.string())
+    places = column.to_numpy()
+    if places.size and int(places.max()) < len(SHORT_STRINGS):
+        return encode_row_kinds(places.view(np.int8))
+    return _strings_of(WORDS).take(pa.array(places, mask=places >= len(WORDS)))
+
+
+def readable_changes(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of a changelog with row kinds as texts, where they came as bytes."""
+    if not rows.num_columns or rows.schema.field(0).type != KIND_BYTES:
+        return rows
+    return rows.set_column(0, rows.schema.field(0).with_type(pa.string()), kinds_as_text(rows.column(0)))
+
+
 def codes_of(index: npt.NDArray[Any], *, has_unique_key: bool) -> npt.NDArray[np.int8] | None:
     """Row-kind codes of n places among `SPELLINGS`; None if one is an update that names no old row."""
+    if index.size and index.itemsize == 1 and int(index.max()) < len(SHORT_STRINGS):  # places of Flink's are the codes
+        short: npt.NDArray[np.int8] = index.view(np.int8)
+        return short
     if not has_unique_key and bool((index == _DEBEZIUM_UPDATE).any()):
         return None
     codes: npt.NDArray[np.int8] = _CODES[index]
@@ -103,12 +171,6 @@ def adds(codes: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
     """Mask of the row kinds that bring a row."""
     mask: npt.NDArray[np.bool_] = (codes == INSERT) | (codes == UPDATE_AFTER)
     return mask
-
-
-def known_row_kinds(column: pa.Array | pa.ChunkedArray, *, input_name: str, column_name: str) -> pa.Array:
-    """Mask of the values that `decode_row_kinds` knows; other arguments and errors as there."""
-    column = _strings(column, input_name, column_name)
-    return pc.is_in(column, _strings_of(SPELLINGS).cast(column.type))
 
 
 def _strings(column: pa.Array | pa.ChunkedArray, input_name: str, column_name: str) -> pa.Array:
@@ -122,8 +184,8 @@ def _strings(column: pa.Array | pa.ChunkedArray, input_name: str, column_name: s
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _decode_short(column: pa.Array, *, has_unique_key: bool) -> npt.NDArray[np.int8] | None:
-    """Codes of a column without nulls whose spellings all have one length, 1 or 2; None where it is another.
+def _places_of_short(column: pa.Array) -> npt.NDArray[np.uint8] | None:
+    """Places of a column without nulls whose spellings all have one length, 1 or 2; None where it is another.
 
     The bytes are looked up as numbers: a quarter of the time of looking up strings.
     """
@@ -139,24 +201,22 @@ def _decode_short(column: pa.Array, *, has_unique_key: bool) -> npt.NDArray[np.i
     if not simple and bool((np.diff(offsets) != width).any()):
         return None
     spelled = np.frombuffer(column.buffers()[2], f"u{width}", rows, int(offsets[0]))
-    codes: npt.NDArray[np.int8]
+    places: npt.NDArray[np.uint8]
     if width == 2:  # Flink's, of which each is compared with all: a third of the time of looking them up
-        codes = (spelled == _SHORT[UPDATE_BEFORE]).view(np.int8)
-        codes += 2 * (spelled == _SHORT[UPDATE_AFTER]).view(np.int8)
-        codes += 3 * (spelled == _SHORT[DELETE]).view(np.int8)
-        return codes if bool(((codes != INSERT) | (spelled == _SHORT[INSERT])).all()) else None
-    codes = _codes_of_letters(has_unique_key).take(spelled)
-    return codes if bool((codes >= 0).all()) else None
+        places = (spelled == _SHORT[UPDATE_BEFORE]).view(np.uint8)
+        places += 2 * (spelled == _SHORT[UPDATE_AFTER]).view(np.uint8)
+        places += 3 * (spelled == _SHORT[DELETE]).view(np.uint8)
+        return places if bool(((places != INSERT) | (spelled == _SHORT[INSERT])).all()) else None
+    return _places_of_letters().take(spelled)
 
 
 @functools.cache
-def _codes_of_letters(has_unique_key: bool) -> npt.NDArray[np.int8]:
-    """By the number that a letter is: its code, or -1 for those that are not simply known."""
-    codes = np.full(256, -1, np.int8)
-    for text, code in DEBEZIUM.items():
-        if text != "u" or has_unique_key:
-            codes[ord(text)] = code
-    return codes
+def _places_of_letters() -> npt.NDArray[np.uint8]:
+    """By the number that a letter is: its place among `SPELLINGS`."""
+    places = np.full(256, UNKNOWN, np.uint8)
+    for text in DEBEZIUM:
+        places[ord(text)] = SPELLINGS.index(text)
+    return places
 
 
 def encode_row_kinds(codes: npt.NDArray[np.int8]) -> pa.Array:

@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops.descriptions.changelog import KIND_BYTES, kinds_as_bytes
 from gpu_ops.errors import DescriptionError
 from gpu_ops.files.binary_files import parquet_batches
 from gpu_ops.state.files import private
@@ -338,7 +339,7 @@ class FilePart(NamedTuple):
         return [wire.names[place + _BEFORE] for place in self.union_columns]
 
     def schema(self, wire: pa.Schema) -> pa.Schema:
-        """The names and types of its columns.
+        """The names and types of its columns; row kinds are bytes in messages only.
 
         Raises:
             ArrowException: the wire has no such columns.
@@ -347,6 +348,8 @@ class FilePart(NamedTuple):
             raise pa.ArrowInvalid(f"there is no union column {max(self.union_columns)}")
         names = self.columns or self.wire_names(wire)
         types = [wire.field(place + _BEFORE).type for place in self.union_columns]
+        if self.columns:
+            types = [pa.string() if kind == KIND_BYTES else kind for kind in types]
         return pa.schema(list(zip(names, types, strict=True)))
 
     def rows(self, message: pa.Buffer, wire: pa.Schema) -> list[pa.RecordBatch]:
@@ -358,7 +361,11 @@ class FilePart(NamedTuple):
         schema, at = self.schema(wire), self.sequence
         found = parquet_batches(message, schema) if self.columns else [pa.ipc.read_record_batch(message, schema)]
         made = list[pa.RecordBatch]()
-        for batch in found:
+        for rows in found:
+            batch = rows
+            for name, of_wire in zip(schema.names, self.wire_names(wire), strict=True) if self.columns else ():
+                if wire.field(of_wire).type == KIND_BYTES:
+                    batch = kinds_as_bytes(batch, name, input_name=self.source, strict=False)
             made.append(on_wire(batch, self.number, self.union_columns, at, wire))
             at += batch.num_rows
         if at != self.end:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from state.support import PartitionState
 
 from gpu_ops.descriptions.join import Join
 from gpu_ops.spark.driver.watermarks import Watermarks
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand, EventTimes, Wire
 from gpu_ops.state.manifest import Manifest
 from oracle.drive import Change, changes, difference

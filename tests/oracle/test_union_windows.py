@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from state.support import PartitionState
 
 from gpu_ops import JoinEngine
 from gpu_ops.descriptions.aggregate import Aggregate
@@ -28,7 +29,6 @@ from gpu_ops.descriptions.sessions import SessionAggregate
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.spark.driver.watermarks import Watermarks
 from gpu_ops.spark.server import rescale
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand, EventTimes, Wire
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import StateAddress

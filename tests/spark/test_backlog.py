@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from state.support import PartitionState
 
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.spark.driver.queries import takes_what_is_there
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import JoinProgress
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files

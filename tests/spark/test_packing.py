@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import zlib
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from hypothesis import strategies as hs
 
 from cpu_fallback.hashing import hash_columns
 from gpu_ops.conditions import Expression, parse
+from gpu_ops.descriptions.changelog import SPELLINGS
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.descriptions.projection import ROWS, Projection, column_of
+from gpu_ops.errors import BadInputError
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.tasks import packing
 from gpu_ops.spark.tasks.arrow import TaskIdentity
@@ -218,6 +221,28 @@ def test_where_a_disk_is_full_rows_go_through_spark(tmp_path: Path, monkeypatch:
         for row in unpacked([m for m in made if m["target"] == partition], [Carried(SCHEMA, COLUMNS)], layout)
     ]
     assert sorted(found) == sorted([*range(9999)] * 2)
+
+
+@pytest.mark.parametrize("words", [SPELLINGS, ("+I", "-U", "+U", "-D"), ("c", "r", "u", "d")])
+@pytest.mark.parametrize("strict", [True, False])
+def test_messages_have_row_kinds_as_bytes(words: Sequence[str], strict: bool) -> None:
+    rng, schema = np.random.default_rng(len(words)), pa.schema([("op", pa.string()), ("k", pa.int64())])
+    known = [None if not strict and rng.random() < 0.1 else str(rng.choice(words)) for _ in range(500)]
+    rows = pa.record_batch({"op": known, "k": range(500)}, schema)
+    own = packer(schema=schema)._replace(row_kind="op", strict=strict)
+    made = packed(own, [rows.slice(0, 200), rows.slice(200), rows.slice(0, 0)])
+    carried = [Carried(own.message_schema, ("op", "k"))]
+    found = {}
+    for target in range(3):
+        mine = [message for message in made if message["target"] == target]
+        for row in unpacked(mine, carried, wire({"op": pa.uint8(), "k": pa.int64()})):
+            found[row["c1"]] = row["c0"]
+    assert [found[number] for number in range(500)] == [255 if x is None else SPELLINGS.index(x) for x in known]
+    wrong = pa.record_batch({"op": ["+I", "+X"], "k": [1, 2]}, schema)
+    if strict:
+        with pytest.raises(BadInputError, match=r"input 'in0', column 'op'.*unknown row kind.*\+X"):
+            packed(own, [wrong])
+    assert packed(own, [rows.slice(0, 0)])  # a partition without rows is named
 
 
 def test_messages_are_about_as_large_as_said() -> None:

@@ -16,10 +16,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from gpu_ops.descriptions.changelog import places_of, readable_changes
+from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.join_engine import JoinEngine
+from gpu_ops.spark.server import partition
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 
@@ -108,6 +111,34 @@ def expected(batches: list[pa.Table], join: Join | None = None, clock_ms: int | 
     return answers
 
 
+class PartitionState(partition.PartitionState):
+    """A partition whose answers have row kinds as the task that asks for them has: as text."""
+
+    def apply(self, *arguments: Any, **options: Any) -> partition.Applied:
+        found = super().apply(*arguments, **options)
+        assert found.files is not None or found.changelog.schema.field(0).type == pa.uint8()
+        return dataclasses.replace(found, changelog=with_text(found.changelog))
+
+
+def with_text(changes: pa.Table) -> pa.Table:
+    """The changes that a server gives, with row kinds as text."""
+    schema = readable_changes(pa.RecordBatch.from_pylist([], changes.schema)).schema
+    return pa.Table.from_batches(map(readable_changes, changes.to_batches()), schema)
+
+
+def with_bytes(description: Description, wire: Wire, rows: pa.Table) -> pa.Table:
+    """Rows on the wire with row kinds as bytes, as tasks bring them; in tables here and in older logs they are text."""
+    for number, source in enumerate(description.inputs):
+        if source.row_kind is not None:
+            at = rows.schema.get_field_index(wire.union_column(number, source.row_kind))
+            name = rows.column_names[at]
+            if rows.schema.field(at).type == pa.string():
+                places = places_of(rows[name], input_name=source.name, column_name=name, strict=False)
+                nothing = rows[name].is_null().to_numpy()
+                rows = rows.set_column(at, name, pa.array(places, mask=nothing))
+    return rows
+
+
 def call_options(token: str | None = TOKEN) -> flight.FlightCallOptions:
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
     return flight.FlightCallOptions(headers=headers, timeout=60)
@@ -171,7 +202,7 @@ class Server:
                 if chunk_read.app_metadata is not None:
                     facts = json.loads(chunk_read.app_metadata.to_pybytes())
             assert facts is not None
-            return pa.Table.from_batches(batches, reader.schema), facts
+            return with_text(pa.Table.from_batches(batches, reader.schema)), facts
 
     def action(self, name: str, body: object = None, token: str | None = TOKEN) -> Any:
         action = flight.Action(name, b"" if body is None else json.dumps(body).encode())

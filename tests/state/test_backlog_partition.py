@@ -12,13 +12,12 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.tasks.engine import left_over
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
-from state.support import WIRE, expected, make_command, make_join, wire_batches
+from state.support import WIRE, PartitionState, expected, make_command, make_join, wire_batches
 
 BATCHES = wire_batches(9)
 LIVE = 6

@@ -20,7 +20,6 @@ from pyarrow import flight
 from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
 from gpu_ops.operator_engine import OperatorEngine
 from gpu_ops.spark.server import server as server_module
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange
@@ -34,6 +33,7 @@ from state.support import (
     TOKEN,
     WIRE,
     WIRE_SCHEMA,
+    PartitionState,
     Server,
     call_options,
     expected,
@@ -93,14 +93,14 @@ def kept(root: Path) -> list[Path]:
 def test_a_row_is_copied_once_into_its_file_and_once_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the task that cut it to the engine: the server's table and the log's record are that file."""
     seen: list[tuple[pa.Table, FilePart]] = []
-    applied = PartitionState._apply
+    applied = server_module.PartitionState._apply
 
-    def apply(self: PartitionState, batch_id: int, arrived: Any, *rest: Any) -> Any:
+    def apply(self: server_module.PartitionState, batch_id: int, arrived: Any, *rest: Any) -> Any:
         table, parts = arrived
         seen.extend((table, part) for part in parts)
         return applied(self, batch_id, arrived, *rest)
 
-    monkeypatch.setattr(PartitionState, "_apply", apply)
+    monkeypatch.setattr(server_module.PartitionState, "_apply", apply)
     mapped: dict[str, pa.Buffer] = {}
     own = blocks.mapped
     monkeypatch.setattr(blocks, "mapped", lambda path: mapped.setdefault(path, own(path)))

@@ -19,14 +19,13 @@ import pytest
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import ARROW, GOES_ON, MANIFEST, SPARK, Manifest
 from state import test_interval_partition, test_multi_partition, test_partition
-from state.support import PRICES, WIRE, make_command, make_join
+from state.support import PRICES, WIRE, PartitionState, make_command, make_join
 from state.test_rescale import counted
 
 FOLDERS = Path(__file__).parent / "earlier_version"

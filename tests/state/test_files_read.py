@@ -23,7 +23,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import BadInputError, GpuJoinError, StateError
-from gpu_ops.spark.server.partition import PartitionState, stored_state
+from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.server.present import AssembledState, StoredOperator
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.server.server import StateServer
@@ -37,13 +37,15 @@ from gpu_ops.state.blocks import BlockFiles, FilePart
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FORMAT, GOES_ON, OF_CARD, Manifest
-from state.support import TOKEN, WIRE_SCHEMA, expected, make_command, make_join
+from state.support import TOKEN, WIRE, WIRE_SCHEMA, PartitionState, expected, make_command, make_join, with_bytes
 from state.test_blocks import ANSWERS, BATCHES, PLACES
 
 pytestmark = pytest.mark.thorough
 
 
-def given(root: Path, batch: int, seed: int = 0, *, only: bool = False) -> list[pa.RecordBatch | FilePart]:
+def given(
+    root: Path, batch: int, seed: int = 0, *, only: bool = False, as_bytes: bool = False
+) -> list[pa.RecordBatch | FilePart]:
     """The rows of a micro-batch, some in copies of Parquet files, others in messages and as they are.
 
     Args:
@@ -51,6 +53,7 @@ def given(root: Path, batch: int, seed: int = 0, *, only: bool = False) -> list[
         batch: which.
         seed: of the choice.
         only: all of them in Parquet files.
+        as_bytes: whether the row kinds of others are bytes.
     """
     choice, table, at = random.Random(seed), BATCHES[batch], 0
     folder, sources = root / "run" / f"{batch}", root / "in"
@@ -60,11 +63,16 @@ def given(root: Path, batch: int, seed: int = 0, *, only: bool = False) -> list[
         side, most = sides[at], choice.randrange(1, 15)
         end = next((i for i in range(at, table.num_rows) if sides[i] != side or i - at == most), table.num_rows)
         (rows,) = table.slice(at, end - at).combine_chunks().to_batches()
+        if as_bytes:
+            (sent,) = with_bytes(make_join(), WIRE, table.slice(at, end - at)).combine_chunks().to_batches()
+        else:
+            sent = rows
         own, way = rows.select([place + 2 for place in PLACES[side]]), choice.randrange(5)
         if way == 0 and not only:
-            made.append(rows)
+            made.append(sent)
         elif way == 1 and not only:
-            made.append(FilePart(side, PLACES[side], at, files.put(0, own.serialize(), own.num_rows)))
+            message = sent.select([place + 2 for place in PLACES[side]]).serialize()
+            made.append(FilePart(side, PLACES[side], at, files.put(0, message, own.num_rows)))
         else:
             names = [f"of {name}" for name in own.schema.names]
             source = sources / f"{batch}-{at}-{seed}.parquet"
@@ -89,7 +97,7 @@ class Life:
 
     def __init__(self, root: Path, backend: str, *, keeps_copies: bool = True) -> None:
         self.root, self.backend, self.state, self._keeps = root, backend, root / "s", keeps_copies
-        self.read = 0
+        self.read, self.wire = 0, WIRE_SCHEMA
         self._server = StateServer(TOKEN, blocks=str(root))
         if backend == "gpu":
             reader: Any = sys.modules["gpu_ops.cudf_backend.parquet"] if _loaded() else None
@@ -107,7 +115,7 @@ class Life:
         command = make_command(batch, str(self.state), backend=self.backend, keeps_copies=self._keeps, **changes)
         address = Address(f"grpc://127.0.0.1:{self._server.port}", TOKEN)
         told = {**json.loads(command.to_json()), "counted": True}
-        asked = Exchange(lambda _: (address, {}), told, WIRE_SCHEMA)
+        asked = Exchange(lambda _: (address, {}), told, self.wire)
         return pa.Table.from_batches(asked.run(parts), ANSWERS[0].schema)
 
     def close(self) -> None:
@@ -140,15 +148,20 @@ PER_EVENT = make_join(emit="per_event")
 
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_that_the_card_reads_are_those_that_came_by_the_host(tmp_path: Path, card: None, seed: int) -> None:
-    """Answers and records, in order; restarted at random, with a card and without; a third reader finds as many."""
-    choice = random.Random(seed)
+    """Answers and records, in order; restarted at random, with a card and without; a third reader finds as many.
+
+    In messages row kinds are bytes or text, as behind an upgrade; in files they are text.
+    """
+    choice, as_bytes = random.Random(seed), seed >= 2
     life = Life(tmp_path, "gpu")
     files, answers, join = 0, ANSWERS, make_join()
     if seed % 2:  # whose order is that of the changes
         join = PER_EVENT
         answers = expected(BATCHES, join)
     for batch, answer in enumerate(answers):
-        parts = given(tmp_path, batch, seed)
+        parts, came = given(tmp_path, batch, seed, as_bytes=as_bytes), BATCHES[batch]
+        came = with_bytes(join, WIRE, came) if as_bytes else came
+        life.wire = came.schema
         named = [part for part in parts if isinstance(part, FilePart) and part.columns]
         assert life.ask(batch, parts, description=join.to_json()).equals(answer), batch
         if life.backend == "gpu":
@@ -158,7 +171,7 @@ def test_rows_that_the_card_reads_are_those_that_came_by_the_host(tmp_path: Path
                 ((count,),) = duckdb.sql(f"SELECT count(*) FROM read_parquet('{part.block.file}')").fetchall()
                 assert count == part.block.rows
                 assert os.path.samefile(links[os.path.basename(part.block.file)], part.block.file)
-        assert life.log.read_record(batch).table.equals(BATCHES[batch])
+        assert life.log.read_record(batch).table.equals(came)
         shutil.rmtree(tmp_path / "run")
         if choice.random() < 0.5:
             read = life.read

@@ -15,13 +15,14 @@ from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.server.partition import Applied, PartitionState
+from gpu_ops.spark.server.partition import Applied
 from gpu_ops.spark.tasks.engine import left_over
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, Manifest
+from state.support import PartitionState
 
 TIME = pa.timestamp("us", "UTC")
 LEFT = pa.schema([("k", pa.int64()), ("t", TIME), ("a", pa.int64())])

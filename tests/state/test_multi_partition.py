@@ -17,11 +17,11 @@ from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.server import inspection
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
+from state.support import PartitionState
 
 USERS = pa.schema([("k", pa.int64()), ("u", pa.string())])
 ORDERS = pa.schema([("k", pa.int64()), ("o", pa.int64())])

@@ -22,12 +22,13 @@ from gpu_ops.descriptions.interval import Interval
 from gpu_ops.descriptions.join import CoGroup, Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.spark.server.partition import PartitionState, stored_state
+from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
+from state.support import PartitionState
 
 PLAIN = ("lk", "lv", "lt", "op", "rk", "rv", "rt")
 OURS = (

@@ -21,7 +21,6 @@ from gpu_ops.errors import StateError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.spark.server import recovery
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.state import pieces
 from gpu_ops.state import table as table_module
 from gpu_ops.state.durable import PartitionLog
@@ -31,7 +30,7 @@ from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.manifest import Manifest
 from gpu_ops.state.pieces import Content, Flush, Piece, StoredTable, merges, renumbered, write
 from gpu_ops.state.table import ENTRIES_FORMAT, LIVE, KeySet, StateTable
-from state.support import WIRE, expected, make_command, wire_batches
+from state.support import WIRE, PartitionState, expected, make_command, wire_batches
 from state.test_rescale import CASES, Partitions, counted
 
 BATCHES = wire_batches(12, seed=4)

@@ -15,12 +15,11 @@ import pytest
 from gpu_ops.errors import BadInputError, StateError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.operator_engine import OperatorEngine
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.server.server import StateServer
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange
 from gpu_ops.state.blocks import Block, FilePart
-from state.support import TOKEN
+from state.support import TOKEN, PartitionState
 from state.test_multi_partition import JOIN, WIRE, WIRE_SCHEMA, batches, command, opened
 
 BATCHES = batches(24, rows=12)

@@ -22,7 +22,6 @@ from oracle.sql import FoldedInput
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.spark.server.inspection import read_partition
-from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.server.present import AssembledState, StateRows, StoredOperator, why_no_result, why_no_rows
 from gpu_ops.spark.server.stored_rows import TableAtVersion
 from gpu_ops.spark.tasks.state import TakenFiles, TakenState
@@ -31,6 +30,7 @@ from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import GOES_ON, Manifest
+from state.support import PartitionState
 
 EMITS = ["per_event", "per_batch"]
 

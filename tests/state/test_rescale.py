@@ -23,7 +23,7 @@ from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.memory import Budget
 from gpu_ops.spark.server import rescale as module
-from gpu_ops.spark.server.partition import PartitionState, stored_state
+from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.server.recovery import RecoveredState
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.tasks.engine import left_over
@@ -35,7 +35,7 @@ from gpu_ops.state.manifest import FINISHED, MANIFEST, SPARK, Manifest
 from gpu_ops.state.table import StateTable
 from state import test_interval_partition as interval
 from state import test_multi_partition as multi
-from state.support import WIRE, make_join, wire_batches
+from state.support import WIRE, PartitionState, make_join, wire_batches, with_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Partitions:
 
     def __init__(self, case: Case, state: Path, partitions: int, *, earlier: bool = False, tiny: bool = False) -> None:
         self.case, self.state, self.partitions, self.earlier = case, str(state), partitions, earlier
-        self.tiny = tiny
+        self.tiny, self.as_bytes = tiny, False
         self.open()
 
     def open(self) -> None:
@@ -104,6 +104,7 @@ class Partitions:
         for number, server in enumerate(self.servers):
             part = rows.take(pa.array(np.flatnonzero(goes_to == number)))
             under = {"clock_ms": self.case.clocks[batch], **self.case.under(batch)}
+            part = with_bytes(self.case.join, self.case.wire, part) if self.as_bytes else part
             said.append(server.apply(batch, part, self.case.wire, **under).changelog)
         return said
 
@@ -138,6 +139,7 @@ def test_partitions_that_are_cut_anew_answer_as_one_engine(
         monkeypatch.setattr(module, limit, [getattr(module, limit), 1, 2000][seed])
     engine = JoinEngine(case.join, "cpu")
     partitions = Partitions(case, tmp_path / "state", int(rng.integers(1, 4)), earlier=earlier, tiny=seed > 0)
+    partitions.as_bytes = seed == 1
     said = 0
     for batch, table in enumerate(case.batches):
         rows = case.wire.split(case.join, table)

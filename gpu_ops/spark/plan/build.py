@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import KIND_BYTES, ROW_KIND_COLUMN
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
@@ -255,7 +255,7 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: CoGroup
     if ordered:
         rows = rows.sortWithinPartitions(*_sequence_columns(description, layout))
     task = BoundedTask(
-        plan.function_name, description.to_json(), wire(layout), wire_schema(layout),
+        plan.function_name, description.to_json(), wire(layout), wire_schema(layout, pa.string()),
         backend="gpu" if plan.backend == "gpu" else "cpu",
         probe=Settings.of_application(session.sparkContext).gpu_probe, function=function,
     )  # fmt: skip
@@ -368,6 +368,8 @@ class UnionColumn(NamedTuple):
     columns: tuple[str | None, ...]
     name: str
     type: st.DataType
+    of_kinds: bool
+    """Whether it carries row kinds, and nothing else."""
 
 
 def union_columns(description: Description, schemas: Sequence[st.StructType]) -> list[UnionColumn]:
@@ -377,8 +379,12 @@ def union_columns(description: Description, schemas: Sequence[st.StructType]) ->
         description: the description; its keys share a column where their types are equal.
         schemas: the schemas of the DataFrames.
     """
-    types = [{x.name: nullable(x.dataType) for x in schema.fields} for schema in schemas]
-    made: list[tuple[dict[int, str], st.DataType]] = []  # of each column of the union those of the inputs, and its type
+    types = [
+        {x.name: (nullable(x.dataType), x.name == source.row_kind) for x in schema.fields}
+        for schema, source in zip(schemas, description.inputs, strict=True)
+    ]
+    # of each column of the union those of the inputs, its type and whether it has row kinds
+    made: list[tuple[dict[int, str], tuple[st.DataType, bool]]] = []
     taken: list[set[str]] = [set() for _ in types]
 
     def share(columns: Sequence[str | None]) -> None:
@@ -407,7 +413,7 @@ def union_columns(description: Description, schemas: Sequence[st.StructType]) ->
                 free[number] = column
     made.sort(key=lambda column: len(column[0]) == 1)
     return [
-        UnionColumn(tuple(carried.get(n) for n in range(len(types))), f"c{number}", kind)
+        UnionColumn(tuple(carried.get(n) for n in range(len(types))), f"c{number}", *kind)
         for number, (carried, kind) in enumerate(made)
     ]
 
@@ -417,10 +423,10 @@ def wire(layout: Sequence[UnionColumn]) -> Wire:
     return Wire("__side", "__order", tuple((*x.columns, x.name) for x in layout))
 
 
-def wire_schema(layout: Sequence[UnionColumn]) -> pa.Schema:
-    """The schema of the rows on the wire: side, sequence and the union columns."""
+def wire_schema(layout: Sequence[UnionColumn], of_kinds: pa.DataType) -> pa.Schema:
+    """The schema of the rows on the wire: side, sequence, union columns; those of row kinds have the given type."""
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
-    return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in layout)])
+    return pa.schema([*fixed, *(pa.field(x.name, of_kinds if x.of_kinds else arrow_type(x.type)) for x in layout)])
 
 
 def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataFrame:
@@ -499,10 +505,11 @@ def packers_of(
             if reading is not None and isinstance(reading.source, JoinChanges)
             else None
         )
-        name, schema = description.inputs[number].name, schemas[number]
-        packers.append(Packer(name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks, plan.shares))
-    carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
-    return packers, Arrivals(wire_schema(layout), carried, first=plan.loaded)
+        source, schema = description.inputs[number], schemas[number]
+        made = Packer(source.name, plan.plan_id, number, schema, by, roads, MESSAGE_BYTES, first, blocks, plan.shares)
+        packers.append(made._replace(row_kind=source.row_kind, strict=source.bad_rows == "fail"))
+    carried = [Carried(packer.message_schema, tuple(x.columns[packer.number] for x in layout)) for packer in packers]
+    return packers, Arrivals(wire_schema(layout, KIND_BYTES), carried, first=plan.loaded)
 
 
 def _packed(df: DataFrame, reading: SourceScan | None, packer: Packer) -> DataFrame:

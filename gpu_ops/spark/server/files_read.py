@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.descriptions.changelog import kinds_as_text
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import BadInputError, StateError
@@ -55,6 +56,9 @@ class CardReader:
         assert self._kernels.dataframes is not None
         assert isinstance(table, pa.Table)
         beside = source.row_kind
+        if beside is not None and table.num_rows:  # files have texts
+            at = table.schema.get_field_index(beside)
+            table = table.set_column(at, beside, kinds_as_text(table[beside]))
         schema = source.schema if beside is None else source.schema.append(pa.field(beside, pa.string()))
         places = np.searchsorted(sequence, [part.sequence for part in parts]).tolist()
         pieces, numbers = list[pa.Table | Frame](), list[npt.NDArray[np.int64]]()

@@ -304,7 +304,8 @@ class PartitionState:
             rows, started, now = wire.split(self.description, table), time.perf_counter(), self._clock()
             self._commit(engine, pending)
             pending.final = True
-            result = engine.prepare_batches(rows.tables, rows.sequences, clock_ms=now)
+            with _giving(engine, frames=False):
+                result = engine.prepare_batches(rows.tables, rows.sequences, clock_ms=now)
             self._ahead = Ahead(batch_id, wire, table, parts, now, result, time.perf_counter() - started)
             return True
 
@@ -389,15 +390,13 @@ class PartitionState:
             if of_files and by_card is None:
                 table, parts = with_rows(table, of_files), tuple(part for part in parts if not part.columns)
             rows = by_card or wire.split(self.description, table) if of_files else rows
-            engine.kernels.gives_frames = files is not None and engine.kernels.files is not None
             try:
-                result = engine.prepare_batches(
-                    rows.tables, rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
-                )
+                with _giving(engine, frames=files is not None and engine.kernels.files is not None):
+                    result = engine.prepare_batches(
+                        rows.tables, rows.sequences, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
+                    )
             except BadInputError as error:
                 raise in_file(error, self.description, of_files, table.schema) from None
-            finally:
-                engine.kernels.gives_frames = False
         if self._snapshots is not None:
             self._snapshots.seconds += time.perf_counter() - started
         started = time.perf_counter()
@@ -738,6 +737,16 @@ class PartitionState:
     def __str__(self) -> str:
         names = ", ".join(source.name for source in self.description.inputs)
         return f"join of {names}, partition {self.partition} of {self.partitions}"
+
+
+@contextlib.contextmanager
+def _giving(engine: OperatorEngine, *, frames: bool) -> Iterator[None]:
+    """Context manager in which an engine gives a changelog as it is sent, or as a frame that is written."""
+    engine.kernels.gives_frames, engine.kernels.gives_bytes = frames, not frames
+    try:
+        yield
+    finally:
+        engine.kernels.gives_frames = engine.kernels.gives_bytes = False
 
 
 def _require(alive: Callable[[], bool], batch_id: int) -> None:

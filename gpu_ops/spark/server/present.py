@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.changelog import KIND_BYTES
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups import Latest, Top
@@ -328,7 +329,7 @@ class AssembledState:
     def catch_up(self, version: int) -> None:
         """Adds micro-batches without changes to snapshots of an earlier version, up to the version."""
         described = from_json(self.manifest.description)
-        kinds = ([] if x.row_kind is None else [pa.field(x.row_kind, pa.string())] for x in described.inputs)
+        kinds = ([] if x.row_kind is None else [pa.field(x.row_kind, KIND_BYTES)] for x in described.inputs)
         wire, union = Wire.of([pa.schema([*x.schema, *kind]) for x, kind in zip(described.inputs, kinds, strict=True)])
         for partition in range(self.manifest.partitions):
             log = PartitionLog(Files.at(self.state), self.manifest, partition)

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 
 from gpu_ops import operators
 from gpu_ops.backends import make_kernels
-from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS
+from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS, kinds_as_text
 from gpu_ops.descriptions.dataflow import Dataflow
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
@@ -445,7 +445,7 @@ def _cut_changes(description: Description, records: Sequence[Record], goes: _Goe
     Raises:
         StateError: the changes of old partitions came from different queries.
     """
-    if any(record.wire != records[0].wire for record in records):
+    if any(one.wire != records[0].wire or one.table.schema != records[0].table.schema for one in records):
         raise StateError("the partitions' last micro-batch came from different plans: run the query once more first")
     wire = Wire.from_json(records[0].wire)
     whole = pa.concat_tables([_net(description, wire, record.table) for record in records])
@@ -485,7 +485,7 @@ def _kinds(
     """The positions and row kinds of an input's changes, without rows of other kinds."""
     kind = description.inputs[number].row_kind
     rows = np.flatnonzero(changes[wire.side].to_numpy() == number)
-    kinds = pc.cast(changes[wire.union_column(number, kind)].take(pa.array(rows)), pa.string()).combine_chunks()
+    kinds = kinds_as_text(changes[wire.union_column(number, kind)].take(pa.array(rows)))
     known = pc.is_in(kinds, value_set=pa.array(SPELLINGS))
     return rows[known.to_numpy(zero_copy_only=False)], kinds.filter(known)
 

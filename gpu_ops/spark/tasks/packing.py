@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from gpu_ops.conditions.expressions import ColumnRef
+from gpu_ops.descriptions.changelog import KIND_BYTES, kinds_as_bytes
 from gpu_ops.descriptions.projection import Projection
 from gpu_ops.files.file_systems import file_system_of
 from gpu_ops.files.formats import FileFormat
@@ -71,6 +72,8 @@ class Packer(NamedTuple):
         first: filters a task's rows to those that are needed; None for all.
         blocks: the folders of messages, if tasks are on one machine; else messages go with Spark's rows.
         shares: the number of targets of each partition, which all get its messages.
+        row_kind: the column of row kinds, which are bytes in messages; None where they stay as they are.
+        strict: whether an unknown row kind is an error.
     """
 
     input_name: str
@@ -83,6 +86,8 @@ class Packer(NamedTuple):
     first: FirstOfGroup | None = None
     blocks: Blocks | None = None
     shares: int = 1
+    row_kind: str | None = None
+    strict: bool = True
 
     @property
     def use(self) -> str:
@@ -93,6 +98,14 @@ class Packer(NamedTuple):
     def output_schema(self) -> pa.Schema:
         """The schema of packed rows, `PACKED`."""
         return PACKED
+
+    @property
+    def message_schema(self) -> pa.Schema:
+        """The schema of the rows in messages."""
+        if self.row_kind is None:
+            return self.schema
+        at = self.schema.get_field_index(self.row_kind)
+        return self.schema.set(at, pa.field(self.row_kind, KIND_BYTES))
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields all rows of this Spark task, packed."""
@@ -119,14 +132,14 @@ class Packer(NamedTuple):
                 continue
             count = 0
             for batch in batches if self.first is None else first_of_groups(self.first, batches):
-                for partition, rows in self._cut(batch):
+                for partition, rows in self._cut(self._with_bytes(batch)):
                     step = max(1, int(rows.num_rows * most_bytes / max(rows.nbytes, 1)))
                     slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
                     yield self._messages([partition] * len(slices), (time, source), count, slices, files)
                     count += len(slices)
                     missing.pop(partition, None)
         if missing:
-            nothing = [pa.RecordBatch.from_pylist([], self.schema)] * len(missing)
+            nothing = [self._with_bytes(pa.RecordBatch.from_pylist([], self.schema))] * len(missing)
             yield self._messages(list(missing), (0, ""), 0, nothing, None)
 
     def files(self, ahead: Path | None = None) -> BlockFiles | None:
@@ -180,6 +193,12 @@ class Packer(NamedTuple):
     def unshared(self) -> Packer:
         """A packer for one target of each partition."""
         return self if self.shares == 1 else self._replace(shares=1, routes=routes(self._partitions))
+
+    def _with_bytes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows with their row kinds as messages have them."""
+        if self.row_kind is None:
+            return batch
+        return kinds_as_bytes(batch, self.row_kind, input_name=self.input_name, strict=self.strict)
 
     def _cut(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yields the rows of each partition that has any, in their order."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gpu_ops import errors
+from gpu_ops.descriptions.changelog import readable_changes
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.wire.connection import Address, translate
 from gpu_ops.state.blocks import FilePart, take
@@ -108,6 +109,8 @@ class Exchange:
     def run(self, batches: Iterable[pa.RecordBatch | FilePart]) -> Iterator[pa.RecordBatch]:
         """Sends batches, or the places where they lie, and yields the reply's; `answer` has the metrics afterwards.
 
+        Row kinds, which come as bytes, are text from here on.
+
         Raises:
             GpuJoinError: the server's refusal.
             StateError: no server answers, or the file system of the state folder does not.
@@ -122,7 +125,7 @@ class Exchange:
                     skip = max(0, skip - batch.num_rows)
                     if rows is not None and rows.num_rows:
                         rows_handed_on += rows.num_rows
-                        yield rows
+                        yield readable_changes(rows)
             except UnreachableError as error:
                 failed = server.location
                 _servers.clear()  # a connection may be dead, and its server not
