@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 from collections import Counter
 from typing import Any
 
@@ -122,6 +123,32 @@ def test_what_is_loaded_comes_in_pieces_as_large_as_memory_allows(monkeypatch: p
             engine.restore(state)
             found.on = False
             assert engine.state_size()["left_rows"] == ROWS
+            assert not any(engine.kernels.lookups.values())  # which is what a hash join would be for
             return sum(found.calls.values())
 
     assert calls(1 << 30) < calls(1) / 8
+
+
+def test_a_backlog_searches_what_state_has_sorted_anyway() -> None:
+    """All of it in one micro-batch, whose rows become the state's runs: a join of as many costs more than a search."""
+    live = dataclasses.replace(joined(), emit="per_batch")
+
+    def result(backend: Any) -> tuple[Counter[Any], dict[str, int]]:
+        rng = np.random.default_rng(7)
+        with contextlib.closing(JoinEngine(live, backend, backlog=True)) as engine:
+            for _ in range(4):
+                columns = [[rng.integers(0, ROWS, ROWS // 4), rng.integers(0, 9, ROWS // 4)] for _ in range(2)]
+                tables = [pa.table(own, schema=x.schema) for own, x in zip(columns, live.inputs, strict=True)]
+                assert not engine.process(*tables, backlog=True).num_rows
+            found = Counter(changes(engine.process(LEFT.empty_table(), RIGHT.empty_table())))
+            return found, dict(engine.kernels.lookups)
+
+    with emulated():
+        found, lookups = result("gpu")
+        probe: Any = importlib.import_module("gpu_ops.cudf_backend.probe")
+        for rows in (10**4, 10**6, 10**7, 10**8, 10**9):
+            assert probe.search_seconds(1, rows) < probe.join_seconds(rows, rows)
+            assert probe.choose("auto", [rows], rows) == ([], [], [0])
+    assert found == result("cpu")[0]
+    assert lookups["index"] >= ROWS
+    assert not lookups["hash_join"]
