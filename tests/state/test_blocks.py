@@ -10,6 +10,8 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,29 @@ def log(root: Path, **changes: Any) -> PartitionLog:
 
 def kept(root: Path) -> list[Path]:
     return sorted((root / "s" / "p" / "0").glob("*.block"))
+
+
+def test_messages_in_files_are_looked_at_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two check sums at a time, at least: else the first would wait for the second in vain."""
+    both, turn, honest = threading.Barrier(2, timeout=20), itertools.count(), zlib.crc32
+
+    def sum_of(content: Any, *rest: Any) -> int:
+        if next(turn) < 2:
+            both.wait()
+        return honest(content, *rest)
+
+    parts = left(tmp_path / "run" / "0", BATCHES[0])
+    assert len(parts) > 2
+    monkeypatch.setattr(blocks.zlib, "crc32", sum_of)
+    served = server_module.StateServer(TOKEN, blocks=str(tmp_path))
+    try:
+        address = Address(f"grpc://127.0.0.1:{served.port}", TOKEN)
+        command = {**json.loads(make_command(0, str(tmp_path / "s")).to_json()), "counted": True}
+        found = pa.Table.from_batches(Exchange(lambda _: (address, {}), command, WIRE_SCHEMA).run(parts))
+    finally:
+        served.shutdown()
+    assert found.equals(ANSWERS[0])
+    assert next(turn) > len(parts)
 
 
 def test_a_row_is_copied_once_into_its_file_and_once_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

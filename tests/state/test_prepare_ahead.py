@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from kernels.emulation import emulated
 
 from gpu_ops.errors import BadInputError, StateError
 from gpu_ops.join_engine import JoinEngine
@@ -172,3 +174,28 @@ def test_a_server_looks_only_at_rows_that_it_prepares(tmp_path: Path) -> None:
             assert send(batch + 1, BATCHES[batch + 1].to_batches(), ahead=True) == ([], {"prepared": True})
     finally:
         server.shutdown()
+
+
+def test_rows_go_to_a_card_before_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is prepared ahead is in page-locked memory, and on the card, by then: nothing is staged any more."""
+    with emulated():
+        frame: Any = importlib.import_module("gpu_ops.cudf_backend.frame")
+        staged, copied = list[int](), frame._copy_by_threads
+
+        def counted(pieces: Any) -> None:
+            staged.append(sum(to.nbytes for to, _, _ in pieces))
+            copied(pieces)
+
+        monkeypatch.setattr(frame, "_LEAST_STAGED", 1)
+        monkeypatch.setattr(frame, "_copy_by_threads", counted)
+        partition, ahead = PartitionState(command(tmp_path, backend="gpu")), 0
+        for batch in range(len(BATCHES) - 1):
+            before = len(staged)
+            apply(partition, batch)
+            assert (len(staged) == before) == (ahead == batch > 0)
+            before = len(staged)
+            if guess(partition, batch + 1):
+                ahead = batch + 1
+                assert len(staged) > before
+        partition.close()
+    assert ahead > len(BATCHES) // 2

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
@@ -340,10 +341,26 @@ def _receive(
 
     A stream that a client closes half-way looks like a whole one; the number of rows at its end tells them apart.
     """
+    with ThreadPoolExecutor(_LOOKING, "messages") as threads:  # nobody reads files any more when this ends
+        return _received(reader, command, (partition, mapped, threads), activity)
+
+
+_LOOKING: Final = 4
+"""Threads that look at messages in files as these arrive: their check sums take longer than to map them."""
+
+
+def _received(
+    reader: flight.MetadataRecordBatchReader,
+    command: ApplyCommand,
+    taking: tuple[PartitionState, Mapped, ThreadPoolExecutor],
+    activity: Activity,
+) -> _Arrived:
+    partition, mapped, threads = taking
     activity.begin(READING)
     schema = reader.schema
     command.wire.check(partition.description, schema)
-    batches, parts, promised, size, rows = list[pa.RecordBatch](), list[FilePart](), None, 0, 0
+    batches, parts = list[pa.RecordBatch | Future[pa.RecordBatch]](), list[FilePart]()
+    promised, size, rows = None, 0, 0
     for chunk in reader:
         activity.move()
         batch = chunk.data
@@ -352,23 +369,25 @@ def _receive(
             if isinstance(content, FilePart):
                 if content.sequence != rows:
                     raise DescriptionError(f"rows in a file come as row {content.sequence}; it is row {rows}'s turn")
-                batch = None if content.columns else _part(content, mapped, schema)
-                if content.columns:
-                    size, rows = size + content.block.size, rows + content.block.rows
+                batch = None
+                size, rows = size + content.block.size, rows + content.block.rows
+                if not content.columns:  # looked at while the next ones come
+                    batches.append(threads.submit(_part, content, mapped, schema, partition))
                 parts.append(content)
             else:
                 promised = content
         if batch is not None:
             _check(batch, partition)
             size, rows = size + batch.nbytes, rows + batch.num_rows
-            if size > _MOST_BYTES:
-                raise StateError(
-                    f"batch {command.batch_id} has more than {_MOST_BYTES >> 30} GiB of rows for one partition, all "
-                    "of this machine's memory: use more partitions, or smaller micro-batches"
-                )
             batches.append(batch)
+        if size > _MOST_BYTES:
+            raise StateError(
+                f"batch {command.batch_id} has more than {_MOST_BYTES >> 30} GiB of rows for one partition, all "
+                "of this machine's memory: use more partitions, or smaller micro-batches"
+            )
     _check_copies([part for part in parts if part.columns], mapped, schema)
-    table = pa.Table.from_batches(batches, schema)
+    whole = (batch.result() if isinstance(batch, Future) else batch for batch in batches)
+    table = pa.Table.from_batches(whole, schema)
     if promised is not None or command.counted:
         if promised is None:
             raise AbandonedError(f"the rows of batch {command.batch_id} end without their number")
@@ -381,9 +400,10 @@ def _receive(
     return _Arrived(table, tuple(part for part in parts if part.columns or sizes[part.block.file] >= least))
 
 
-def _part(part: FilePart, mapped: Mapped, schema: pa.Schema) -> pa.RecordBatch:
+def _part(part: FilePart, mapped: Mapped, schema: pa.Schema, partition: PartitionState) -> pa.RecordBatch:
     with read_anew(part.block.file):
         (batch,) = part.rows(mapped.message(part.block), schema)
+    _check(batch, partition)
     return batch
 
 
