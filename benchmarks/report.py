@@ -344,15 +344,17 @@ def kafka_rows() -> list[Row]:
 
 def nexmark_rows() -> list[Row]:
     """The lines about Nexmark's queries in SQL, where Spark's own join can run them; a single round says nothing."""
-    found = load("nexmark")["results"]
-    names = [n for n in found if "over_spark" in found[n] and len(found[n]["events_per_second"]["spark"]["values"]) > 1]
     rows = []
-    for ratio, reader in (("over_spark", "Spark's Parquet reader"), ("arrow_over_spark", "`read_files`")):
-        ratios = ", ".join(f"{name} {found[name][ratio]['median']:.1f}" for name in names)
-        rows.append(
-            (f"Nexmark in SQL, {reader}: rate over Spark's own stream-stream join, by query", ratios, "nexmark")
-        )
-    return rows if names else []
+    for data in (load("nexmark"), load("nexmark_large")):
+        found, size = data["results"], f"{data['settings']['events'] / 1e6:g}M events"
+        names = [
+            n for n in found if "over_spark" in found[n] and len(found[n]["events_per_second"]["spark"]["values"]) > 1
+        ]
+        for ratio, reader in (("over_spark", "Spark's Parquet reader"), ("arrow_over_spark", "`read_files`")):
+            ratios = ", ".join(f"{name} {found[name][ratio]['median']:.1f}" for name in names)
+            what = f"Nexmark in SQL, {size}, {reader}: rate over Spark's own stream-stream join, by query"
+            rows += [(what, ratios, "nexmark")] if names else []
+    return rows
 
 
 def at_end_rows() -> list[Row]:
