@@ -1,4 +1,4 @@
-"""Queries of several operators: an engine in each partition, one task for several engines, one engine for all."""
+"""Queries of several operators: in engines by partition, one task, one engine, or a task and those of the last one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BY_REVENUE = (
     "SELECT n, count(*) AS customers, sum(revenue) AS revenue FROM (SELECT o.customer, count(*) AS n, sum(o.amount * "
     "p.price) AS revenue FROM {orders} o JOIN {prices} p ON o.item = p.item GROUP BY o.customer) GROUP BY n"
 )
-TEXTS = {"engines": _BY_ITEM, "task": _BY_REVENUE, "engine": _BY_REVENUE}
+TEXTS = {"engines": _BY_ITEM, "task": _BY_REVENUE, "engine": _BY_REVENUE, "tasks": _BY_REVENUE}
 EXPECTED = {name: text.format(orders="live", prices="quoted") for name, text in TEXTS.items()}
 """What each query comes to, in DuckDB."""
 
@@ -25,6 +25,7 @@ _WHERE = {
     "engines": ("in the same engine", 2, 1),
     "task": ("in the same Spark task", 2, 3),
     "engine": ("in the same engine", 1, 3),
+    "tasks": ("in the same Spark task", 5, 2),  # below the last one, which has a task for each partition
 }
 """Where each query's operators are, in how many partitions, and how many operators read another one."""
 
