@@ -241,8 +241,8 @@ class ChangePlanner:
                 )
                 raise DescriptionError(
                     f"table {name!r}: {why[name]}. So its source has to be read from its beginning: where it still has "
-                    f"everything, read_again=[{name!r}] (--read-again {name}). Else {null}begin anew, or ask for what "
-                    "the state has"
+                    f"everything, read_again=[{name!r}] (--read-again {name}). Else {null}begin anew "
+                    f"(micro-batches to read again: {self.old.version:,}), or ask for what the state has"
                 )
             self.tables[name] = TableChange(name, "source", why[name])
 
