@@ -1,4 +1,4 @@
-"""Views of queries that are changed, in a real Postgres and in Delta tables: once, be the change interrupted or not."""
+"""Queries that are changed: their views in a real Postgres and in Delta tables, and histories of a real Kafka."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from spark.test_change import PAIRS, Inputs, _row, change, columns_of, run
+from spark.test_change import PAIRS, Inputs, Table, _row, change, columns_of, run, run_tables
 
+import gpu_ops
 from gpu_ops import sinks
+from gpu_ops.errors import DescriptionError
 from services.postgres import view_of
+from services.test_kafka_topics import Topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
@@ -105,3 +109,66 @@ def test_a_view_in_a_delta_table(spark: Any, tmp_path: Path, monkeypatch: pytest
     inputs.add()
     run(inputs, new, tmp_path / "new", view)
     assert rows() == inputs.result(new)
+
+
+def test_histories_of_kafka_and_delta_are_read_again(spark: Any, tmp_path: Path) -> None:
+    """A column that the old query did not use: of a topic first, then of a Delta table; nothing else is read again."""
+    import deltalake
+
+    topic, prices, table = Topic(), str(tmp_path / "prices"), Table()
+    topic.create(2)
+    said: dict[str, list[tuple[Any, ...]]] = {"o": [], "p": []}
+
+    def more() -> None:
+        first = len(said["o"])
+        for number in range(first, first + 20):
+            row = number, f"i{number % 5}", number * 3
+            said["o"].append(row)
+            topic.send(dict(zip(("id", "item", "amount"), row, strict=True)), partition=number % 2)
+        new = [(f"i{first // 20}", first, first * 7), (f"i{1 + first // 20}", first + 1, None)]
+        said["p"] += new
+        columns = dict(zip(("item", "price", "kind"), map(list, zip(*new, strict=True)), strict=True))
+        types = pa.schema([("item", pa.string()), ("price", pa.int64()), ("kind", pa.int64())])
+        deltalake.write_deltalake(prices, pa.table(columns, schema=types), mode="append")
+
+    def tables() -> dict[str, Any]:
+        orders = topic.rows(spark, "id INT, item STRING, amount INT")
+        return {"o": orders, "p": spark.readStream.format("delta").load(prices)}
+
+    def expected(*columns: str) -> Counter[Any]:
+        named = [("id", "item", "amount"), ("item", "price", "kind")]
+        pairs = [
+            dict(zip(named[0], o, strict=True)) | dict(zip(named[1], p, strict=True))
+            for o in said["o"] for p in said["p"] if o[1] == p[0]
+        ]  # fmt: skip
+        return Counter(_row({name: pair[name] for name in columns}) for pair in pairs)
+
+    more()
+    known, old = ["id", "price"], tmp_path / "0"
+    run_tables(tables(), "SELECT o.id, p.price FROM o JOIN p ON o.item = p.item", old, table)
+    assert table.rows == expected(*known)
+    try:
+        for number, (name, column) in enumerate((("o", "amount"), ("p", "kind")), 1):
+            more()
+            known.append(column)
+            query = (
+                f"SELECT o.id, p.price, {', '.join(['o.amount', 'p.kind'][:number])} FROM o JOIN p ON o.item = p.item"
+            )
+            new = tmp_path / str(number)
+            given: dict[str, Any] = {
+                "tables": tables(), "state": str(new / "state"), "checkpoint": str(new / "checkpoint"), "write": table,
+                "old_state": str(old / "state"), "old_checkpoint": str(old / "checkpoint"),
+            }  # fmt: skip
+            with pytest.raises(DescriptionError, match=f"'{column}' is not in the state.*read_again"):
+                gpu_ops.change(query, **given)
+            table.alter(known)
+            gpu_ops.change(query, **given, read_again=[name])
+            for _ in range(2):
+                run_tables(tables(), query, new, table)
+                assert table.rows == expected(*known)
+                more()
+            run_tables(tables(), query, new, table)
+            assert table.rows == expected(*known)
+            old = new
+    finally:
+        topic.delete()
