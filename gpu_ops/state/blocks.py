@@ -21,7 +21,6 @@ import stat
 import uuid
 import zlib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -244,10 +243,6 @@ def mapped(path: str) -> pa.Buffer:
         return file.read_buffer()
 
 
-_THREADS: Final = 4
-"""That read files side by side."""
-
-
 class Mapped:
     """Files mapped into memory, each once.
 
@@ -257,12 +252,6 @@ class Mapped:
 
     def __init__(self, folder: str | None) -> None:
         self._folder, self._files = folder, dict[str, pa.Buffer]()
-
-    def messages(self, blocks: Sequence[Block]) -> None:
-        """Reads the messages of blocks side by side, and checks them; raises as `message`."""
-        if blocks:
-            with ThreadPoolExecutor(min(_THREADS, len(blocks)), "checks") as threads:
-                list(threads.map(self.message, blocks))
 
     def message(self, block: Block) -> pa.Buffer:
         """Reads the message of a block and checks it.

@@ -373,7 +373,8 @@ def test_what_a_change_does_is_told_before(spark: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [(one.name, one.origin) for one in said.tables] == [("orders", "state"), ("prices", "state")]
     assert "its source goes on where it stood" in str(said)
-    with pytest.raises(DescriptionError, match=r"price > 1 are not in the state.*\(--read-again prices\)\. Else begin"):
+    refusal = r"price > 1 are not in the state\. So.*\(--read-again prices\)\. Else begin"
+    with pytest.raises(DescriptionError, match=refusal):
         told(f"SELECT o.id, p.price {JOINED}")
     wider = told(f"SELECT o.id, p.price {JOINED}", read_again=["prices"])
     assert wider.reads_sources == ("prices",)
@@ -395,7 +396,7 @@ def test_columns_that_are_missing_may_be_null(spark: Any, tmp_path: Path) -> Non
         inputs.add()
     run(inputs, f"SELECT o.id, p.price {JOINED}", tmp_path / "old", table)
     new = f"SELECT o.id, o.amount, p.price {JOINED}"
-    refusal = r"not in the state.*Else missing=\"null\" \(--missing.*micro-batches to read again: 3"
+    refusal = r"not in the state \(missing=\"null\", --missing null.*Else begin.*micro-batches to read again: 3"
     with pytest.raises(DescriptionError, match=refusal):
         change(inputs, new, tmp_path / "old", tmp_path / "new", None)
     before = len(inputs.sources["orders"].files)

@@ -188,16 +188,16 @@ def test_a_snapshot_is_left_of_what_spark_is_done_with(
     if ahead:
         assert partition.prepare_ahead(4, BATCHES[4], WIRE, ()) or "snapshot_every" in options
     before = snapshots()
-    partition.close(done=5 if ahead else 3)  # not what it has
+    partition.close(5 if ahead else 3)  # not what it has
     assert snapshots() == before
     for batch in range(3, 6):  # the last one again, from the folder
         assert apply(partition, batch).changelog.equals(ANSWERS[batch])
     if ahead:
         assert partition.prepare_ahead(6, BATCHES[6], WIRE, ()) or "snapshot_every" in options
-    partition.close(done=6)
+    partition.close(6)
     assert snapshots() == [6]
     assert not list(tmp_path.glob("p/0/*.arrow"))
-    partition.close(done=6)  # it has nothing
+    partition.close(6)  # it has nothing
     for batch in range(6, len(ANSWERS)):
         assert apply(partition, batch).changelog.equals(ANSWERS[batch])
 

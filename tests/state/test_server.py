@@ -451,7 +451,7 @@ def test_release(server: Server, folder: str) -> None:
     for partition in (0, 1):
         server.apply(make_command(0, folder, partition=partition), BATCHES[0])
     server.apply(make_command(0, join_id="other"), BATCHES[0])
-    assert server.action("release", {"join_id": "j", "done": 1}) == {"released": 2}
+    assert server.action("release", {"join_id": "j", "version": 1}) == {"released": 2}
     assert server.action("ping")["partitions"] == 1
     assert server.apply(make_command(1, folder), BATCHES[1])[0].equals(ANSWERS[1])  # from the folder
     assert server.apply(make_command(1, join_id="other"), BATCHES[1])[0].equals(ANSWERS[1])

@@ -36,9 +36,6 @@ _SECONDS_A_ROW: Final = 1e-6
 
 _BY_TIME: Final = "the new query joins it by time, and the state does not say when its rows came"
 
-_NO_COLUMN: Final = "is not in the state"
-"""The end of a reason for which a column may be null."""
-
 RowOrigin = Literal["state", "source"]
 
 
@@ -236,12 +233,9 @@ class ChangePlanner:
             new = name.lower() not in self.old.tables
             if not (new or tables[name].load is not None or name.lower() in self._read_again):
                 self._check_partitions(name)
-                null = 'missing="null" (--missing null) takes null in the rows that are there. Or ' * (
-                    self._missing == "refuse" and why[name].endswith(_NO_COLUMN)
-                )
                 raise DescriptionError(
                     f"table {name!r}: {why[name]}. So its source has to be read from its beginning: where it still has "
-                    f"everything, read_again=[{name!r}] (--read-again {name}). Else {null}begin anew "
+                    f"everything, read_again=[{name!r}] (--read-again {name}). Else begin anew "
                     f"(micro-batches to read again: {self.old.version:,}), or ask for what the state has"
                 )
             self.tables[name] = TableChange(name, "source", why[name])
@@ -367,10 +361,11 @@ class ChangePlanner:
             if types[0] != types[1]:
                 return f"column {column!r} is {types[0]}, and was {types[1]}"
         lacks = sorted(needs - has.keys())
-        if lacks and self._missing == "refuse":
-            return f"column {lacks[0]!r} {_NO_COLUMN}"
+        absent = f"column {lacks[0]!r} is not in the state" if lacks else ""
         if lacks and not (table.insert_only or table.unique_key is not None):
-            return f"column {lacks[0]!r} is not in the state, and rows that are taken back are known by it"
+            return f"{absent}, and rows that are taken back are known by it"
+        if lacks and self._missing == "refuse":
+            return f'{absent} (missing="null", --missing null, takes null for it)'
         return TakenRows(reading, has, tuple(lacks))
 
     # --- in words ----------------------------------------------------------------------------

@@ -275,19 +275,19 @@ class Pool:
         except (StateError, RuntimeError) as error:  # the latter where Python is at its end
             _log.debug("state server %s-%d: %s", self.kind, index, error)  # whoever needs it tries again, and is told
 
-    def release(self, index: int, join_id: str, done: int | None = None) -> None:
+    def release(self, index: int, join_id: str, version: int | None = None) -> None:
         """Has a slot's server drop a join's state from memory, if the server runs.
 
         Args:
             index: the slot.
             join_id: the join.
-            done: the number of micro-batches that Spark is done with, if their state is to be left as a snapshot.
+            version: the last one of a query that is over, if it is to be left as a snapshot.
         """
         server = self._slots[index]
         if server is None or not server.running:
             return
         try:
-            request, patience = {"join_id": join_id, "done": done}, PROBE_S if done is None else _SNAPSHOT_S
+            request, patience = {"join_id": join_id, "version": version}, PROBE_S if version is None else _SNAPSHOT_S
             server.address.call("release", request, timeout_s=patience)
         except (pa.ArrowException, OSError, GpuJoinError) as error:
             _log.warning("state server %d did not release join %s: %s", server.pid, join_id, error)

@@ -212,16 +212,16 @@ class PartitionState:
         engine = self._engine
         return engine.backend if engine is not None else None
 
-    def close(self, *, done: int | None = None) -> None:
+    def close(self, version: int | None = None) -> None:
         """Drops the state from memory.
 
         Args:
-            done: the number of micro-batches that Spark is done with; then their state is left as a snapshot where that
-                is sooner loaded than the log.
+            version: the last one of a query that is over; it is left as a snapshot where that is sooner loaded than the
+                log.
         """
         with self._lock:
-            if done is not None:
-                self._leave_snapshot(done)
+            if version is not None:
+                self._leave_snapshot(version)
             self._forget()
 
     def _leave_snapshot(self, version: int) -> None:

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import errno
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
@@ -225,7 +226,7 @@ class StateServer(FlightServer):
             keys = [key for key in self._partitions if key[0] == request["join_id"]]
             dropped = [self._partitions.pop(key) for key in keys]
         for partition in dropped:
-            partition.close(done=request.get("done"))
+            partition.close(request.get("version"))
         return {"released": len(dropped)}
 
     def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,12 +342,12 @@ def _receive(
 
     A stream that a client closes half-way looks like a whole one; the number of rows at its end tells them apart.
     """
-    with ThreadPoolExecutor(_LOOKING, "messages") as threads:  # nobody reads files any more when this ends
+    with ThreadPoolExecutor(_LOOKING, "files") as threads:  # nobody reads files any more when this ends
         return _received(reader, command, (partition, mapped, threads), activity)
 
 
 _LOOKING: Final = 4
-"""Threads that look at messages in files as these arrive: their check sums take longer than to map them."""
+"""Threads that look at files as these arrive: check sums take longer than to map them."""
 
 
 def _received(
@@ -359,7 +360,7 @@ def _received(
     activity.begin(READING)
     schema = reader.schema
     command.wire.check(partition.description, schema)
-    batches, parts = list[pa.RecordBatch | Future[pa.RecordBatch]](), list[FilePart]()
+    batches, parts = list[list[pa.RecordBatch] | Future[list[pa.RecordBatch]]](), list[FilePart]()
     promised, size, rows = None, 0, 0
     for chunk in reader:
         activity.move()
@@ -371,23 +372,21 @@ def _received(
                     raise DescriptionError(f"rows in a file come as row {content.sequence}; it is row {rows}'s turn")
                 batch = None
                 size, rows = size + content.block.size, rows + content.block.rows
-                if not content.columns:  # looked at while the next ones come
-                    batches.append(threads.submit(_part, content, mapped, schema, partition))
+                batches.append(threads.submit(_part, content, mapped, schema, partition))  # while the next ones come
                 parts.append(content)
             else:
                 promised = content
         if batch is not None:
             _check(batch, partition)
             size, rows = size + batch.nbytes, rows + batch.num_rows
-            batches.append(batch)
+            batches.append([batch])
         if size > _MOST_BYTES:
             raise StateError(
                 f"batch {command.batch_id} has more than {_MOST_BYTES >> 30} GiB of rows for one partition, all "
                 "of this machine's memory: use more partitions, or smaller micro-batches"
             )
-    _check_copies([part for part in parts if part.columns], mapped, schema)
-    whole = (batch.result() if isinstance(batch, Future) else batch for batch in batches)
-    table = pa.Table.from_batches(whole, schema)
+    whole = (some.result() if isinstance(some, Future) else some for some in batches)
+    table = pa.Table.from_batches(itertools.chain.from_iterable(whole), schema)
     if promised is not None or command.counted:
         if promised is None:
             raise AbandonedError(f"the rows of batch {command.batch_id} end without their number")
@@ -400,20 +399,17 @@ def _received(
     return _Arrived(table, tuple(part for part in parts if part.columns or sizes[part.block.file] >= least))
 
 
-def _part(part: FilePart, mapped: Mapped, schema: pa.Schema, partition: PartitionState) -> pa.RecordBatch:
+def _part(part: FilePart, mapped: Mapped, schema: pa.Schema, partition: PartitionState) -> list[pa.RecordBatch]:
+    """The rows of a message in a file; of a Parquet file none yet, it is only seen to be what was copied."""
     with read_anew(part.block.file):
-        (batch,) = part.rows(mapped.message(part.block), schema)
-    _check(batch, partition)
-    return batch
-
-
-def _check_copies(parts: Sequence[FilePart], mapped: Mapped, schema: pa.Schema) -> None:
-    """Refuses Parquet files that are not what was copied."""
-    for part in parts:
-        with read_anew(part.block.file):
+        message = mapped.message(part.block)
+        if part.columns:
             part.schema(schema)
-    with read_anew(", ".join(part.block.file for part in parts)):
-        mapped.messages([part.block for part in parts])
+            return []
+        batches = part.rows(message, schema)
+    for batch in batches:
+        _check(batch, partition)
+    return batches
 
 
 def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
