@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cupy as cp
@@ -13,13 +13,10 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from cpu_fallback import CpuKernels
-from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.conditions import Expression
-from gpu_ops.cudf_backend import compare, device, hashing, least, nearest
-from gpu_ops.cudf_backend.conditions import evaluate
+from gpu_ops.arrays import Array, Hashes, Slots
+from gpu_ops.cudf_backend import compare, conditions, device, flagged, hashing, least, nearest, search
 from gpu_ops.cudf_backend.dataframes import CudfFrames
 from gpu_ops.cudf_backend.device import array_module, launch, require_one_stream
-from gpu_ops.cudf_backend.flagged import flagged
 from gpu_ops.cudf_backend.frame import (
     Frame,
     arrays_out,
@@ -34,7 +31,6 @@ from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.parquet import CudfFiles
 from gpu_ops.cudf_backend.probe import join_sets, probe_runs
-from gpu_ops.cudf_backend.search import bisect_run, directory, made_entries, merged
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
@@ -42,10 +38,8 @@ from gpu_ops.kernels import (
     Among,
     Columns,
     DataFrames,
-    Flagged,
     FrameFiles,
     Kernels,
-    Neighbours,
     Probe,
     SearchedRun,
     SoleLookup,
@@ -172,39 +166,19 @@ class CudfKernels:
             equal = same if equal is None else equal & same
         return cp.ones(left.length, bool) if equal is None else equal
 
-    def equal_at(
-        self,
-        types: Sequence[pa.DataType],
-        one: tuple[Columns, Array],
-        other: tuple[Columns, Array],
-        where: Array | None = None,
-    ) -> Array:
-        """Mask of pairs of equal rows."""
-        return compare.equal_at(self, types, one, other, where)
-
-    def matches(
-        self,
-        types: Sequence[pa.DataType],
-        pairs: Array,
-        columns: tuple[Columns, Columns],
-        among: Among | None,
-        *,
-        by_candidate: bool = False,
-    ) -> tuple[Array, Slots]:
-        """Gives the candidates that match."""
-        return compare.matches(self, types, pairs, columns, among, by_candidate=by_candidate)
-
-    def sole_matches(
-        self,
-        types: Sequence[pa.DataType],
-        pairs: Array,
-        columns: tuple[Columns, Columns],
-        among: Among | None,
-        *,
-        size: int,
-    ) -> Slots:
-        """The slot that each probe row matches, -1 for none."""
-        return compare.sole_matches(self, types, pairs, columns, among, size=size)
+    equal_at = compare.equal_at
+    matches = compare.matches
+    sole_matches = compare.sole_matches
+    grouped = compare.grouped
+    neighbours = staticmethod(compare.neighbours)
+    flagged = flagged.flagged
+    evaluate = staticmethod(conditions.evaluate)
+    entries = staticmethod(search.made_entries)
+    directory = staticmethod(search.directory)
+    bisect_ranges = staticmethod(nearest.bisect_ranges)
+    lives = staticmethod(nearest.lives)
+    last_there = staticmethod(nearest.last_there)
+    least = staticmethod(least.least)
 
     def sole(
         self,
@@ -226,26 +200,6 @@ class CudfKernels:
         if found is not None:
             self.lookups["index"] += sum(sum(map(len, one.indexes)) * int(one.probe_rows.size) for one in lookups)
         return found
-
-    def neighbours(self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes, flags: Array) -> Neighbours | None:
-        """Rows put side by side where their hashes look alike; None for keys that our kernel does not know."""
-        return compare.neighbours(types, own, hashes, flags)
-
-    def grouped(
-        self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
-    ) -> tuple[Positions, Positions, Array, Positions]:
-        """Rows put side by side where their hashes look alike."""
-        return compare.grouped(self, types, own, hashes)
-
-    def evaluate(self, condition: Expression, frames: Mapping[str, Frame], length: int) -> Array:
-        """Mask of rows for which the condition is true."""
-        return evaluate(condition, frames, length)
-
-    def flagged(
-        self, parts: Sequence[Flagged], numbers: Sequence[Array] = (), *, chained: bool = False
-    ) -> tuple[list[list[Array]], list[int], list[int]]:
-        """Rows whose flags are set, and numbers, by one wait."""
-        return flagged(self, parts, numbers, chained=chained)
 
     def argsort(self, values: Array) -> Array:
         """Stable argsort; cupy's only one is."""
@@ -282,12 +236,6 @@ class CudfKernels:
         """The function as one kernel, which cupy compiles when it is first called."""
         return _fused(function)
 
-    def entries(
-        self, hashes: Hashes, first: int, rows: Positions | None = None, given: tuple[Positions, Slots] | None = None
-    ) -> Array:
-        """Entries of an index, in slots from ``first`` on; in front of them those whose slots are given."""
-        return made_entries(hashes, first, rows, given)
-
     def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
         """Groups of rows by libcudf, and on the CPU where that would not be the same."""
         if not hashing.countable(table, by, calls):
@@ -308,13 +256,9 @@ class CudfKernels:
         """Makes an empty store."""
         return CudfStore(schema, self)
 
-    def directory(self, entries: Array, shift: int, others: Array | None = None) -> Array:
-        """Finds the first of ascending entries with each hash prefix, in two sets together perhaps."""
-        return directory(entries, shift, others)
-
     def merge(self, buffer: Array, size: int, added: Array) -> Array:
         """Two ascending arrays as one, a new one: room that is not used yet would be GPU memory all the same."""
-        return merged(buffer[:size], added)
+        return search.merged(buffer[:size], added)
 
     def beginning(self, buffer: Array, size: int) -> Array:
         """Gives the array itself: there is no room behind it."""
@@ -339,7 +283,7 @@ class CudfKernels:
     def bisect(self, run: SearchedRun, probe_rows: Array, times: Array, *, after: bool) -> Array:
         """Finds the place of each probe row in a sorted run with times."""
         self.lookups["index"] += int(probe_rows.size)
-        return bisect_run(run, probe_rows, times, after=after)
+        return search.bisect_run(run, probe_rows, times, after=after)
 
     def nearest(
         self,
@@ -355,31 +299,6 @@ class CudfKernels:
         """Finds the nearest row of each probe row's key; None where there are keys that our kernel does not know."""
         self.lookups["index"] += len(runs) * int(hashes.size)
         return nearest.nearest(runs, types, columns, hashes, among=among, limits=limits, newer=newer)
-
-    def bisect_ranges(
-        self,
-        columns: Sequence[Array],
-        ranges: tuple[Positions, Positions],
-        wanted: Sequence[Array],
-        *,
-        after: bool = False,
-    ) -> Positions:
-        """Finds the place of each probe row in a range of its own."""
-        return nearest.bisect_ranges(columns, ranges, wanted, after=after)
-
-    def least(self, begins: Positions, ends: Positions, ranks: Array, *, size: int, n: int) -> Array | None:
-        """Finds the n least ranks at each moment; None where many are wanted."""
-        return least.least(begins, ends, ranks, size=size, n=n)
-
-    def lives(self, born: Array, died: Array) -> tuple[Array, Array]:
-        """Makes trees of states, some levels at a time."""
-        return nearest.lives(born, died)
-
-    def last_there(
-        self, lives: tuple[Array, Array], ranges: tuple[Positions, Positions], spans: tuple[Array, Array]
-    ) -> Positions:
-        """Finds the last row of each range that is there at a state of a span."""
-        return nearest.last_there(lives, ranges, spans)
 
     def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by `gpu_ops.cudf_backend.probe`."""

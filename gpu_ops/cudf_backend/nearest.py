@@ -141,7 +141,7 @@ def _look_for_sole(
 
 
 def bisect_ranges(
-    columns: Sequence[Array], ranges: tuple[Positions, Positions], wanted: Sequence[Array], *, after: bool
+    columns: Sequence[Array], ranges: tuple[Positions, Positions], wanted: Sequence[Array], *, after: bool = False
 ) -> Positions:
     """Bisects each range by itself; see `gpu_ops.kernels.Kernels.bisect_ranges`."""
     low, high = ranges

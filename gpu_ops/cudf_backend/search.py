@@ -21,7 +21,9 @@ from gpu_ops.cudf_backend.device import LIMITS, address, launch
 from gpu_ops.kernels import SearchedRun, TooMany
 
 
-def made_entries(hashes: Array, first: int, rows: Array | None, given: tuple[Array, Array] | None) -> Array:
+def made_entries(
+    hashes: Array, first: int, rows: Array | None = None, given: tuple[Array, Array] | None = None
+) -> Array:
     """Makes index entries of hashes; see `gpu_ops.kernels.Kernels.entries`."""
     unread = hashes.view(np.int64)
     in_front = (unread, unread, np.int64(0)) if given is None else (*given, np.int64(given[0].size))
@@ -41,7 +43,7 @@ def merged(first: Array, second: Array) -> Array:
     return out
 
 
-def directory(entries: Array, shift: int, others: Array | None) -> Array:
+def directory(entries: Array, shift: int, others: Array | None = None) -> Array:
     """Finds the first entry of each hash prefix by bisection, however many entries share one.
 
     See `gpu_ops.kernels.Kernels.directory`.
@@ -75,7 +77,7 @@ class SortedRun:
 def sorted_run(entries: Array) -> SortedRun:
     """A run of entries in any order."""
     entries = cp.sort(entries)
-    return SortedRun(entries, directory(entries, SortedRun.shift, None))
+    return SortedRun(entries, directory(entries, SortedRun.shift))
 
 
 def search_runs(
