@@ -200,28 +200,22 @@ class _Together:
     @functools.cached_property
     def _brought(self) -> Brought:
         """Lists the parts of Spark's union; see `gpu_ops.spark.plan.changes.brought_by_spark`."""
-        first = next(iter(self._union_inputs.values()))
         states = [operator.task.command["state"] for operator in self._builder.operators]
-        return brought_by_spark(self._union_inputs, first.schema, once=reads_once(states))
+        return brought_by_spark(self._union_inputs, once=reads_once(states))
 
     def _task(self) -> tuple[OperatorTask, JoinPlan]:
         """The function of the task, and the plan of its last operator."""
         if self._alone is not None:
             return self._alone.task, self._alone.plan
-        operators, engine, plan = (
-            self._builder.operators,
-            self._engine,
-            self._builder.plan(self._union_inputs, self._brought),
-        )
+        operators, engine = self._builder.operators, self._engine
+        plan = self._builder.plan(self._union_inputs, self._brought)
         below = [plan_id for source in self._sources.values() for plan_id in source.plan.below]
         ids = [operator.task.plan_id for operator in operators]
         plan = dataclasses.replace(plan, below=tuple(dict.fromkeys([*reversed(ids), *below])))
         directory = Directory.of(next(iter(self._sources.values())).session)
-        for operator in operators:
-            last = operator is operators[-1]
-            directory.check_at_start(
-                operator.task.plan_id, operator.task.command["state"], has_state=engine is None or last
-            )
+        for one in (operator.task for operator in operators):
+            has_state = engine is None or one is operators[-1].task
+            directory.check_at_start(one.plan_id, one.command["state"], has_state=has_state)
         if engine is None:
             return OperatorChain(operators, self._sources), plan
         engine.command["union_order"] = order = engine.union_order(self._union_inputs)
@@ -241,16 +235,9 @@ class _Together:
         }
         output = pa.schema([(name, pa.struct(list(schema))) for name, schema in schemas.items()])
         encoders = {name: StructColumn(name, schema, output) for name, schema in schemas.items()}
-        function = EncodeChanges(
-            task,
-            *(
-                Encoded(source.plan.plan_id, projection, encoders[name])
-                for name, (source, projection) in self.changes.items()
-            ),
-        )
-        brought = functools.reduce(DataFrame.unionAll, observed_once(self._brought.rows, plan.in_task)).repartition(
-            plan.tasks, "route"
-        )
+        parts = (Encoded(source.plan.plan_id, taken, encoders[x]) for x, (source, taken) in self.changes.items())
+        function = EncodeChanges(task, *parts)
+        brought = self._brought.union(plan).repartition(plan.tasks, "route")
         rows = encoded(brought, plan, function, st.StructType([st.StructField(x, types[x]) for x in self.changes]))
         if len(self.changes) == len(types):
             return rows

@@ -39,7 +39,6 @@ from gpu_ops.spark.plan.changes import (
     brought_by_spark,
     holds_sources,
     in_one_task,
-    observed_once,
     observing,
     packed_in_one_task,
     reads_once,
@@ -49,12 +48,13 @@ from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, 
 from gpu_ops.spark.plan.one_engine import one_engine
 from gpu_ops.spark.plan.read_by_card import read_by_card
 from gpu_ops.spark.settings import Settings, metrics_reported
+from gpu_ops.spark.sources import PACKED_TYPE
 from gpu_ops.spark.tasks.engine import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.tasks.join import HEARTBEAT, OperatorChain, Task
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import EncodeRows
-from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried
+from gpu_ops.spark.wire.arrivals import Arrivals, Carried
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
 from gpu_ops.spark_types import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
@@ -78,7 +78,6 @@ NAME = "gpu_ops_heartbeat"
 INPUT: Final = "__input"
 """The column of the number of a row's input."""
 
-_PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
 MESSAGE_BYTES: Final = 1 << 18
 """The size of the packed rows in one row of Spark's, about."""
 
@@ -127,16 +126,16 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         chain = OperatorChainBuilder.of(plan, task, order, below, packers)
         if below:  # and there is one
             task.shares, packers = 1, [packer.unshared() for packer in packers]
-    apart = {number: changes_below[number] for number in order if number in changes_below and number not in below}
-    together = None
-    if apart and directory.blocks is not None and _adjoin(order, list(apart)):  # a checkpoint counts sources so
-        together = packed_in_one_task(apart, packers, _PACKED_TYPE)
+    from_other_tasks = {n: changes_below[n] for n in order if n in changes_below and n not in below}
+    packed_in_one = None
+    if from_other_tasks and directory.blocks is not None and _adjoin(order, list(from_other_tasks)):
+        packed_in_one = packed_in_one_task(from_other_tasks, packers)  # a checkpoint counts sources so
     for number in order:
         if number in below:
             for use, frame in below[number][0].union_inputs().items():
                 union_inputs.setdefault(use, frame)
-        elif together is not None and number in apart:
-            union_inputs[f"{plan.plan_id}.{number}"] = together
+        elif packed_in_one is not None and number in from_other_tasks:
+            union_inputs[f"{plan.plan_id}.{number}"] = packed_in_one
         else:
             union_inputs[f"{plan.plan_id}.{number}"] = _packed(inputs[number], readings[number], packers[number])
     if plan.heartbeat_ms is not None:
@@ -146,17 +145,16 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     plans = {one.plan_id: one for one in chain.plans}
     folders = {one.task.plan_id: state if fused else one.task.command["state"] for one in chain.operators}
     reads = read_by_card(directory, plans, folders)
-    brought = brought_by_spark(union_inputs, _PACKED_TYPE, once=plan.reads_once, files_by=reads)
+    brought = brought_by_spark(union_inputs, once=plan.reads_once, files_by=reads)
     plan = dataclasses.replace(chain.plan(union_inputs, brought), shares=task.shares)
     (task if fused is None else fused).command["keeps_copies"] = plan.read_by_card
     if fused is not None:
         fused.command["union_order"] = fused.union_order(union_inputs)
         plan = dataclasses.replace(plan, dataflow=fused.dataflow, union_order=fused.command["union_order"])
-    union = functools.reduce(DataFrame.unionAll, observed_once(brought.rows, plan.in_task))
     output = output_type(description, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
-    changes = union.repartition(plan.tasks, "route").mapInArrow(function, plan.carried_by(output))
+    changes = brought.union(plan).repartition(plan.tasks, "route").mapInArrow(function, plan.carried_by(output))
     for one in (operator.task for operator in chain.operators):
         directory.check_at_start(one.plan_id, one.command["state"], has_state=fused is None or one is task)
     check_starts(Directory.check_started, _without_output_modes)
@@ -514,5 +512,5 @@ def packers_of(
 
 def _packed(df: DataFrame, reading: SourceScan | None, packer: Packer) -> DataFrame:
     if reading is None:
-        return df.mapInArrow(EncodeRows("gpu_join_pack", packer), _PACKED_TYPE)
-    return reading.source.packed(packer, reading.projection, _PACKED_TYPE)
+        return df.mapInArrow(EncodeRows("gpu_join_pack", packer), PACKED_TYPE)
+    return reading.source.packed(packer, reading.projection)

@@ -214,9 +214,9 @@ class JoinChanges:
     def __str__(self) -> str:
         return f"{_CHANGES_OF} '{self.plan.name}'"
 
-    def packed(self, packer: Packer, projection: Projection, packed_type: st.StructType) -> DataFrame:
+    def packed(self, packer: Packer, projection: Projection) -> DataFrame:
         """The changes packed for the shuffle; see `gpu_ops.spark.plan.build`."""
-        return self.encoded(packer, projection, packed_type)
+        return self.encoded(packer, projection, sources.PACKED_TYPE)
 
     def encoded(self, encoder: Encoder, projection: Projection, output: st.StructType) -> DataFrame:
         """The changes as an encoder makes something else of them in the join's own tasks."""
@@ -285,10 +285,13 @@ class Brought(NamedTuple):
     places: tuple[int, ...]
     files_by: tuple[str | None, ...]
 
+    def union(self, plan: JoinPlan) -> DataFrame:
+        """Spark's union, for the task of an operator."""
+        return functools.reduce(DataFrame.unionAll, observed_once(self.rows, plan.in_task))
+
 
 def brought_by_spark(
     union_inputs: Mapping[str, DataFrame],
-    packed_type: st.StructType,
     *,
     once: bool,
     among_operators: bool = True,
@@ -298,7 +301,6 @@ def brought_by_spark(
 
     Args:
         union_inputs: the packed rows of the inputs, by their use.
-        packed_type: the type of packed rows.
         once: False where each input has a source of its own.
         among_operators: False where each operator has.
         files_by: tells who reads the files of an input that is the only one of its source.
@@ -315,7 +317,7 @@ def brought_by_spark(
         else:
             brought[place].packs.extend(own.packs)
     readers = [one.read_by(files_by) for one in brought]
-    rows = [one.rows(packed_type, by_card=reader == BY_CARD) for one, reader in zip(brought, readers, strict=True)]
+    rows = [one.rows(by_card=reader == BY_CARD) for one, reader in zip(brought, readers, strict=True)]
     return Brought(rows, tuple(places), tuple(readers[place] for place in places))
 
 
@@ -358,12 +360,12 @@ class _Brought(NamedTuple):
         found = files_by(self.packs[0].packer.use, self.packs[0]) if self.packs else None
         return SHARED if found is not None and len(self.packs) > 1 else found
 
-    def rows(self, packed_type: st.StructType, *, by_card: bool) -> DataFrame:
+    def rows(self, *, by_card: bool) -> DataFrame:
         """The rows of all inputs; ``by_card``: they may stay in files."""
         if not self.packs:
             return self.frame
         function = self.packs[0].read_by_card(by_card=by_card) if len(self.packs) == 1 else PackForSeveral(self.packs)
-        return frame_of(self.frame.sparkSession, self.below).mapInArrow(function, packed_type)
+        return frame_of(self.frame.sparkSession, self.below).mapInArrow(function, sources.PACKED_TYPE)
 
 
 SHARED: Final = "several inputs are made of them"
@@ -381,14 +383,13 @@ def in_one_task(plan: JoinPlan, changes: JoinChanges) -> bool:
 
 
 def packed_in_one_task(
-    below: Mapping[int, tuple[JoinChanges, Projection]], packers: Sequence[Packer], packed_type: st.StructType
+    below: Mapping[int, tuple[JoinChanges, Projection]], packers: Sequence[Packer]
 ) -> DataFrame | None:
     """The packed rows of inputs that are changes of operators below; these all run in one task.
 
     Args:
         below: for inputs by number the changes that they are made of, and what is taken of these.
         packers: for each input the packer of its rows.
-        packed_type: the type of packed rows.
 
     Returns:
         None where some of the operators have one engine, or too many partitions.
@@ -403,12 +404,11 @@ def packed_in_one_task(
     ids = [changes.plan.plan_id for changes, _ in below.values()]
     states = [operator.task.command["state"] for operator in builder.operators]
     # a checkpoint of a query whose operators were stages has a source for each
-    brought = brought_by_spark(union_inputs, packed_type, once=reads_once(states), among_operators=False)
+    brought = brought_by_spark(union_inputs, once=reads_once(states), among_operators=False)
     plan = dataclasses.replace(builder.plan(union_inputs, brought), shares=1, outputs=tuple(ids))
     packing = (Encoded(changes.plan.plan_id, taken, packers[n]) for n, (changes, taken) in below.items())
     function = EncodeChanges(OperatorChain(builder.operators, ids), *packing)
-    rows = functools.reduce(DataFrame.unionAll, observed_once(brought.rows, plan.in_task))
-    return encoded(rows.repartition(1, "route"), plan, function, packed_type)
+    return encoded(brought.union(plan).repartition(1, "route"), plan, function, sources.PACKED_TYPE)
 
 
 class OperatorChainBuilder:

@@ -14,9 +14,14 @@ from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.driver.queries import function_of, metadata_of
 from gpu_ops.spark.tasks.messages import ReadMessages
 from gpu_ops.spark.tasks.packing import Packer, ReadFiles
+from gpu_ops.spark.wire.arrivals import PACKED
+from gpu_ops.spark_types import spark_type
 
 ARROW: Final = "gpu_ops.arrow"
 """Metadata key of the column of files or messages that the function above reads; only that function sees it."""
+
+PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
+"""The type of packed rows in Spark."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +47,9 @@ class Source:
         """The schema of the rows that the reader makes."""
         return self.reader.output
 
-    def packed(self, packer: Packer, projection: Projection, packed_type: st.StructType) -> DataFrame:
+    def packed(self, packer: Packer, projection: Projection) -> DataFrame:
         """The rows packed for the shuffle; see `gpu_ops.spark.plan.build`."""
-        return self.listed.mapInArrow(self.reader.packing(packer, projection), packed_type)
+        return self.listed.mapInArrow(self.reader.packing(packer, projection), PACKED_TYPE)
 
 
 def source(node: Any, session: SparkSession) -> Source | None:
