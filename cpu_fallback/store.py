@@ -80,9 +80,15 @@ def gathered(values: npt.NDArray[Any], kind: pa.DataType, rows: Array, missing: 
 _MAPPED: Final = 4 << 20
 """Bytes from which an array lies in pages of its own: those grow without being copied (`mremap(2)`)."""
 _MANY: Final = 1 << 12
-"""So many rows side by side are copied as they lie."""
+"""So many rows side by side are taken as they lie."""
 _STEP: Final = 2 << 20
 """Bytes of rows that are made ready for the disk at a time."""
+
+
+def _side_by_side(slots: Array) -> bool:
+    """Tells whether each slot is that behind the one before it; few are looked at where the last one is not."""
+    parts = (slots[at : at + _MANY + 1] for at in range(0, slots.size - 1, _MANY))
+    return bool(slots[-1] - slots[0] == slots.size - 1) and all((np.diff(part) == 1).all() for part in parts)
 
 
 class Growable:
@@ -130,6 +136,11 @@ class Growable:
         self.reserve(values.size)
         self.data[self.length : self.length + values.size] = values
         self.length += values.size
+
+    @property
+    def stays(self) -> bool:
+        """Tells whether values stay for who holds them: pages of their own do not move, or go, while they are held."""
+        return self._pages is not None
 
     def can_drop(self) -> bool:
         """Tells whether `drop` may be used: nobody else holds the pages that the values lie in."""
@@ -417,8 +428,8 @@ class CpuStore:
         if missing is not None and not missing.any():
             missing = None
         far = self._far
-        if present and slots.size >= _MANY and slots[0] >= self._first and bool((np.diff(slots) == 1).all()):
-            return Frame(slots.size, {name: self._copied(name, int(slots[0]), slots.size) for name in columns})
+        if present and slots.size >= _MANY and slots[0] >= self._first and _side_by_side(slots):
+            return Frame(slots.size, {name: self._as_they_lie(name, int(slots[0]), slots.size) for name in columns})
         if far is not None and self._movable.keys() & set(columns):
             on_disk = slots < far.length
             if missing is not None:
@@ -439,10 +450,13 @@ class CpuStore:
                 taken[name] = column.gather(near, missing) if column.plain else column.take(here)
         return Frame(slots.size, taken)
 
-    def _copied(self, name: str, first: int, count: int) -> pa.Array:
+    def _as_they_lie(self, name: str, first: int, count: int) -> pa.Array:
         """Rows of a column that lie side by side."""
         column = self.columns[name]
-        return column.in_type(column.part(first - self._first if name in self._movable else first, count).view())
+        first -= self._first if name in self._movable else 0
+        if column.plain and column.values is not None and column.values.stays:
+            return column.view().slice(first, count)
+        return column.in_type(column.part(first, count).view())
 
     def _take_apart(self, slots: Array, columns: Sequence[str], on_disk: Mask, missing: Mask | None) -> Frame:
         """The rows at slots some of which are on disk."""

@@ -304,6 +304,8 @@ class PartitionState:
             rows, started, now = wire.split(self.description, table), time.perf_counter(), self._clock()
             self._commit(engine, pending)
             pending.final = True
+            assert self._snapshots is not None
+            self._snapshots.capture(batch_id, lambda: self._state(engine))
             with _giving(engine, frames=False):
                 result = engine.prepare_batches(rows.tables, rows.sequences, clock_ms=now)
             self._ahead = Ahead(batch_id, wire, table, parts, now, result, time.perf_counter() - started)
@@ -323,7 +325,7 @@ class PartitionState:
             return False
         if self._snapshots is None or self.description.by_clock or pending.backlog:
             return False
-        if self._missed >= _MOST_MISSED or self._snapshots.due(batch_id):
+        if self._missed >= _MOST_MISSED:
             return False
         return self._once >= _ONCE or not pending.batch_id  # what is loaded again before the first one is nothing
 
@@ -559,8 +561,7 @@ class PartitionState:
         if not pending.final:
             self._commit(engine, pending)
         self._pending = None
-        if self._ahead is None:
-            self._compact(engine)
+        self._compact(engine)
         if self._older:
             self._remove_older()
         return None
@@ -690,7 +691,7 @@ class PartitionState:
     def _compact(self, engine: OperatorEngine) -> None:
         """Has a snapshot written when one is due, and deletes the files that it replaces."""
         if self._snapshots is not None:
-            self._snapshots.take(self._version, lambda: self._state(engine))
+            self._snapshots.take(self._version, None if self._ahead is not None else lambda: self._state(engine))
 
     def _state(self, engine: OperatorEngine) -> RecoveredState:
         return RecoveredState(engine.kept(), self._last_clock, self._times, self._in_backlog)

@@ -296,20 +296,28 @@ class Snapshots:
         self._who, self._log, self.stored = who, log, stored
         self._partition, self._every, self._tiny = partition, every, tiny
         self._running: tuple[_Snapshot | None, Future[None]] | None = None
+        self._captured: _Snapshot | None = None
         self._not_before, self.seconds, self._bytes, self._last = 0, 0.0, 0, time.monotonic()
         self._unneeded = unneeded
 
-    def take(self, version: int, held: Callable[[], RecoveredState]) -> None:
-        """Has a snapshot written when one is due.
+    def capture(self, version: int, held: Callable[[], RecoveredState]) -> None:
+        """Has a snapshot, when one is due, for `take` to write once its version is final.
 
         Args:
             version: the version of the state.
             held: returns the state; called only when a snapshot is due.
         """
-        if not self.due(version):
+        if self._captured is None and self.due(version):
+            self._captured = _Snapshot(self._log, version, held(), self.stored.pieces, tiny=self._tiny)
+
+    def take(self, version: int, held: Callable[[], RecoveredState] | None) -> None:
+        """Has a snapshot written when one is due; arguments as of `capture`, but None where none can be captured."""
+        if held is not None:
+            self.capture(version, held)
+        snapshot, self._captured = self._captured, None
+        if snapshot is None:
             return
         self.seconds = 0.0
-        snapshot = _Snapshot(self._log, version, held(), self.stored.pieces, tiny=self._tiny)
         if snapshot.nbytes <= _WRITTEN_AT_ONCE:
             self._install(snapshot, snapshot.write)
         else:
@@ -338,7 +346,10 @@ class Snapshots:
         return {"snapshot_written_bytes": written, "replay_ms": self.seconds * 1e3, "snapshot_age_ms": age * 1e3}
 
     def finish(self) -> None:
-        """Waits until a running snapshot is written and the files that it replaces are deleted."""
+        """Waits until a running snapshot is written and the files that it replaces are deleted; a captured one goes."""
+        if self._captured is not None:
+            self._captured.give_up()
+            self._captured = None
         while self._running is not None:
             self._take_in(*self._running)
 
