@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gpu_ops.spark.plan import build as building
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.column_metadata import derived_key
 from gpu_ops.spark.server.rescale import rescale
+from gpu_ops.spark.wire.connection import FlightServer
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 from spark.feeds import Feed, check, sql_join
@@ -355,16 +357,21 @@ def test_a_changelog_that_several_joins_take(
     def folder(name: str) -> dict[str, Any]:
         return {"name": name, "state": str(tmp_path / name)}
 
-    asked = list[tuple[int, str | None]]()
-    locate = Directory.locate
+    asked, calls = list[tuple[int, str | None]](), Counter[str]()
+    locate, act = Directory.locate, FlightServer.do_action
 
     def located(self: Directory, request: Any) -> Any:
         answer = locate(self, request)
-        if request.join_id.startswith(plan_id):
+        if request.join_id.startswith(plan_id) and answer.location is not None:
             asked.append((request.partition, answer.context.shared_in))
         return answer
 
+    def called(self: FlightServer, context: Any, action: Any) -> Any:
+        calls[action.type] += 1
+        return act(self, context, action)
+
     monkeypatch.setattr(Directory, "locate", located)
+    monkeypatch.setattr(FlightServer, "do_action", called)
     counted = gpu_ops.aggregate(
         stream(orders.df, row_kind="op", unique_key="order_id", updates="retract"),
         by=["user_id", "product"], aggregates={"n": "count(*)"}, **folder("counted"),
@@ -394,6 +401,7 @@ def test_a_changelog_that_several_joins_take(
         assert None not in runs
     if of_changes.MOST_IN_ONE_TASK:
         assert sorted(partition for partition, _ in asked) == [0, 0, 1, 1], "once in a micro-batch"
+        assert calls["report"] == 2, "one call a micro-batch has what all operators and partitions report"
     else:
         assert len(asked) > 2 * 2, "Spark reuses what is shuffled alike, not all"
 

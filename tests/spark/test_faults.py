@@ -473,11 +473,20 @@ def test_the_directory_refuses_strangers_and_lets_go(spark: Any, tmp_path: Path)
     request = {"join_id": "j", "query_id": "q", "run_id": "r", "batch_id": 0, "state": None,
                "backend": "cpu", "partition": 0, "partitions": 1, "attempt": 1, "evaluation": "e"}  # fmt: skip
     with pytest.raises(gpu_ops.StateError, match="refused the call"):
-        ask(directory.address._replace(token="0" * 64), "locate", request)
-    answer = ask(directory.address, "locate", request)
+        ask(directory.address._replace(token="0" * 64), "locate", {"each": [request]})
+    pool = directory.servers.pool("cpu")
+    for server in pool.running:
+        server.kill()
+        server.stop()
+    answers = ask(directory.address, "locate", {"each": [{**request, "waits": False}, request]})["each"]
+    assert answers[0]["location"] is None, "it is not waited for"
+    answer = answers[1]
     assert answer["location"].startswith("grpc://127.0.0.1:")
+    assert ask(directory.address, "locate", {"each": [{**request, "waits": False}]})["each"] == [answer]
     with pytest.raises(gpu_ops.DescriptionError, match="several partitions"):
-        ask(directory.address, "locate", {**request, "evaluation": "f"})
+        ask(directory.address, "locate", {"each": [request, {**request, "evaluation": "f"}]})
+    with pytest.raises(gpu_ops.DescriptionError, match="each"):
+        ask(directory.address, "locate", request)
     with pytest.raises(flight.FlightUnauthenticatedError):
         flight.FlightClient(answer["location"]).do_get(flight.Ticket(b""))
     deadline = time.monotonic() + 30

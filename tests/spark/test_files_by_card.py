@@ -118,7 +118,7 @@ class Served:
 
         monkeypatch.setattr(join_task, "Exchange", Exchange)
         said = {"locate": {"location": "grpc://h:1", "context": context}, "report": {"all": None}}
-        monkeypatch.setattr(join_task, "ask", lambda _directory, action, _request: said[action])
+        monkeypatch.setattr(join_task, "ask", lambda _directory, action, _request: {"each": [said[action]]})
         monkeypatch.setattr(join_task, "task_identity", lambda: TaskIdentity("q", "r", 0, 0, 0))
 
 

@@ -184,6 +184,7 @@ def test_many_odd_requests(server: Server) -> None:
 LOCATE = {
     "join_id": "j-q", "query_id": "q", "run_id": "r", "batch_id": 0, "state": "/nowhere/state", "backend": "cpu",
     "partition": 0, "partitions": 2, "attempt": 1, "evaluation": "e", "failed": None, "backlog": False, "timed": False,
+    "waits": True,
 }  # fmt: skip
 REPORT = {
     "join_id": "j-q", "run_id": "r", "batch_id": 0, "partition": 0, "partitions": 2, "numbers": [1, None, 3],
@@ -206,7 +207,8 @@ def odd_directory(seed: int, times: int) -> None:
         known = address.call("offer", OFFER)["agent"]
         ended = {"pid": 5, "name": "cpu-0", "code": -9, "death": ["cpu-0", 5, "tail", -9]}
         requests = {
-            "locate": LOCATE, "report": REPORT, "offer": OFFER, "commands": {"agent": known, "ended": [ended]},
+            "locate": {"each": [LOCATE, LOCATE]}, "report": {"each": [REPORT, REPORT]}, "offer": OFFER,
+            "commands": {"agent": known, "ended": [ended]},
             "done": {"agent": known, "id": 3, "pid": 7, "location": "grpc://h:1", "on_cpu": None, "death": None},
         }  # fmt: skip
         for name, request in requests.items():

@@ -193,7 +193,7 @@ class Directory:
             directory.registry.check_started(query)
 
     def locate(self, request: LocateRequest) -> LocateReply:
-        """Returns the server of a partition, and what all partitions go by in the micro-batch.
+        """Returns the server of a partition, if it runs or is waited for, and what all go by in the micro-batch.
 
         Raises:
             StateError: another join uses the state folder, no server can be started or the kernel kills each, the
@@ -212,7 +212,7 @@ class Directory:
             context = dataclasses.replace(context, watermark=watermark, clock_ms=clock_ms)
         if request.backlog:
             context = dataclasses.replace(context, backlog=self.registry.in_backlog(known))
-        location = pool.location(index, failed=request.failed)
+        location = pool.location(index, failed=request.failed) if request.waits else pool.running_at(index)
         with self.registry.lock:
             known.note_death(request, pool.deaths.get(request.failed or ""))
         return LocateReply(location, context)

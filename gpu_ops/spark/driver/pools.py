@@ -214,6 +214,11 @@ class Pool:
         """The servers of this pool that run."""
         return [s for s in self._slots if s is not None and s.running]
 
+    def running_at(self, index: int) -> str | None:
+        """The location of slot ``index``'s server; None where none runs."""
+        server = self._slots[index]
+        return server.location if server is not None and server.running else None
+
     def location(self, index: int, *, failed: str | None = None) -> str:
         """Returns the location of slot ``index``'s server, and starts or replaces the server if necessary.
 

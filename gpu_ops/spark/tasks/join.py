@@ -139,7 +139,12 @@ class Task(OperatorTask):
         target, batches = self._target(task, batches)
         partition, share = divmod(target, self.shares)
         changes = self.changes(
-            task, uuid.uuid4().hex, partition, batches, metrics, share=(share, self.shares), files=files
+            task,
+            self.located(task, uuid.uuid4().hex, partition),
+            batches,
+            lambda request: metrics.extend(self.observed(*self.report([request]))),
+            share=(share, self.shares),
+            files=files,
         )
         yield from self._encoded(encode, changes)
 
@@ -162,14 +167,46 @@ class Task(OperatorTask):
         """The number of the operator's partitions."""
         return int(self.command["partitions"])
 
+    def located(self, task: TaskIdentity, evaluation: str, partition: int) -> LocateRequest:
+        """The request to the directory for the server of a partition.
+
+        Args:
+            task: the Spark task that asks.
+            evaluation: another one each time that the task runs.
+            partition: the partition's number.
+        """
+        state: StateAddress | None = self.command["state"]
+        return LocateRequest(
+            join_id=f"{self.plan_id}-{task.query_id}", query_id=task.query_id, run_id=task.run_id,
+            batch_id=task.batch_id, state=None if state is None else state.secret_uri, backend=self.command["backend"],
+            partition=partition, partitions=self.partitions, attempt=task.attempt, evaluation=evaluation,
+            backlog=bool(self.command["options"].get("backlog", False)),
+            timed=any("watermark_ms" in one.task.metrics for one in self.operators),
+        )  # fmt: skip
+
+    def locate(self, requests: Sequence[LocateRequest]) -> list[LocateReply]:
+        """Asks the directory for the servers of partitions, be they of this operator or of others."""
+        each = ask(self._directory, "locate", {"each": requests})["each"]
+        return [read(LocateReply, one) for one in each]
+
+    def report(self, requests: Sequence[ReportRequest]) -> list[ReportReply]:
+        """Reports to the directory what was counted, be it of this operator or of others."""
+        each = ask(self._directory, "report", {"each": requests})["each"]
+        return [read(ReportReply, one) for one in each]
+
+    def observed(self, reply: ReportReply) -> Iterator[str]:
+        """The metrics of all partitions as text, for each of `operators`, if the reply has them."""
+        names = [one.task.metrics for one in self.operators]
+        return map(total, names, [] if reply.all is None else of_operators(names, reply.all))
+
     def changes(
         self,
         task: TaskIdentity,
-        evaluation: str,
-        partition: int,
+        located: LocateRequest,
         batches: Iterator[pa.RecordBatch],
-        metrics: list[str],
+        report: Callable[[ReportRequest], object],
         *,
+        reply: LocateReply | None = None,
         share: tuple[int, int] = (0, 1),
         files: Encoded | None = None,
     ) -> Iterator[pa.RecordBatch]:
@@ -177,42 +214,35 @@ class Task(OperatorTask):
 
         Args:
             task: which Spark task asks for them.
-            evaluation: another one each time that the task runs.
-            partition: which.
+            located: the request for the partition's server.
             batches: its messages, of `PACKED`.
-            metrics: takes the metrics of all partitions as text, where this is the last one and they are observed.
+            report: takes what was counted.
+            reply: the directory's reply to the request, where it was asked already.
             share: which of how many shares of the changes.
             files: what makes files of them, where the state server is asked to write these.
 
         Raises:
             StateError: a server was repeated by one that answers otherwise; another attempt of the task may succeed.
         """
-        join_id = f"{self.plan_id}-{task.query_id}"
-        state: StateAddress | None = self.command["state"]
+        partition = located.partition
         command = {
             **self.command,
-            "join_id": join_id,
+            "join_id": located.join_id,
             "query_id": task.query_id,
-            "state": None if state is None else state.secret_uri,
+            "state": located.state,
             "counted": True,
             "batch_id": task.batch_id,
             "partition": partition,
         }
         if self._blocks is not None and (folder := self._blocks.of(task.run_id, task.batch_id)) is not None:
             command |= {"answers": str(folder), "least_bytes": self._blocks.least_bytes}
-
-        located = LocateRequest(
-            join_id=join_id, query_id=task.query_id, run_id=task.run_id, batch_id=task.batch_id,
-            state=command["state"], backend=command["backend"], partition=partition, partitions=self.partitions,
-            attempt=task.attempt, evaluation=evaluation, backlog=bool(command["options"].get("backlog", False)),
-            timed=any("watermark_ms" in one.task.metrics for one in self.operators),
-        )  # fmt: skip
-
         found = list[tuple[Address, Mapping[str, Any]]]()
 
         def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
-            request = dataclasses.replace(located, failed=failed)
-            answer = read(LocateReply, ask(self._directory, "locate", request))
+            answer = reply
+            if failed is not None or answer is None or answer.location is None:
+                (answer,) = self.locate([dataclasses.replace(located, failed=failed)])
+            assert answer.location is not None
             context = vars(answer.context) | ({} if share[1] == 1 else {"shared_in": task.run_id})
             if answer.context.shared_in is not None:
                 context["files"] = None  # others take these changes, too
@@ -247,14 +277,13 @@ class Task(OperatorTask):
         counts = zip(self.operators, self._counted(counted), strict=True)
         numbers = [number for one, its in counts for number in pack(one.task.metrics, its, **of_exchange)]
         rows = [bool(counted[f"{side}_rows_in"]) for side in self._times]
-        report = ReportRequest(
-            join_id, task.run_id, task.batch_id, partition, self.partitions, numbers, self.hidden is not None,
-            EventTimes.of(exchange.answer["latest"], rows) if self._times else None,
-        )  # fmt: skip
-        answer = read(ReportReply, ask(self._directory, "report", report))
-        if answer.all is not None:
-            names = [one.task.metrics for one in self.operators]
-            metrics += map(total, names, of_operators(names, answer.all))
+        times = EventTimes.of(exchange.answer["latest"], rows) if self._times else None
+        observed = self.hidden is not None
+        report(
+            ReportRequest(
+                located.join_id, task.run_id, task.batch_id, partition, self.partitions, numbers, observed, times
+            )
+        )
 
     def _send_ahead(
         self,
@@ -429,7 +458,7 @@ class OperatorChain(OperatorTask):
         self, batches: Iterator[pa.RecordBatch], encode: Encode, metrics: list[str]
     ) -> Iterator[pa.RecordBatch]:
         """Runs the operators one after the other, the partitions of each side by side, and encodes what comes out."""
-        task, evaluation = task_identity(), uuid.uuid4().hex
+        task, evaluation, last = task_identity(), uuid.uuid4().hex, self.operators[-1].task
         messages: dict[str, dict[int, list[pa.RecordBatch]]] = {each.task.plan_id: {} for each in self.operators}
         shares = {each.task.plan_id: each.task.shares for each in self.operators}
 
@@ -441,23 +470,39 @@ class OperatorChain(OperatorTask):
                         messages[operator].setdefault(partition, []).append(some)
 
         put(batches, shares)
-        with ThreadPoolExecutor(max(each.task.partitions for each in self.operators)) as threads:
-            for operator in self.operators:
-                plan_id, counted = operator.task.plan_id, list[str]()
-                come = messages.pop(plan_id)
-                computed = threads.map(
-                    functools.partial(_in_partition, operator, encode if plan_id in self._outputs else None),
-                    range(operator.task.partitions),
-                    [
-                        operator.task.changes(task, evaluation, partition, iter(come.pop(partition, ())), counted)
-                        for partition in range(operator.task.partitions)
-                    ],
-                )
-                for packed, encoded in computed:
-                    put(packed, {})
-                    yield from encoded
-                # where a task is repeated, several partitions may be told that they are the last
-                metrics += counted[-1:]
+        located = [
+            one.task.located(task, evaluation, partition)
+            for one in self.operators
+            for partition in range(one.task.partitions)
+        ]
+        replies = last.locate([dataclasses.replace(request, waits=False) for request in located])
+        asked, reports, told = iter(zip(located, replies, strict=True)), list[ReportRequest](), list[ReportReply]()
+        try:
+            with ThreadPoolExecutor(max(each.task.partitions for each in self.operators)) as threads:
+                for operator in self.operators:
+                    plan_id = operator.task.plan_id
+                    come = messages.pop(plan_id)
+                    computed = threads.map(
+                        functools.partial(_in_partition, operator, encode if plan_id in self._outputs else None),
+                        range(operator.task.partitions),
+                        [
+                            operator.task.changes(
+                                task, request, iter(come.pop(request.partition, ())), reports.append, reply=reply
+                            )
+                            for request, reply in itertools.islice(asked, operator.task.partitions)
+                        ],
+                    )
+                    for packed, encoded in computed:
+                        put(packed, {})
+                        yield from encoded
+        finally:  # also where nobody takes all of the changes
+            if reports:
+                told = last.report(reports)
+        # where a task is repeated, several partitions may be told that they are the last
+        complete = {request.join_id: one for request, one in zip(reports, told, strict=True) if one.all is not None}
+        for operator in self.operators:
+            reply = complete.get(f"{operator.task.plan_id}-{task.query_id}")
+            metrics += () if reply is None else operator.task.observed(reply)
 
 
 def _in_partition(

@@ -352,6 +352,7 @@ class LocateRequest:
         failed: the location of a server that did not answer, or None.
         backlog: whether the join may begin with one.
         timed: whether the join has watermarks.
+        waits: whether to wait for a server that has to be started; one that does not asks again where there is none.
     """
 
     join_id: str
@@ -367,6 +368,7 @@ class LocateRequest:
     failed: str | None = None
     backlog: bool = False
     timed: bool = False
+    waits: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,9 +384,14 @@ class BatchContext:
 
 @dataclasses.dataclass(frozen=True)
 class LocateReply:
-    """The directory's reply: the server's location, and the facts of the micro-batch that go with the command."""
+    """The directory's reply: the server's location, and the facts of the micro-batch that go with the command.
 
-    location: str
+    Attributes:
+        location: None where no server runs, and the request does not wait.
+        context: these facts.
+    """
+
+    location: str | None
     context: BatchContext
 
 
@@ -462,5 +469,15 @@ def read(kind: type[_Read], data: Mapping[str, Any]) -> _Read:
 
 
 def answering(kind: type[_Read], answer: Callable[[_Read], DataclassInstance]) -> Handler:
-    """Makes an action of a `FlightServer` from a function that answers requests of one class."""
-    return lambda request, _: answer(read(kind, request))
+    """Makes an action of a `FlightServer` from a function that answers requests of one class, one after the other.
+
+    A call costs more than what is asked in it, so one has many: ``{"each": [...]}``, as has its answer.
+    """
+
+    def answer_each(request: Mapping[str, Any], _: object) -> dict[str, Any]:
+        each = request.get("each")
+        if not isinstance(each, list):
+            raise DescriptionError('this action takes {"each": [...]}')
+        return {"each": [answer(read(kind, one)) for one in each]}
+
+    return answer_each
