@@ -297,6 +297,9 @@ class Task(OperatorTask):
         folder = None if self._blocks is None else self._blocks.of(task.run_id, task.batch_id + 1)
         if folder is None or command["state"] is None or command["clock_ms"] is not None or command["backlog"]:
             return
+        of_files = [one for batch in came for one in map(Message.of, batch["about"].to_pylist()) if one.source]
+        if not of_files:
+            return
 
         def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
             if failed is not None:
@@ -305,8 +308,7 @@ class Task(OperatorTask):
 
         def send() -> None:
             with contextlib.suppress(GpuJoinError):
-                messages = (Message.of(text.as_py()) for batch in came for text in batch["about"])
-                batches = left_for_next(folder, messages)
+                batches = left_for_next(folder, of_files)
                 if batches is not None:
                     own = self._messages_of(partition, batches)
                     for _ in Exchange(locate, command, self.arrivals.wire).run(list(self.arrivals.to_wire(own))):

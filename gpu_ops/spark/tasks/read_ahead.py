@@ -186,12 +186,12 @@ def left_for_next(folder: Path, came: Iterable[Message]) -> list[pa.RecordBatch]
 
     Args:
         folder: of the messages of the next micro-batch.
-        came: the messages of this one.
+        came: the messages of this one, of files.
 
     Returns:
         Rows of `PACKED`; None where not all of it is there.
     """
-    wanted = {(one.operator, one.input, one.source, one.time) for one in came if one.source}
+    wanted = {(one.operator, one.input, one.source, one.time) for one in came}
     found, pause, end = dict[str, list[pa.RecordBatch]](), 0.005, time.monotonic() + _MOST_S
     present = folder.with_name(str(int(folder.name) - 1))  # which the next one removes
     while wanted and present.exists() and time.monotonic() < end:
