@@ -252,7 +252,9 @@ class UnreachableError(Exception):
 
 
 class Watch:
-    """Context manager that watches one exchange in a thread of its own, and ends it when the server is dead.
+    """Context manager that watches one exchange, and ends it when the server is dead.
+
+    One thread of the process looks at all of them; one that waits for long gets a thread, which asks its server.
 
     Args:
         server: the server, asked over connections other than the exchange's.
@@ -270,14 +272,31 @@ class Watch:
         self.verdict: Exception | None = None
         self._since: float | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gpu-join-patience", daemon=True)
+        self._asks = False
 
     def __enter__(self) -> Watch:
-        self._thread.start()
+        with _starting:
+            if not any(thread.is_alive() for thread in _looking):  # it is the first, or this process was forked
+                _looking[:] = [threading.Thread(target=_look, name="gpu-join-watch", daemon=True)]
+                _looking[0].start()
+        _watches[self] = None
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        del _watches[self]
+
+    @property
+    def tick(self) -> float:
+        """The number of seconds between two looks at the exchange."""
+        return min(_TICK_S, self._quiet_s)
+
+    def look(self) -> None:
+        """Begins to ask the server if the exchange has waited for long."""
+        since = self._since
+        if since is not None and time.monotonic() - since >= self._quiet_s and not self._asks:
+            self._asks = True
+            threading.Thread(target=self._run, name="gpu-join-patience", daemon=True).start()
 
     def begin(self) -> None:
         """Notes that a call begins that may wait for the server."""
@@ -289,9 +308,9 @@ class Watch:
 
     def _run(self) -> None:
         asked: _Asked | None = None
-        pause = tick = min(_TICK_S, self._quiet_s)
+        pause = 0.0
         while not self._over.wait(pause):
-            since, pause = self._since, tick
+            since, pause = self._since, self.tick
             if since is None or time.monotonic() - since < self._quiet_s:
                 asked = None
                 continue
@@ -314,6 +333,22 @@ class Watch:
         except (pa.ArrowException, OSError, ValueError, GpuJoinError) as error:
             _log.debug("state server %s: %s", self._server.location, error)
             return None
+
+
+_watches: Final[dict[Watch, None]] = {}
+"""The exchanges of this process that last."""
+
+_looking: Final[list[threading.Thread]] = []
+"""The thread that looks at them: to start one for each takes a sixth of an exchange's time."""
+
+_starting: Final = threading.Lock()
+
+
+def _look() -> None:
+    while True:
+        time.sleep(min((watch.tick for watch in list(_watches)), default=_TICK_S))
+        for watch in list(_watches):
+            watch.look()
 
 
 class _Asked:
