@@ -41,7 +41,7 @@ def arrow_type(kind: st.DataType) -> pa.DataType:
     Raises:
         DescriptionError: the type has none.
     """
-    for part in _parts(kind):
+    for part in spark_types_within(kind):
         if type(part).__name__ in _REFUSED or isinstance(part, st.UserDefinedType):
             raise DescriptionError(f"columns of type {kind.simpleString()} are not carried; CAST it first")
     kind = nullable(kind)
@@ -116,13 +116,14 @@ def unlike_bytes(field: st.StructField) -> str | None:
     return f"the type {declared}, which Spark pads with spaces" if declared.startswith("char(") else None
 
 
-def _parts(kind: st.DataType) -> list[st.DataType]:
+def spark_types_within(kind: st.DataType) -> list[st.DataType]:
+    """A Spark type and all types within it, from the outside in."""
     if isinstance(kind, st.ArrayType):
-        return [kind, *_parts(kind.elementType)]
+        return [kind, *spark_types_within(kind.elementType)]
     if isinstance(kind, st.MapType):
-        return [kind, *_parts(kind.keyType), *_parts(kind.valueType)]
+        return [kind, *spark_types_within(kind.keyType), *spark_types_within(kind.valueType)]
     if isinstance(kind, st.StructType):
-        return [kind, *(p for f in kind.fields for p in _parts(f.dataType))]
+        return [kind, *(part for f in kind.fields for part in spark_types_within(f.dataType))]
     return [kind]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -62,7 +62,7 @@ def rebuilt(
     Args:
         kind: the type.
         change: gives one type for another; what is within is not its business.
-        bare: leave out what no value depends on: whether lists are large, nullability, names of items.
+        bare: leave out what no value depends on: whether lists are large, nullability, names of lists' items.
         depth: how deep it is within another.
 
     Raises:
@@ -74,7 +74,8 @@ def rebuilt(
 
     def field(part: pa.Field) -> pa.Field:
         inner = rebuilt(part.type, change, bare=bare, depth=depth + 1)
-        return pa.field(part.name if t.is_struct(kind) else "item", inner) if bare else part.with_type(inner)
+        name = part.name if t.is_struct(kind) or t.is_map(kind) else "item"
+        return pa.field(name, inner) if bare else part.with_type(inner)
 
     if t.is_struct(kind):
         return pa.struct([field(part) for part in kind])
@@ -134,11 +135,17 @@ def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([c if c.type == kind else c.cast(kind) for c, kind in pairs], schema=schema)
 
 
+def types_within(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yields a type and all types within it, from the outside in."""
+    yield kind
+    if pa.types.is_nested(kind):
+        for number in range(kind.num_fields):
+            yield from types_within(kind.field(number).type)
+
+
 def has_text(kind: pa.DataType) -> bool:
     """Tells whether there is text in a type, at any depth."""
-    if pa.types.is_nested(kind):
-        return any(has_text(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return any(pa.types.is_string(part) or pa.types.is_large_string(part) for part in types_within(kind))
 
 
 def as_bytes(array: pa.Array) -> pa.Array:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.columns import WrongError
+from gpu_ops.values import rebuilt
 
 
 def catalog_of(properties: str | Mapping[str, str], what: str) -> Any:
@@ -58,12 +59,10 @@ def _has_structs_in_lists(kind: pa.DataType, *, within: bool = False) -> bool:
 
 def in_iceberg(kind: pa.DataType) -> pa.DataType:
     """The type in which an Iceberg table has values of a type: small integers as 32 bits, as Spark writes them."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(x.name, in_iceberg(x.type)) for x in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(in_iceberg(kind.key_type), in_iceberg(kind.item_type))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(in_iceberg(kind.value_type))
+    return rebuilt(kind, _leaf_in_iceberg, bare=True)
+
+
+def _leaf_in_iceberg(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_integer(kind) and kind.bit_width < 32:
         return pa.int32()
     if pa.types.is_timestamp(kind):

@@ -30,7 +30,7 @@ from gpu_ops.spark.plan.changes import encoded_in_tasks
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
 from gpu_ops.spark.tasks.messages import JsonTexts, MessageWriter
 from gpu_ops.spark.tasks.rows import EncodeRows
-from gpu_ops.spark_types import arrow_schema, ignores_case, named_column, spark_type, spelling
+from gpu_ops.spark_types import arrow_schema, ignores_case, named_column, spark_type, spark_types_within, spelling
 
 COUNT: Final = "gpu_ops_count"
 """The column of a view without a key that says how many times the row is there."""
@@ -139,13 +139,7 @@ def net(batch: DataFrame, *, exact: bool = False) -> DataFrame:
 
 
 def _has_floats(kind: st.DataType) -> bool:
-    if isinstance(kind, st.StructType):
-        return any(_has_floats(field.dataType) for field in kind)
-    if isinstance(kind, st.ArrayType):
-        return _has_floats(kind.elementType)
-    if isinstance(kind, st.MapType):
-        return _has_floats(kind.keyType) or _has_floats(kind.valueType)
-    return isinstance(kind, st.FractionalType) and not isinstance(kind, st.DecimalType)
+    return any(isinstance(part, st.FloatType | st.DoubleType) for part in spark_types_within(kind))
 
 
 def _signs(value: Column, kind: st.DataType) -> Column:

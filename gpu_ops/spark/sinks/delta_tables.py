@@ -17,9 +17,10 @@ from pyspark.sql import types as st
 from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError, NotBuiltError
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges
 from gpu_ops.spark.tasks.file import WrittenFile
-from gpu_ops.spark_types import is_binary_collated, nullable
+from gpu_ops.spark_types import is_binary_collated, nullable, spark_types_within
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
+from gpu_ops.values import types_within
 
 TYPES: Final = (
     st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.FloatType, st.DoubleType, st.DecimalType, st.BooleanType,
@@ -190,9 +191,8 @@ class ViewTable:
             DescriptionError: a file has timestamps of 12 bytes, of which years outside 1677 to 2262 would become
                 others, or times in the Julian calendar.
         """
-        if not any(
-            pa.types.is_temporal(kind) for field in pa.schema(table.schema().to_arrow()) for kind in _leaves(field)
-        ):
+        columns = pa.struct(list(pa.schema(table.schema().to_arrow())))
+        if not any(map(pa.types.is_temporal, types_within(columns))):
             return
         paths = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
         for path in paths - self._read:
@@ -229,13 +229,6 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _leaves(field: pa.Field) -> Iterator[pa.DataType]:
-    """The types of a field and of what it holds."""
-    yield field.type
-    for n in range(field.type.num_fields):
-        yield from _leaves(field.type.field(n))
-
-
 def _quoted(name: str) -> str:
     """A name as DataFusion's SQL spells it."""
     quotes = name.replace('"', '""')
@@ -244,30 +237,19 @@ def _quoted(name: str) -> str:
 
 def _refusal(kind: st.DataType) -> str | None:
     """The reason why a Delta table does not hold a type; else None."""
-    if isinstance(kind, st.StructType):
-        if any(set(_FORBIDDEN) & set(name) for name in kind.names):
+    for part in spark_types_within(kind):
+        if isinstance(part, st.StructType) and any(set(_FORBIDDEN) & set(name) for name in part.names):
             return f"names have none of the characters {_FORBIDDEN!r}"
-        return next((x for field in kind if (x := _refusal(field.dataType)) is not None), None)
-    if isinstance(kind, st.ArrayType):
-        return _refusal(kind.elementType)
-    if isinstance(kind, st.MapType):
-        return _refusal(kind.keyType) or _refusal(kind.valueType)
-    if type(kind) not in TYPES or not is_binary_collated(kind):
-        return f"Delta tables do not hold {kind.simpleString()}: CAST it"
+        known = type(part) in TYPES or isinstance(part, st.StructType | st.ArrayType | st.MapType)
+        if not known or not is_binary_collated(part):
+            return f"Delta tables do not hold {part.simpleString()}: CAST it"
     return None
 
 
 def _compared_otherwise(kind: st.DataType) -> bool:
     """True for maps, which Spark does not compare, and nested floats, whose 0.0 is -0.0 to Spark only."""
-    if isinstance(kind, st.StructType):
-        return any(_is_float(x.dataType) or _compared_otherwise(x.dataType) for x in kind)
-    if isinstance(kind, st.ArrayType):
-        return _is_float(kind.elementType) or _compared_otherwise(kind.elementType)
-    return isinstance(kind, st.MapType)
-
-
-def _is_float(kind: st.DataType) -> bool:
-    return isinstance(kind, st.FloatType | st.DoubleType)
+    _, *within = spark_types_within(kind)
+    return isinstance(kind, st.MapType) or any(isinstance(x, st.MapType | st.FloatType | st.DoubleType) for x in within)
 
 
 class DeltaCommit:

@@ -25,7 +25,7 @@ from gpu_ops.files.iceberg import cast_columns, catalog_of, check_nulls, in_iceb
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges, View, view
 from gpu_ops.spark.sinks.delta import repeated
 from gpu_ops.spark.sinks.delta_tables import TYPES, InterferenceError
-from gpu_ops.spark_types import arrow_rows, arrow_schema, is_binary_collated
+from gpu_ops.spark_types import arrow_rows, arrow_schema, is_binary_collated, spark_types_within
 
 _BATCH_OF: Final = "gpu_ops.batch."
 """The table's property with the last micro-batch of a query, before the query's id."""
@@ -352,10 +352,5 @@ def _numbers(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64]:
 
 def _holds(kind: st.DataType) -> bool:
     """True if an Iceberg table holds a type."""
-    if isinstance(kind, st.StructType):
-        return all(_holds(field.dataType) for field in kind)
-    if isinstance(kind, st.ArrayType):
-        return _holds(kind.elementType)
-    if isinstance(kind, st.MapType):
-        return _holds(kind.keyType) and _holds(kind.valueType)
-    return isinstance(kind, TYPES) and is_binary_collated(kind)
+    known = (*TYPES, st.StructType, st.ArrayType, st.MapType)
+    return all(isinstance(part, known) and is_binary_collated(part) for part in spark_types_within(kind))
