@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from gpu_ops.spark.failures import refuse_connect, refuse_gone
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.stored_query import StoredQuery, of_last
 from gpu_ops.spark.server.recovery import stored_version
-from gpu_ops.spark.tasks.engine import LeftOver
+from gpu_ops.spark.tasks.engine import ForEachNumber, result_left
 from gpu_ops.spark.tasks.functions import CoGroupTask
 from gpu_ops.spark.wire.command import parse_join
 from gpu_ops.spark_types import spark_type
@@ -141,7 +142,8 @@ def _left(
         if finished:
             files.create(FINISHED, json.dumps(content).encode())
         numbers = spark.range(0, manifest.partitions, 1, manifest.partitions)
-        rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
+        left = functools.partial(result_left, files.address, manifest, version, function)
+        rows = numbers.mapInArrow(ForEachNumber("gpu_join_left_over", left), output)
     if function is not None:
         return rows
     last = description.last if isinstance(description, Dataflow) and not description.outputs else description

@@ -22,7 +22,7 @@ from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.stored_query import folders_of
 from gpu_ops.spark.plan.stored_statements import EngineState, StatePlace, engines_of, folder_at, name_below, places_of
 from gpu_ops.spark.server.present import AssembledState, StoredOperator
-from gpu_ops.spark.tasks.state import AssembleState
+from gpu_ops.spark.tasks.engine import ForEachNumber
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import GOES_ON, LATEST, Manifest
@@ -90,7 +90,7 @@ class NewStates:
                     wanted = dataclasses.replace(wanted, generation=0 if present is None else present.generation + 1)
                     make_importable(session)
                     numbers = session.range(0, wanted.partitions, 1, wanted.partitions)
-                    assemble = AssembleState(dataclasses.replace(state, manifest=wanted))
+                    assemble = ForEachNumber("gpu_join_assemble", dataclasses.replace(state, manifest=wanted).write)
                     numbers.mapInArrow(assemble, numbers.schema).collect()
                 manifests[part.folder] = wanted.to_json()
         dropped = [folder for folder in filled if folder not in manifests]

@@ -23,7 +23,7 @@ from gpu_ops.spark.plan.stored_statements import StatePlace, StoredStatement, St
 from gpu_ops.spark.server.present import StateRows, StoredOperator, why_no_result, why_no_rows
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.sources.state import read_state
-from gpu_ops.spark.tasks.state import PresentResult
+from gpu_ops.spark.tasks.engine import ForEachNumber
 from gpu_ops.spark_types import named_column, spark_type
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
@@ -81,7 +81,7 @@ class OldOperator:
         described = described.with_inputs(described.inputs, "per_batch")
         types = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in described.output_schema])
         numbers = session.range(0, self.partitions, 1, self.partitions)
-        rows = numbers.mapInArrow(PresentResult(self.stored), types)
+        rows = numbers.mapInArrow(ForEachNumber("gpu_join_present", self.stored.result), types)
         return rows.select(*changelog_columns(self.description, "old", ""))
 
 

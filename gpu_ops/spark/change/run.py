@@ -55,7 +55,8 @@ from gpu_ops.spark.server.present import StoredOperator
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sources.files import rows_of_files
 from gpu_ops.spark.sources.topics import topics_beside
-from gpu_ops.spark.tasks.state import TakenFiles, TakenState, TakeState
+from gpu_ops.spark.tasks.engine import ForEachNumber
+from gpu_ops.spark.tasks.state import TakenFiles, TakenState, take
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import MANIFEST, Manifest
@@ -290,7 +291,8 @@ class ChangeRun:
         if units:
             make_importable(self._session)
             numbers = self._session.range(0, len(units), 1, len(units))
-            numbers.mapInArrow(TakeState(units), numbers.schema).collect()
+            taking = ForEachNumber("gpu_join_take", functools.partial(take, units))
+            numbers.mapInArrow(taking, numbers.schema).collect()
         _write_text(self._files, _TAKEN, self._attempt)
 
     def _fill(self) -> Checkpoint:

@@ -38,36 +38,24 @@ CoGroupFunction = Callable[[Any, pa.Table], pa.Table]
 """Computes a co-group's result from a part of its rows, see `gpu_ops.spark.tasks.functions.CoGroupTask`."""
 
 
-class LeftOver(ArrowTask):
-    """Function for ``mapInArrow``: takes numbers of partitions, yields the rows they emit at the end of input.
+class ForEachNumber(ArrowTask):
+    """Function for ``mapInArrow``: takes numbers, as of partitions, and yields the rows that are made of each.
 
     Args:
-        state: the state folder.
-        manifest: the folder's manifest.
-        version: the number of micro-batches it holds.
-        function: the function of a co-group, else None.
+        name: the function's name in Spark's plans.
+        made_of: makes the rows of a number; None where it only does something.
     """
 
-    __name__ = "gpu_join_left_over"
-
-    def __init__(
-        self, state: StateAddress, manifest: Manifest, version: int, function: CoGroupFunction | None = None
-    ) -> None:
-        self._state, self._manifest, self._version, self._function = state, manifest, version, function
-        self._paths = program_paths()
+    def __init__(self, name: str, made_of: Callable[[int], Iterable[pa.Table] | None]) -> None:
+        self.__name__, self._made_of, self._paths = name, made_of, program_paths()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the changelog of each partition named, or the result of a co-group's function for it.
-
-        Raises:
-            StateError: the folder does not hold the version.
-        """
+        """Yields the rows of each number."""
         look_in(self._paths)
-        described = parse_join(self._manifest.description)
         for batch in batches:
-            for partition in batch.column(0).to_pylist():
-                for part in left_over(self._state, self._manifest, partition, self._version):
-                    yield from grouped(described, self._function, part)
+            for number in batch.column(0).to_pylist():
+                for rows in self._made_of(number) or ():
+                    yield from rows.to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
 def program_paths() -> tuple[str, ...]:
@@ -80,11 +68,11 @@ def look_in(paths: Iterable[str]) -> None:
     sys.path.extend(path for path in paths if path not in sys.path)
 
 
-def grouped(described: Description, function: CoGroupFunction | None, part: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yields a part, or the result of a co-group's function for it; nothing for a part without rows."""
-    if part.num_rows:
-        made = part if function is None else function(described, part)
-        yield from made.to_batches(max_chunksize=ROWS_PER_BATCH)
+def grouped(described: Description, function: CoGroupFunction | None, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yields parts, or the results of a co-group's function for them; nothing for a part without rows."""
+    for part in parts:
+        if part.num_rows:
+            yield part if function is None else function(described, part)
 
 
 def left_over(state: Location, manifest: Manifest, partition: int, version: int) -> Iterator[pa.Table]:
@@ -97,6 +85,13 @@ def left_over(state: Location, manifest: Manifest, partition: int, version: int)
         version: the number of micro-batches it holds.
     """
     yield from stored_state(Files.at(state), manifest, partition).left_over(version)
+
+
+def result_left(
+    state: StateAddress, manifest: Manifest, version: int, function: CoGroupFunction | None, partition: int
+) -> Iterator[pa.Table]:
+    """Yields what is `left_over`, or the result of a co-group's function for it; arguments as there."""
+    return grouped(parse_join(manifest.description), function, left_over(state, manifest, partition, version))
 
 
 NO_INPUT: Final = 63
@@ -149,8 +144,8 @@ class BoundedTask(ArrowTask):
             for some in together(there, lambda batch: batch.num_rows, ROWS_AT_ONCE):
                 rows = self._wire.split(join, self._ordered(some))
                 yield from engine.process_batches(rows.tables, rows.sequences).to_batches()
-            for part in engine.finish_parts():
-                yield from grouped(join, self._function, part)
+            for part in grouped(join, self._function, engine.finish_parts()):
+                yield from part.to_batches(max_chunksize=ROWS_PER_BATCH)
         finally:
             engine.close()
 

@@ -17,56 +17,10 @@ import pyarrow as pa
 from gpu_ops.errors import StateError
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.server.present import AssembledState, StateRows, StoredOperator
-from gpu_ops.spark.tasks.arrow import ArrowTask, together
-from gpu_ops.spark.tasks.engine import look_in, program_paths
+from gpu_ops.spark.tasks.arrow import together
+from gpu_ops.spark.tasks.engine import ROWS_PER_BATCH
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-
-_AT_ONCE: Final = 1 << 16
-"""Rows that go to Spark in one batch."""
-
-
-class PresentResult(ArrowTask):
-    """Function for ``mapInArrow``: takes numbers of partitions, yields the rows that an operator's state comes to.
-
-    Args:
-        operator: the operator.
-    """
-
-    __name__ = "gpu_join_present"
-
-    def __init__(self, operator: StoredOperator) -> None:
-        self._operator, self._paths = operator, program_paths()
-
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the result of each partition named, as insertions."""
-        look_in(self._paths)
-        for batch in batches:
-            for partition in batch.column(0).to_pylist():
-                for rows in self._operator.result(partition):
-                    yield from rows.to_batches(_AT_ONCE)
-
-
-class AssembleState(ArrowTask):
-    """Function for ``mapInArrow``: takes numbers of partitions, writes the state of each, and yields them.
-
-    Args:
-        state: the state.
-    """
-
-    __name__ = "gpu_join_assemble"
-
-    def __init__(self, state: AssembledState) -> None:
-        self._state, self._paths = state, program_paths()
-
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Writes each partition named."""
-        look_in(self._paths)
-        for batch in batches:
-            for partition in batch.column(0).to_pylist():
-                self._state.write(partition)
-            yield batch
-
 
 _FILE_BYTES: Final = 1 << 26
 """The size of a file of rows, about."""
@@ -105,33 +59,17 @@ def _write_rows(files: Files, partition: int, schema: pa.Schema, rows: Iterable[
             for batch in some:
                 writer.write_batch(batch)
 
-    batches = (batch for part in rows for batch in part.cast(schema).to_batches(_AT_ONCE))
+    batches = (batch for part in rows for batch in part.cast(schema).to_batches(ROWS_PER_BATCH))
     first = pa.RecordBatch.from_pylist([], schema)
     some = together((batch for group in ([first], batches) for batch in group), lambda x: x.nbytes, _FILE_BYTES)
     for number, group in enumerate(some):
         files.write(f"{partition:08d}-{number:08d}.arrow", functools.partial(produce, group))
 
 
-class TakeState(ArrowTask):
-    """Function for ``mapInArrow``: takes numbers of pairs of a folder and a partition, yields them once that is taken.
-
-    Args:
-        taken: what is taken of each folder, and a partition.
-    """
-
-    __name__ = "gpu_join_take"
-
-    def __init__(self, taken: Sequence[tuple[TakenState, int]]) -> None:
-        self._taken, self._paths = tuple(taken), program_paths()
-
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Takes what the numbers stand for."""
-        look_in(self._paths)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                taken, partition = self._taken[number]
-                taken.take(partition)
-            yield batch
+def take(taken: Sequence[tuple[TakenState, int]], number: int) -> None:
+    """Takes what a number stands for: of a folder, a partition."""
+    of, partition = taken[number]
+    of.take(partition)
 
 
 @dataclasses.dataclass(frozen=True)
