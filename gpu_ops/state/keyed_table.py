@@ -255,9 +255,9 @@ class KeyedTable(StateTable):
         new = staged.entries if staged is not None else self.kernels.xp.empty(0, np.uint64)
         return new if entries is None else self.kernels.sort(self.kernels.xp.concatenate([entries, new]))
 
-    def add_counts(self, slots: Slots, deltas: Array, before: Array | None = None, name: str = COUNT_COLUMN) -> None:
+    def add_counts(self, slots: Slots, deltas: Array, before: Array | None = None) -> None:
         """Move association counts, undoably; a write, for the TTL. Arguments as of `StateTable.add`."""
-        self.add(name, slots, deltas, before)
+        self.add(COUNT_COLUMN, slots, deltas, before)
         self._written.append(slots)
 
     def end_stillborn(self, slots: Slots) -> None:

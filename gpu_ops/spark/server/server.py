@@ -331,6 +331,10 @@ class _Arrived(NamedTuple):
     parts: tuple[FilePart, ...]
 
 
+_LOOKING: Final = 4
+"""Threads that look at files as these arrive: check sums take longer than to map them."""
+
+
 def _receive(
     reader: flight.MetadataRecordBatchReader,
     command: ApplyCommand,
@@ -342,49 +346,37 @@ def _receive(
 
     A stream that a client closes half-way looks like a whole one; the number of rows at its end tells them apart.
     """
-    with ThreadPoolExecutor(_LOOKING, "files") as threads:  # nobody reads files any more when this ends
-        return _received(reader, command, (partition, mapped, threads), activity)
-
-
-_LOOKING: Final = 4
-"""Threads that look at files as these arrive: check sums take longer than to map them."""
-
-
-def _received(
-    reader: flight.MetadataRecordBatchReader,
-    command: ApplyCommand,
-    taking: tuple[PartitionState, Mapped, ThreadPoolExecutor],
-    activity: Activity,
-) -> _Arrived:
-    partition, mapped, threads = taking
     activity.begin(READING)
     schema = reader.schema
     command.wire.check(partition.description, schema)
     batches, parts = list[list[pa.RecordBatch] | Future[list[pa.RecordBatch]]](), list[FilePart]()
     promised, size, rows = None, 0, 0
-    for chunk in reader:
-        activity.move()
-        batch = chunk.data
-        if chunk.app_metadata is not None:
-            content = _content(chunk.app_metadata.to_pybytes())
-            if isinstance(content, FilePart):
-                if content.sequence != rows:
-                    raise DescriptionError(f"rows in a file come as row {content.sequence}; it is row {rows}'s turn")
-                batch = None
-                size, rows = size + content.block.size, rows + content.block.rows
-                batches.append(threads.submit(_part, content, mapped, schema, partition))  # while the next ones come
-                parts.append(content)
-            else:
-                promised = content
-        if batch is not None:
-            _check(batch, partition)
-            size, rows = size + batch.nbytes, rows + batch.num_rows
-            batches.append([batch])
-        if size > _MOST_BYTES:
-            raise StateError(
-                f"batch {command.batch_id} has more than {_MOST_BYTES >> 30} GiB of rows for one partition, all "
-                "of this machine's memory: use more partitions, or smaller micro-batches"
-            )
+    with ThreadPoolExecutor(_LOOKING, "files") as threads:  # nobody reads files any more when this ends
+        for chunk in reader:
+            activity.move()
+            batch = chunk.data
+            if chunk.app_metadata is not None:
+                content = _content(chunk.app_metadata.to_pybytes())
+                if isinstance(content, FilePart):
+                    if content.sequence != rows:
+                        problem = f"rows in a file come as row {content.sequence}; it is row {rows}'s turn"
+                        raise DescriptionError(problem)
+                    batch = None
+                    size, rows = size + content.block.size, rows + content.block.rows
+                    # looked at while the next ones come
+                    batches.append(threads.submit(_part, content, mapped, schema, partition))
+                    parts.append(content)
+                else:
+                    promised = content
+            if batch is not None:
+                _check(batch, partition)
+                size, rows = size + batch.nbytes, rows + batch.num_rows
+                batches.append([batch])
+            if size > _MOST_BYTES:
+                raise StateError(
+                    f"batch {command.batch_id} has more than {_MOST_BYTES >> 30} GiB of rows for one partition, all "
+                    "of this machine's memory: use more partitions, or smaller micro-batches"
+                )
     whole = (some.result() if isinstance(some, Future) else some for some in batches)
     table = pa.Table.from_batches(itertools.chain.from_iterable(whole), schema)
     if promised is not None or command.counted:
