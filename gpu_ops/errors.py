@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 _LONG = 200
 """Characters of a sample value; of a document that is a value, the beginning will do."""
@@ -96,6 +97,22 @@ class DatabaseError(GpuJoinError, RuntimeError):
 
 class NotBuiltError(GpuJoinError, NotImplementedError):
     """Something of the contract that this version does not do yet; says what."""
+
+
+def optional_module(name: str, needed: str) -> Any:
+    """Imports a module of a package that is not installed by default.
+
+    Args:
+        name: the module's.
+        needed: what needs the package, and how it is installed, for the error.
+
+    Raises:
+        NotBuiltError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NotBuiltError(needed) from error
 
 
 def with_caret(line: str, column: int) -> str:

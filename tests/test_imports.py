@@ -107,7 +107,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and module of every import of a file, calls of ``import_module`` and ``__import__`` included."""
+    """Line and module of every import of a file, calls that import by name included."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -116,7 +116,7 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.module
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+            if name in ("import_module", "__import__", "optional_module") and isinstance(node.args[0].value, str):
                 yield node.lineno, node.args[0].value
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpu_ops.arrays import Ints
-from gpu_ops.errors import NotBuiltError
+from gpu_ops.errors import optional_module
 
 _MAGIC: Final = 1681511377
 _FILE_VERSION: Final = 1
@@ -93,10 +93,7 @@ def _of_file(uri: str, offset: int, size: int, read: Callable[[str, int, int], b
 
 
 def _rows(data: bytes) -> Ints:
-    try:
-        import pyroaring  # noqa: PLC0415 - not installed by default
-    except ImportError as error:
-        raise NotBuiltError("deletion vectors need pyroaring: pip install 'gpu-join[delta]'") from error
+    pyroaring = optional_module("pyroaring", "deletion vectors need pyroaring: pip install 'gpu-join[delta]'")
     if data[:4] != struct.pack("<i", _MAGIC):
         raise ValueError(f"a deletion vector begins with {data[:4]!r}, of a format that is not known")
     return np.array(pyroaring.BitMap64.deserialize(data[4:]).to_array(), np.int64)

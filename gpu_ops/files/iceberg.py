@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError, optional_module
 from gpu_ops.files.columns import WrongError
 from gpu_ops.values import rebuilt
 
@@ -23,12 +23,9 @@ def catalog_of(properties: str | Mapping[str, str], what: str) -> Any:
     Raises:
         NotBuiltError: ``pyiceberg`` is not installed.
     """
-    try:
-        from pyiceberg.catalog import load_catalog  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise NotBuiltError(f"{what} needs the package pyiceberg: pip install 'gpu-join[iceberg]'") from error
+    needed = f"{what} needs the package pyiceberg: pip install 'gpu-join[iceberg]'"
     named = {"name": properties} if isinstance(properties, str) else {"name": "default", **properties}
-    return load_catalog(**named)
+    return optional_module("pyiceberg.catalog", needed).load_catalog(**named)
 
 
 def check_nulls(what: str, schema: pa.Schema) -> None:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.errors import BackendError, DescriptionError, NotBuiltError
+from gpu_ops.errors import BackendError, DescriptionError, optional_module
 from gpu_ops.messages.encodings import CONNECT_DECIMAL, ValueSchema, scale_of
 
 _HEADER: Final = 5
@@ -348,13 +348,10 @@ def parsed(schema: str, others: tuple[str, ...] = ()) -> Schema:
 
 
 def _package() -> Any:
-    try:
-        import fastavro  # noqa: PLC0415 - an extra
-        from fastavro.read import LOGICAL_READERS  # noqa: PLC0415
-    except ImportError as error:
-        raise NotBuiltError("messages in Avro need fastavro, here and where tasks run: pip install fastavro") from error
+    needed = "messages in Avro need fastavro, here and where tasks run: pip install fastavro"
+    fastavro = optional_module("fastavro", needed)
     for kind in ("null", "fixed", "record", "error"):
-        LOGICAL_READERS[f"{kind}-{_NOTHING}"] = _one_more
+        fastavro.read.LOGICAL_READERS[f"{kind}-{_NOTHING}"] = _one_more
     return fastavro
 
 

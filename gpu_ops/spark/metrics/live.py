@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.table import Table
 from rich.text import Text
 
-from gpu_ops.errors import GpuJoinError, NotBuiltError
+from gpu_ops.errors import GpuJoinError, optional_module
 from gpu_ops.kernels import LOOKUPS
 from gpu_ops.memory import size_text
 from gpu_ops.spark.metrics.progress import JoinProgress, ProgressListener
@@ -60,10 +60,8 @@ def scrape(url: str) -> Scrape:
         UnservedError: nothing answers there.
         NotBuiltError: prometheus-client is not installed.
     """
-    try:
-        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise NotBuiltError("gpu-join top needs prometheus-client: pip install 'gpu-join[metrics]'") from error
+    needed = "gpu-join top needs prometheus-client: pip install 'gpu-join[metrics]'"
+    parser = optional_module("prometheus_client.parser", needed)
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the user's own address
             text = answer.read().decode()
@@ -73,7 +71,7 @@ def scrape(url: str) -> Scrape:
             "spark.gpu_ops.prometheus.port=PORT, or gpu-join run with --metrics-port PORT"
         ) from error
     joins: dict[tuple[str, str], dict[str, float]] = {}
-    for family in text_string_to_metric_families(text):
+    for family in parser.text_string_to_metric_families(text):
         for sample in family.samples:
             labels: dict[str, Any] = sample.labels
             if sample.name.startswith("gpu_join_") and {"query", "join"} <= labels.keys() and "le" not in labels:

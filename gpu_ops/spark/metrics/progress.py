@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError, optional_module
 from gpu_ops.kernels import LOOKUPS
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD, OF_AN_INPUT, TASK_METRICS
@@ -326,13 +326,9 @@ class Prometheus:
         Raises:
             NotBuiltError: prometheus-client is not installed.
         """
-        try:
-            from prometheus_client import REGISTRY  # noqa: PLC0415 - optional
-        except ImportError as error:
-            raise NotBuiltError(
-                "metrics for Prometheus need prometheus-client: pip install 'gpu-join[metrics]'"
-            ) from error
-        registry = REGISTRY if registry is None else registry
+        needed = "metrics for Prometheus need prometheus-client: pip install 'gpu-join[metrics]'"
+        package = optional_module("prometheus_client", needed)
+        registry = package.REGISTRY if registry is None else registry
         if registry not in cls._of_registry:
             cls._of_registry[registry] = cls(registry)
         return cls._of_registry[registry]

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import types as st
 
-from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError, NotBuiltError
+from gpu_ops.errors import BadInputError, DatabaseError, DescriptionError, NotBuiltError, optional_module
 from gpu_ops.spark.sinks.changes import COUNT, NetChanges
 from gpu_ops.spark.tasks.file import WrittenFile
 from gpu_ops.spark_types import is_binary_collated, nullable, spark_types_within
@@ -325,11 +325,7 @@ def deltalake_for(what: str) -> Any:
     Raises:
         NotBuiltError: it is not there; the message begins with what needs it.
     """
-    try:
-        import deltalake  # noqa: PLC0415
-    except ImportError as error:
-        raise NotBuiltError(f"{what} needs the package deltalake: pip install 'gpu-join[delta]'") from error
-    return deltalake
+    return optional_module("deltalake", f"{what} needs the package deltalake: pip install 'gpu-join[delta]'")
 
 
 def storage_options(address: StateAddress, what: str) -> dict[str, str] | None:
