@@ -132,8 +132,50 @@ def parse_order(text: str | Sequence[str]) -> tuple[Order, ...]:
     return tuple(found)
 
 
+class OrderedGroups(Grouped):
+    """Groups of one input's rows, within which these have an order.
+
+    Attributes:
+        order: by what they are ordered; equal ones by their arrival, the earliest first. Of a column that is there
+            twice the first place decides, and the others are left out.
+        number: the column with the number of a row in its group; None for none.
+    """
+
+    if TYPE_CHECKING:
+        order: tuple[Order, ...]
+
+        @property
+        def number(self) -> str | None:
+            """The column with the number of a row in its group."""
+
+    order_matters_at_end = True
+
+    def _check_order(self, asked: Sequence[tuple[str, str]] = ()) -> None:
+        """Leaves out what is ordered by twice, and checks columns; ``asked``: others, each with what asks for it."""
+        first = {order.column: order for order in reversed(self.order)}
+        object.__setattr__(self, "order", tuple(order for order in self.order if first[order.column] is order))
+        ordered = [("order_by", order.column) for order in self.order]
+        check_columns(self.source, [*(("by", column) for column in self.by), *ordered, *asked])
+        check_key_types(self.source, self.by)
+        for order in self.order:
+            check_ordered(self.source, "column", order.column)
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The group's, and those of the order."""
+        return [*super().compared_columns, *((0, order.column) for order in self.order)]
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        if not self.group_never_null:
+            return None
+        if self.source.unique_key is None:
+            return None if self.number is None else (*self.by, self.number)
+        # rows of one key in different groups come from different partitions, in any order
+        return (*self.source.unique_key, *(c for c in self.by if c not in self.source.unique_key))
+
+
 @dataclasses.dataclass(frozen=True)
-class Top(Grouped):
+class Top(OrderedGroups):
     """The first rows of each group.
 
     Attributes:
@@ -159,17 +201,11 @@ class Top(Grouped):
 
     def _check(self) -> None:
         self._check_emit()
-        first = {order.column: order for order in reversed(self.order)}
-        object.__setattr__(self, "order", tuple(order for order in self.order if first[order.column] is order))
         if not 1 <= self.n <= MAX_ROWS:
             raise DescriptionError(f"n={self.n}; it is between 1 and {MAX_ROWS}")
         if not self.order:
             raise DescriptionError(f"input '{self.source.name}': the first rows in what order? Give order_by=")
-        wanted = [*(("by", column) for column in self.by), *(("order_by", order.column) for order in self.order)]
-        check_columns(self.source, wanted)
-        check_key_types(self.source, self.by)
-        for order in self.order:
-            check_ordered(self.source, "column", order.column)
+        self._check_order()
         self._check_names("rename it")
 
     @functools.cached_property
@@ -177,21 +213,6 @@ class Top(Grouped):
         """The input's columns, then the row's number."""
         own = tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in self.source.schema)
         return own if self.number is None else (*own, OutputColumn(self.number, 0, "", None, pa.int32()))
-
-    @property
-    def compared_columns(self) -> list[tuple[int, str]]:
-        """The group's, and those of the order."""
-        return [*super().compared_columns, *((0, order.column) for order in self.order)]
-
-    order_matters_at_end = True
-
-    def _unique_key(self) -> tuple[str, ...] | None:
-        if not self.group_never_null:
-            return None
-        if self.source.unique_key is None:
-            return (*self.by, self.number) if self.number is not None else None
-        # rows of one key in different groups come from different partitions, in any order
-        return (*self.source.unique_key, *(c for c in self.by if c not in self.source.unique_key))
 
     @property
     def title(self) -> str:

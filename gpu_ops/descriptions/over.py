@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.aggregate import TWO_COLUMNS, Measure, result_type
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
-from gpu_ops.descriptions.groups import Grouped, Order
-from gpu_ops.descriptions.inputs import Input, check_columns, check_key_types, check_ordered, nearest
+from gpu_ops.descriptions.groups import Order, OrderedGroups
+from gpu_ops.descriptions.inputs import Input, nearest
 from gpu_ops.errors import DescriptionError
 
 WindowFunction = Literal[
@@ -98,7 +98,7 @@ class WindowCall(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Over(Grouped):
+class Over(OrderedGroups):
     """The rows of an input, each with what functions give over the window around it.
 
     Attributes:
@@ -123,16 +123,9 @@ class Over(Grouped):
     def _check(self) -> None:
         self._check_emit()
         self.source.refuse("rows that others in a window show are not forgotten one by one", "ttl_ms")
-        first = {order.column: order for order in reversed(self.order)}
-        object.__setattr__(self, "order", tuple(order for order in self.order if first[order.column] is order))
         if not self.calls:
             raise DescriptionError(f"input '{self.source.name}': windows of what? There are no functions")
-        asked = [(call.name, column) for call in self.calls for column in call.columns]
-        ordered = [("order_by", order.column) for order in self.order]
-        check_columns(self.source, [*(("by", column) for column in self.by), *ordered, *asked])
-        check_key_types(self.source, self.by)
-        for order in self.order:
-            check_ordered(self.source, "column", order.column)
+        self._check_order([(call.name, column) for call in self.calls for column in call.columns])
         for call in self.calls:
             self._check_call(call)
         self._check_names("name a function otherwise")
@@ -185,18 +178,12 @@ class Over(Grouped):
     def compared_columns(self) -> list[tuple[int, str]]:
         """The partition's, those of the order, and what is compared by a function."""
         compared = [call.column for call in self.calls if call.function in ("min", "max") and call.column is not None]
-        return [*super().compared_columns, *((0, c) for c in (*(order.column for order in self.order), *compared))]
+        return [*super().compared_columns, *((0, column) for column in compared)]
 
-    order_matters_at_end = True
-
-    def _unique_key(self) -> tuple[str, ...] | None:
-        if not self.group_never_null:
-            return None
-        if self.source.unique_key is None:
-            number = next((call.name for call in self.calls if call.function == "row_number"), None)
-            return None if number is None else (*self.by, number)
-        # rows of one key in different partitions come in any order
-        return (*self.source.unique_key, *(c for c in self.by if c not in self.source.unique_key))
+    @property
+    def number(self) -> str | None:
+        """The column with the number of a row in its partition."""
+        return next((call.name for call in self.calls if call.function == "row_number"), None)
 
     @property
     def title(self) -> str:
