@@ -169,12 +169,16 @@ class KeyedOperator(Operator):
         return rows.pick(kept), kernels.take(frame, kept, columns, present=True)
 
 
+def side_keys(description: Join, side: int) -> KeySet:
+    """The keys of one input of a join."""
+    return KeySet(description.key_columns(side), description.key_types, description.key_columns(side, strict=True))
+
+
 def side_table(description: Join, kernels: Kernels, side: int, **more: Any) -> KeyedTable:
     """The table of one input of a join by key; ``more``: arguments of `KeyedTable`."""
     source = description.inputs[side]
-    keys = KeySet(description.key_columns(side), description.key_types, description.key_columns(side, strict=True))
     findable = not source.insert_only or source.ttl_ms is not None
-    return KeyedTable(kernels, source, [keys], **{"findable": findable, **more})
+    return KeyedTable(kernels, source, [side_keys(description, side)], **{"findable": findable, **more})
 
 
 def _on_host(kernels: Kernels, kinds: Array) -> npt.NDArray[np.int8]:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,11 @@ class KeySet(NamedTuple):
     names: tuple[str, ...]
     types: tuple[pa.DataType, ...]
     strict: tuple[str, ...]
+
+    @classmethod
+    def of_group(cls, schema: pa.Schema, by: tuple[str, ...]) -> Self:
+        """The columns that make a group, in which null is a value of its own."""
+        return cls(by, tuple(schema.field(column).type for column in by), ())
 
     @property
     def label(self) -> str:

@@ -58,11 +58,12 @@ from gpu_ops.operators.core.emission import (
 )
 from gpu_ops.operators.core.match import first_equal, fulfilling, match
 from gpu_ops.operators.core.order import Groups
+from gpu_ops.operators.keyed import side_keys
 from gpu_ops.operators.operator import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.output import Output, later_times
 from gpu_ops.state.interval_table import GHOST, IntervalTable
 from gpu_ops.state.pieces import FromSnapshot
-from gpu_ops.state.table import DEAD, LIVE, KeySet
+from gpu_ops.state.table import DEAD, LIVE
 
 _ONCE = {-(1 << 62): BEFORE_ALL, 1 << 62: AFTER_ALL}
 """What snapshots had for these before event times could fill int64: those that do not say `_BITS`."""
@@ -209,11 +210,10 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         self.lazy = description.interval.late == "join" and description.interval.time == "event"
 
         def table(side: int) -> IntervalTable:
-            keys = KeySet(
-                description.key_columns(side), description.key_types, description.key_columns(side, strict=True)
-            )
             counts = description.outer[side] or (side == 0 and description.how == "semi")
-            return IntervalTable(kernels, description.inputs[side], keys, notes_matches=counts, lazy=self.lazy)
+            return IntervalTable(
+                kernels, description.inputs[side], side_keys(description, side), notes_matches=counts, lazy=self.lazy
+            )
 
         self.tables = table(0), table(1)
 

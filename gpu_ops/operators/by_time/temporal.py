@@ -47,6 +47,7 @@ from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.match import first_equal, fulfilling, live_matches
 from gpu_ops.operators.core.nearest import Nearest, SearchDirection
 from gpu_ops.operators.core.order import Groups
+from gpu_ops.operators.keyed import side_keys
 from gpu_ops.operators.operator import AT_WATERMARK, SIDES, Clock, TimedOperator
 from gpu_ops.output import Output
 from gpu_ops.state.index import HashIndex
@@ -54,7 +55,7 @@ from gpu_ops.state.interval_table import IntervalTable
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN
 from gpu_ops.state.numbers import Growing
 from gpu_ops.state.pieces import FromSnapshot, Storable
-from gpu_ops.state.table import DEAD, LIVE, KeySet
+from gpu_ops.state.table import DEAD, LIVE
 
 _ENDS, _TIMER = "__ends", "__timer"
 _PASSED = "passed"
@@ -179,14 +180,8 @@ class TemporalOperator(TimedOperator[Clock]):
 
     def __init__(self, description: TemporalJoin | AsofJoin, kernels: Kernels) -> None:
         super().__init__(description, kernels, Clock())
-
-        def keys(side: int) -> KeySet:
-            return KeySet(
-                description.key_columns(side), description.key_types, description.key_columns(side, strict=True)
-            )
-
-        left = IntervalTable(kernels, description.left, keys(0))
-        right = IntervalTable(kernels, description.right, keys(1), beside=self.beside)
+        left = IntervalTable(kernels, description.left, side_keys(description, 0))
+        right = IntervalTable(kernels, description.right, side_keys(description, 1), beside=self.beside)
         right.indexes[_PASSED] = HashIndex(kernels)
         self.tables = left, right
         ttl = description.ttl_ms if isinstance(description, TemporalJoin) else None

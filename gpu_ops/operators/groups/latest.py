@@ -54,9 +54,9 @@ class LatestRows(KeyedOperator):
 
     def __init__(self, description: Latest, kernels: Kernels) -> None:
         super().__init__(description, kernels)
-        types = tuple(description.source.schema.field(column).type for column in description.by)
         self._lost: pa.Table | None = None
-        self.tables = (KeyedTable(kernels, description.source, [KeySet(description.by, types, ())], findable=True),)
+        keys = KeySet.of_group(description.source.schema, description.by)
+        self.tables = (KeyedTable(kernels, description.source, [keys], findable=True),)
 
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
         """Keeps the changes that are chosen over the rows of their keys that are there, or come before them."""

@@ -88,14 +88,8 @@ class WindowedRows(KeyedOperator):
     def __init__(self, description: Over, kernels: Kernels) -> None:
         super().__init__(description, kernels)
         source = description.source
-        types = tuple(source.schema.field(column).type for column in description.by)
-        self._table = KeyedTable(
-            kernels,
-            source,
-            [KeySet(description.by, types, ())],
-            findable=not source.insert_only,
-            arrival_counts=True,
-        )
+        keys = KeySet.of_group(source.schema, description.by)
+        self._table = KeyedTable(kernels, source, [keys], findable=not source.insert_only, arrival_counts=True)
         self.tables = (self._table,)
         asked = [call for call in description.calls if call.function not in ("lag", "first", "last", "nth")]
         asked += [call for call in description.calls if call.ignore_nulls]

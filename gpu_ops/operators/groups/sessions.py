@@ -89,14 +89,8 @@ class Sessions(Operator):
     def __init__(self, description: SessionAggregate, kernels: Kernels) -> None:
         self.description, self.kernels = description, kernels
         source = description.source
-        types = tuple(source.schema.field(column).type for column in description.by)
-        self._rows = KeyedTable(
-            kernels,
-            source,
-            [KeySet(description.by, types, ())],
-            findable=not source.insert_only,
-            beside=[TIME_COLUMN, _START],
-        )
+        keys, beside = KeySet.of_group(source.schema, description.by), [TIME_COLUMN, _START]
+        self._rows = KeyedTable(kernels, source, [keys], findable=not source.insert_only, beside=beside)
         self.tables = (self._rows,)
         used = {*description.by, str(source.event_time), *(c for m in description.measures for c in m.columns)}
         self._names = [name for name in source.schema.names if name in used]

@@ -232,15 +232,8 @@ class TopRows(KeyedOperator):
     def __init__(self, description: Top, kernels: Kernels) -> None:
         super().__init__(description, kernels)
         source = dataclasses.replace(description.source, ttl_ms=None)  # a group goes as one
-        types = tuple(source.schema.field(column).type for column in description.by)
-        self._table = KeyedTable(
-            kernels,
-            source,
-            [KeySet(description.by, types, ())],
-            findable=not source.insert_only,
-            beside=[TIME_COLUMN],
-            arrival_counts=True,
-        )
+        keys, findable = KeySet.of_group(source.schema, description.by), not source.insert_only
+        self._table = KeyedTable(kernels, source, [keys], findable=findable, beside=[TIME_COLUMN], arrival_counts=True)
         self._state: GroupState | None = None
         if description.source.ttl_ms is not None:
             self._groups, self._clock = group_table(kernels, description.source, description.by, {}), 0

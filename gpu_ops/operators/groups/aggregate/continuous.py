@@ -84,10 +84,9 @@ class ContinuousAggregate(Operator):
         self.description, self.kernels = description, kernels
         schema = description.source.schema
         self._ttl = description.source.ttl_ms
-        types = tuple(schema.field(c).type for c in description.by)
         self._rows: InputRows | None = None
         if not description.source.insert_only:
-            keys = [KeySet(description.by, types, ())]
+            keys = [KeySet.of_group(schema, description.by)]
             arrival = any(m.function in ("first", "last") for m in description.measures)
             own_rows = dataclasses.replace(description.source, ttl_ms=None)  # a group goes as one
             self._rows = InputRows(kernels, own_rows, keys, findable=True, arrival_counts=arrival)
