@@ -62,7 +62,7 @@ from gpu_ops.operators.operator import (
     TimedOperator,
     latest_times,
 )
-from gpu_ops.output import Beside, Output
+from gpu_ops.output import Beside, Output, no_output
 from gpu_ops.state.index import OrderIndex
 from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import LIVE, KeySet, StateTable
@@ -304,8 +304,7 @@ class ContinuousAggregate(Operator):
         slots = as_slots(self.kernels, 0, len(groups))
         slots = slots[groups.status.values[slots] == LIVE]
         if not slots.size:
-            empty = np.empty(0, np.int64)
-            return Output(self.description.values_schema.empty_table(), empty.astype(np.int8), empty, {})
+            return no_output(self.description, {})
         step = AggregateStep.without_events(groups, slots, self.description.source.schema)
         count, running = self._applied(step)
         kinds, table, sequence = self._changelog(step, count, running, come=True)
