@@ -14,6 +14,7 @@ from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.server.stored_rows import TableAtVersion
+from gpu_ops.spark.tasks.engine import ForEachNumber
 from gpu_ops.spark_types import spark_type
 from gpu_ops.state.address import Location
 
@@ -78,7 +79,7 @@ def read_state(
     make_importable(spark)
     table = TableAtVersion.of(state, input, version)
     parts = spark.range(0, table.partitions, 1, table.partitions)
-    return parts.mapInArrow(_ReadPartitions(table), _spark_schema(table))
+    return parts.mapInArrow(ForEachNumber("gpu_join_state", table.read), _spark_schema(table))
 
 
 def register_state_source(spark: SparkSession) -> None:
@@ -104,20 +105,6 @@ def register_state_source(spark: SparkSession) -> None:
 
 def _spark_schema(table: TableAtVersion) -> st.StructType:
     return st.StructType([st.StructField(field.name, spark_type(field.type)) for field in table.schema])
-
-
-class _ReadPartitions:
-    """Function for ``mapInArrow``: takes numbers of partitions, yields their rows."""
-
-    __name__ = "gpu_join_state"
-
-    def __init__(self, table: TableAtVersion) -> None:
-        self._table = table
-
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for partition in batch.column(0).to_pylist():
-                yield from self._table.read(partition)
 
 
 class StateSource(DataSource):  # type: ignore[misc]

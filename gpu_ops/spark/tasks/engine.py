@@ -46,7 +46,7 @@ class ForEachNumber(ArrowTask):
         made_of: makes the rows of a number; None where it only does something.
     """
 
-    def __init__(self, name: str, made_of: Callable[[int], Iterable[pa.Table] | None]) -> None:
+    def __init__(self, name: str, made_of: Callable[[int], Iterable[pa.Table | pa.RecordBatch] | None]) -> None:
         self.__name__, self._made_of, self._paths = name, made_of, program_paths()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -55,7 +55,7 @@ class ForEachNumber(ArrowTask):
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for rows in self._made_of(number) or ():
-                    yield from rows.to_batches(max_chunksize=ROWS_PER_BATCH)
+                    yield from rows.to_batches(max_chunksize=ROWS_PER_BATCH) if isinstance(rows, pa.Table) else (rows,)
 
 
 def program_paths() -> tuple[str, ...]:
