@@ -271,20 +271,20 @@ class Directory:
         """The running streaming queries of all sessions."""
         return [query for session in list(self._sessions) for query in session.streams.active]
 
-    def leave_snapshots(self, states: Iterable[StateAddress], done: int) -> None:
+    def leave_snapshots(self, states: Iterable[StateAddress], version: int) -> None:
         """Has the servers write snapshots of the state of joins whose query is over, and drop it.
 
         Args:
             states: their folders.
-            done: the number of micro-batches that Spark is done with.
+            version: the number of micro-batches that Spark is done with.
         """
         its = {state.identity for state in states}
         joins = list(self.registry.joins.items())
         for join_id in [own for own, known in joins if known.state is not None and known.state.identity in its]:
-            self._release(join_id, done)
+            self._release(join_id, version)
 
-    def _release(self, join_id: str, done: int | None = None) -> None:
-        """Has the servers drop the state of a join whose query is over; ``done``: as of `Pool.release`."""
+    def _release(self, join_id: str, version: int | None = None) -> None:
+        """Has the servers drop the state of a join whose query is over; ``version``: as of `Pool.release`."""
         known = self.registry.pop(join_id)
         if known is None or not known.claimed:
             return
@@ -292,7 +292,7 @@ class Directory:
         if self.blocks is not None:
             self.blocks.forget(known.run_id)
         with ThreadPoolExecutor(len(known.servers) or 1) as threads:
-            list(threads.map(lambda one: self.servers.pool(one[0]).release(one[1], join_id, done), known.servers))
+            list(threads.map(lambda one: self.servers.pool(one[0]).release(one[1], join_id, version), known.servers))
 
     def _sweep(self) -> None:
         """Forgets the joins of queries that are over, and closes the directory when the application ends (a thread)."""
