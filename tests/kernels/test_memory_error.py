@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -106,8 +107,9 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, failing: Failing) -> Iterat
         honest = module.array_module
         patch.setattr(module, "array_module", lambda: Module(honest(), failing))
         for name in METHODS:
-            method = getattr(module.CudfKernels, name)
-            patch.setattr(module.CudfKernels, name, failing.wrapped(method))
+            method = failing.wrapped(getattr(module.CudfKernels, name))
+            static = isinstance(inspect.getattr_static(module.CudfKernels, name), staticmethod)
+            patch.setattr(module.CudfKernels, name, staticmethod(method) if static else method)
         for name in ("append", "_gather"):
             patch.setattr(store.CudfStore, name, failing.wrapped(getattr(store.CudfStore, name)))
         for name in ("_merge", "retained"):
