@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cpu_fallback.functions import FUNCTIONS
 from gpu_ops.conditions import Expression, nodes_of
 from gpu_ops.conditions.expressions import BIGINT, Call, ColumnRef, Literal, Op, kind
 
@@ -184,5 +185,5 @@ _OPERATIONS: dict[Op, Callable[[list[Datum], Call], Datum]] = {
     Op.CASE: _case,
     Op.CAST: _cast,
     Op.IN: _among,
-    Op.LIKE: lambda args, _: pc.match_like(args[0], args[1].as_py()),
+    **FUNCTIONS,
 }

@@ -45,10 +45,20 @@ class Op(StrEnum):
         CAST: to a wider ``Call.type``: integer to integer, float, decimal; float to double; decimal to one with no
             fewer digits before and after the point; timestamp or interval to nanoseconds (the farthest there are, where
             these do not reach); null to any.
-        IN: a value and the literals it is looked up among; none is null or a floating point number. This and LIKE are
-            for rows that tasks filter (`gpu_ops.spark.tasks.rows`): joins have neither, and the GPU has no code for
-            them.
+        IN: a value and the literals it is looked up among; none is null or a floating point number. This and what
+            follows is for rows that are filtered and projected (`gpu_ops.descriptions.projection`): joins have none of
+            it, and of it the GPU has code for IN alone (`ON_HOST`).
         LIKE: two strings, the second a literal: SQL's pattern, escaped by a backslash.
+        TEXT: an integer or a boolean as SQL writes it.
+        LENGTH: a string; its characters (Unicode code points), as in the next one.
+        SUBSTRING: a string, and two literals: the first character, from 1, or negative from the end; how many.
+        CONCAT: any number of strings, one behind the other.
+        TRIM: a string, a literal of the characters that are taken off, and one that says where: ``"BOTH"``,
+            ``"LEADING"``, ``"TRAILING"``.
+        REPLACE: a string, a literal that is not empty, and one that takes its place.
+        PART: a date or timestamp (in UTC), and a literal: ``"YEAR"`` and so on.
+        TRUNC: likewise; the start of the year and so on that it is in, for ``"DATE"`` of its day.
+        FORMAT: a date or timestamp (in UTC), and a literal: Java's pattern, of ``yyyy MM dd HH mm ss`` and marks.
     """
 
     EQ = "="
@@ -67,6 +77,19 @@ class Op(StrEnum):
     CAST = "cast"
     IN = "in"
     LIKE = "like"
+    TEXT = "text"
+    LENGTH = "length"
+    SUBSTRING = "substring"
+    CONCAT = "concat"
+    TRIM = "trim"
+    REPLACE = "replace"
+    PART = "part"
+    TRUNC = "trunc"
+    FORMAT = "format"
+
+
+ON_HOST: Final = frozenset(list(Op)[list(Op).index(Op.LIKE) :])
+"""The operations that the GPU has no code for."""
 
 
 @dataclass(frozen=True)

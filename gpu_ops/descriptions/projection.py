@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from gpu_ops.conditions import Expression, nodes_of, read_tree, tree_of
-from gpu_ops.conditions.expressions import Call, ColumnRef, Op, failing
+from gpu_ops.conditions.expressions import ON_HOST, Call, ColumnRef, Op, failing
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 
 ROWS: Final = ""
@@ -54,7 +54,7 @@ class Projection(NamedTuple):
         """True for computed columns, and for a filter that a GPU cannot evaluate, or would compare many times for."""
         nodes = nodes_of(*(x for test in self.where for x in (test.root, test.fails)))
         calls = [node for node in nodes if isinstance(node, Call)]
-        beyond = any(x.op is Op.LIKE or (x.op is Op.IN and len(x.args) > _MOST_MEMBERS) for x in calls)
+        beyond = any(x.op in ON_HOST or (x.op is Op.IN and len(x.args) > _MOST_MEMBERS) for x in calls)
         return beyond or bool(self.computed)
 
     def by_row_kind(self) -> tuple[tuple[Expression, ...], Projection]:

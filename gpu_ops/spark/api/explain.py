@@ -173,6 +173,8 @@ def _explain(
             who, more = reading.get(f"{plan.plan_id}.{side}", ("Arrow", ""))
             more = "" if of_changes(plan.read[side]) else more
             lines.append(f"              read by {who}: {plan.read[side]}{more}")
+        if plan.by_spark and plan.by_spark[side] is not None:
+            lines.append(f"              rows of Spark's own: {plan.by_spark[side]}")
     if plan.reported:
         lines.append(line("metrics", "reported to the driver by the tasks: join_progress() and listeners have them"))
     return "\n".join(lines)

@@ -61,6 +61,7 @@ class JoinPlan:
         heartbeat_ms: how often a micro-batch comes on an idle query, or None.
         bounded: whether its inputs are static.
         read: for each input how the join itself reads its files, or None.
+        by_spark: for each input the reason why its rows are Spark's own although they might not be, or None.
         reported: whether tasks report their metrics to the driver, because Spark's progress cannot have them.
         loaded: the inputs that were static: in a micro-batch their rows come before all others.
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
@@ -95,6 +96,7 @@ class JoinPlan:
     heartbeat_ms: int | None = None
     bounded: bool = False
     read: tuple[str | None, ...] = ()
+    by_spark: tuple[str | None, ...] = ()
     reported: bool = False
     loaded: tuple[int, ...] = ()
     query: str | None = None

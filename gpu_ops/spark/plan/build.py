@@ -43,6 +43,7 @@ from gpu_ops.spark.plan.changes import (
     packed_in_one_task,
     reads_once,
     source_of,
+    why_by_spark,
 )
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog, open_joins
 from gpu_ops.spark.plan.one_engine import one_engine
@@ -94,12 +95,14 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     layout = union_columns(description, schemas)
-    readings, order = tuple(map(source_of, inputs)), _order_in_folder(state, inputs) or union_order(inputs)
+    scans, order = tuple(map(source_of, inputs)), _order_in_folder(state, inputs) or union_order(inputs)
+    readings = tuple(scan if isinstance(scan, SourceScan) else None for scan in scans)
     plan = dataclasses.replace(
         plan,
         union_order=",".join(map(str, order)),
         reads_once=reads_once([state]),
         read=tuple(None if reading is None else str(reading) for reading in readings),
+        by_spark=tuple(map(why_by_spark, scans, inputs)),
         reported=metrics_reported(session),
         below=tuple(dict.fromkeys(below.plan_id for number in order for below in plans_of(inputs[number]))),
     )
@@ -488,7 +491,7 @@ def packers_of(
     Args:
         description: the description.
         inputs: the inputs, in its order.
-        readings: the result of `gpu_ops.spark.plan.changes.source_of` for each input.
+        readings: for each input what `gpu_ops.spark.plan.changes.source_of` finds, if it finds a source.
         layout: the union columns.
         plan: the plan of the operator.
         blocks: the folders in which tasks leave their messages, if all are on one machine.

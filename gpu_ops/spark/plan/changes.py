@@ -531,10 +531,16 @@ def _packing(node: Any, session: SparkSession) -> _Packing | None:
     return _Packing(JoinChanges(node, plan, function.task, session), function.encoded)
 
 
-def source_of(df: DataFrame) -> SourceScan | None:
-    """The source of a DataFrame that only filters and projects it as Arrow can; None for any other DataFrame."""
-    scan = _scan(selection(df, lambda node: str(node.nodeName()) in MAPS), df.sparkSession)
-    return scan if isinstance(scan, SourceScan) else None
+def source_of(df: DataFrame) -> SourceScan | str:
+    """The source of a DataFrame that only filters and projects it as Arrow can; for any other one the reason."""
+    return _scan(selection(df, lambda node: str(node.nodeName()) in MAPS), df.sparkSession)
+
+
+def why_by_spark(reading: SourceScan | str, df: DataFrame) -> str | None:
+    """The reason why rows of files, messages or operators of ours become Spark's own; None where they do not."""
+    if isinstance(reading, SourceScan):
+        return None
+    return reading if plans_of(df) or holds_sources(analyzed(df)) else None
 
 
 def changes_in(df: DataFrame) -> SourceScan | str:
@@ -584,7 +590,7 @@ def sliced(node: LocalAggregate, rows: DataFrame) -> DataFrame:
     made = st.StructType([st.StructField(x.name, spark_type(x.type, own.get(x.name))) for x in node.schema])
     reading = source_of(rows)
     make_importable(rows.sparkSession)
-    if reading is not None and isinstance(reading.source, sources.Source):
+    if isinstance(reading, SourceScan) and isinstance(reading.source, sources.Source):
         reader = reading.source.reader
         if isinstance(reader, ReadFiles):  # as they are read
             own_rows = reader.rows._replace(projection=reading.projection, schema=slices.schema, slices=slices)

@@ -22,6 +22,7 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import Expression, nodes_of
 from gpu_ops.conditions.expressions import (
     BOOL,
+    STRING,
     Builder,
     Call,
     ColumnRef,
@@ -32,6 +33,7 @@ from gpu_ops.conditions.expressions import (
     as_decimal,
     convert,
     failing,
+    is_null,
     kind,
     logic,
 )
@@ -52,6 +54,33 @@ _TYPES: Final = {kind().simpleString(): arrow_type(kind()) for kind in _ALIKE}
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
 _DAY: Final = 86_400_000_000
 """A day in microseconds."""
+
+_NTZ: Final = pa.timestamp("us")
+
+_TRIMS: Final = {"StringTrim": "BOTH", "StringTrimLeft": "LEADING", "StringTrimRight": "TRAILING"}
+_TEXTS: Final = {
+    "Concat", "Length", "Substring", "StringReplace", "Contains", "StartsWith", "EndsWith", *_TRIMS,
+}  # fmt: skip
+"""Functions of text, by the names of their classes in Spark."""
+
+_PARTS: Final = {
+    "Year": "YEAR", "Quarter": "QUARTER", "Month": "MONTH", "WeekOfYear": "WEEK", "DayOfMonth": "DAY",
+    "DayOfYear": "DAYOFYEAR", "DayOfWeek": "DAYOFWEEK", "WeekDay": "WEEKDAY", "Hour": "HOUR", "Minute": "MINUTE",
+    "Second": "SECOND",
+}  # fmt: skip
+_TIMES: Final = {"TruncDate", "TruncTimestamp", "DateFormatClass", *_PARTS}
+"""Functions of dates and timestamps."""
+_ZONED: Final = {"Hour", "Minute", "Second", "TruncTimestamp", "DateFormatClass"}
+"""Those that go by the session's zone."""
+
+_STARTS_OF_DATES: Final = ("YEAR", "QUARTER", "MONTH", "WEEK")
+_STARTS: Final = {
+    **{unit: unit for unit in (*_STARTS_OF_DATES, "DAY", "HOUR", "MINUTE", "SECOND")},
+    "YYYY": "YEAR", "YY": "YEAR", "MON": "MONTH", "MM": "MONTH", "DD": "DAY",
+}  # fmt: skip
+"""What ``trunc`` and ``date_trunc`` go to the start of, by their words; `DateTimeUtils.parseTruncLevel`."""
+
+_FORMAT: Final = re.compile(r"(yyyy|MM|dd|HH|mm|ss|[-/:. ])+")
 
 _MOST_VALUES: Final = 1000
 """The most values of an ``IN``, as each costs the driver some calls."""
@@ -124,7 +153,7 @@ class _RowReader(TreeReader):
 
     def __init__(self, known: Known, builder: Builder) -> None:
         super().__init__(builder)
-        self._known = known
+        self._known, self._common = known, dict[str, Node]()
 
     def of(self, java: Any) -> Node:
         """Translates an expression of the JVM's."""
@@ -173,7 +202,21 @@ class _RowReader(TreeReader):
             case "UnaryMinus" if bool(java.failOnError()) == builder.ansi:
                 return builder.negative(self.value(expr.args[0]))
             case "Cast":
-                return _widened(self.value(expr.args[0]), wanted)
+                return self._cast(expr, wanted)
+            case "Greatest" | "Least":
+                return functools.reduce(functools.partial(self._further, expr.kind), map(self.value, expr.args))
+            case "Abs" if bool(java.failOnError()) == builder.ansi:
+                return self._absolute(self.value(expr.args[0]))
+            case "With":  # of what stands in it several times, as the operand of nullif() does
+                for one in items(java.defs()):
+                    self._common[str(one.id())] = self.value(_Analysed(one.child()))
+                return self.value(_Analysed(java.child()))
+            case "CommonExpressionRef":
+                return self._common[str(java.id())]
+        if expr.kind in _TEXTS:
+            return self._of_text(expr, wanted)
+        if expr.kind in _TIMES:
+            return self._of_time(expr, wanted)
         if expr.kind in STRUCTURES:
             return self.structure(expr)
         return self.value(_Analysed(java.replacement()))  # what Spark will evaluate in its place, if it is such a one
@@ -210,6 +253,77 @@ class _RowReader(TreeReader):
             return self.builder.is_in(value, members)
         return Call(Op.IN, (value, *literals), BOOL)
 
+    def _cast(self, expr: Expr, wanted: pa.DataType) -> Node | None:
+        """Translates a cast that loses nothing, or only what Spark does."""
+        node = self.value(expr.args[0])
+        own, new = kind(node.type), kind(wanted)
+        if new == "string" and own in ("integer", "boolean"):
+            return Call(Op.TEXT, (node,), wanted)
+        if new == "string" and own == "date":
+            return Call(Op.FORMAT, (node, _text("yyyy-MM-dd")), wanted)
+        days = {own, new} - {"date"} if "date" in (own, new) else ()
+        if days == {"timestamp_ntz"} or (days == {"timestamp"} and _in_utc(expr.java)):
+            return Call(Op.TRUNC, (node, _text("DATE")), wanted)
+        return _widened(node, wanted)
+
+    def _further(self, which: str, found: Node, node: Node) -> Node:
+        """The greater, or lesser, of two values; the first one of two alike, a null is none."""
+        builder = self.builder
+        beyond = builder.compare("<", *((found, node) if which == "Greatest" else (node, found)))
+        taken = logic(Op.AND, logic(Op.NOT, is_null(node)), logic(Op.OR, is_null(found), beyond))
+        return builder.case([(taken, node)], found)
+
+    def _absolute(self, node: Node) -> Node:
+        if kind(node.type) != "float":
+            zero = convert(Literal(0, pa.int8()), node.type)
+            return self.builder.case([(self.builder.compare("<", node, zero), self.builder.negative(node))], node)
+        zero = Literal(0.0, node.type)
+        below = self.builder.compare("<=", node, zero)  # of -0.0, too
+        return Call(Op.CASE, (below, Call(Op.SUB, (zero, node), node.type), node), node.type)
+
+    def _of_text(self, expr: Expr, wanted: pa.DataType) -> Node | None:
+        """Translates a function of text, whose other arguments are constants but for those of ``concat``."""
+        name, (value, *args) = expr.kind, map(self.value, expr.args)
+        if name == "Concat":
+            return Call(Op.CONCAT, (value, *args), wanted) if wanted == STRING else None
+        constants = [arg.value for arg in args if isinstance(arg, Literal) and arg.value is not None]
+        if value.type != STRING or len(constants) < len(args):
+            return None
+        match name, constants:
+            case "Length", []:
+                return Call(Op.LENGTH, (value,), wanted)
+            case "Substring", [_, _]:
+                return Call(Op.SUBSTRING, (value, *args), wanted)
+            case (("StringTrim" | "StringTrimLeft" | "StringTrimRight"), _):
+                return Call(Op.TRIM, (value, args[0] if args else _text(" "), _text(_TRIMS[name])), wanted)
+            case "StringReplace", [sought, _]:
+                return Call(Op.REPLACE, (value, *args), wanted) if sought else value
+            case (("Contains" | "StartsWith" | "EndsWith"), [str(sought)]):
+                before, behind = ("" if name == "StartsWith" else "%"), ("" if name == "EndsWith" else "%")
+                pattern = before + re.sub(r"([\\%_])", r"\\\1", sought) + behind
+                return Call(Op.LIKE, (value, _text(pattern)), BOOL)
+        return None
+
+    def _of_time(self, expr: Expr, wanted: pa.DataType) -> Node | None:
+        """Translates a part of a date or timestamp, the start of a year and so on, or a format."""
+        name, utc = expr.kind, expr.kind not in _ZONED or _in_utc(expr.java)
+        if name in _PARTS:
+            node = self.value(expr.args[0])
+            return Call(Op.PART, (node, _text(_PARTS[name])), wanted) if utc or node.type == _NTZ else None
+        of, how = reversed(expr.args) if name == "TruncTimestamp" else expr.args
+        if name in _ZONED and of.kind == "Cast" and _type(of.args[0].java) == _NTZ:
+            of = of.args[0]  # in UTC it is the same
+        node, word = self.value(of), self.value(how)
+        if not utc or not isinstance(word, Literal) or not isinstance(word.value, str):
+            return None
+        if name == "DateFormatClass":
+            known = _FORMAT.fullmatch(word.value) and "Legacy" not in _class_of(expr.java.formatterOption().get())
+            return Call(Op.FORMAT, (node, word), wanted) if known else None
+        unit = _STARTS.get(word.value.upper())
+        if unit is None or (name == "TruncDate" and unit not in _STARTS_OF_DATES):
+            return None
+        return Call(Op.TRUNC, (node, _text(unit)), wanted)
+
     def _like(self, expr: Expr) -> Node | None:
         value, pattern = map(self.value, expr.args)
         if not isinstance(pattern, Literal) or not isinstance(pattern.value, str):
@@ -225,6 +339,19 @@ def _type(java: Any) -> pa.DataType | None:
     name = str(java.dataType().sql()).lower()
     exact = _DECIMAL.fullmatch(name)
     return pa.decimal128(*map(int, exact.groups())) if exact else _TYPES.get(name)
+
+
+def _text(value: str) -> Literal:
+    return Literal(value, STRING)
+
+
+def _in_utc(java: Any) -> bool:
+    """True for an expression whose zone is UTC by whatever name."""
+    return str(java.zoneId().normalized().toString()) == "Z"
+
+
+def _class_of(java: Any) -> str:
+    return str(java.getClass().getSimpleName())
 
 
 def _folded(java: Any, wanted: pa.DataType) -> Literal | None:
@@ -280,7 +407,7 @@ def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
         if name in ("Project", "Filter"):
             above.append(node)
         elif name != "SubqueryAlias":  # not even a watermark: Spark's operators behind the join may go by it
-            return f"{name} stands above"
+            return f"{name} stands between"
         node = node.children().head()
     builder = Builder(ansi=ansi_mode(df.sparkSession))
     known: Known = {id_of(x): functools.cache(functools.partial(_column, x)) for x in items(node.output())}
