@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.conditions.expressions import Call, Op
+from gpu_ops.errors import EvaluationError
 
 Numbers = npt.NDArray[np.int64]
 
 _SECOND: Final = 1_000_000
 _UNITS: Final = {"SECOND": _SECOND, "MINUTE": 60 * _SECOND, "HOUR": 3600 * _SECOND, "DAY": 86400 * _SECOND}
 """Microseconds of what has always the same number of them."""
+_LAST_DAY: Final = ((1 << 63) - 1) // _UNITS["DAY"] - 1
 
 
 def _like(args: list[Any], _: Call) -> Any:
@@ -58,8 +60,10 @@ def _microseconds(datum: pa.Array) -> Numbers:
 
 
 def _first_microsecond(days: Numbers) -> Numbers:
-    """Raises `ArrowInvalid` for a day that no timestamp is on, as Spark raises an error."""
-    return np.asarray(pc.multiply_checked(pa.array(days), _UNITS["DAY"]))
+    farthest = int(np.abs(days).max(initial=0))
+    if farthest > _LAST_DAY:
+        raise EvaluationError(f"a DATE {farthest:,} days from 1970-01-01 is taken as a TIMESTAMP, and is beyond all")
+    return days * _UNITS["DAY"]
 
 
 def _as(days: Numbers, unit: str) -> Numbers:
@@ -100,49 +104,55 @@ _STARTS: Final[dict[str, Callable[[Numbers], Numbers]]] = {
 }
 
 
-def _part(datum: pa.Array, name: str, *_: pa.DataType) -> Numbers:
+def _of_array(compute: Callable[[pa.Array, str, pa.DataType], pa.Array]) -> Callable[[list[Any], Call], Any]:
+    """An operation of an array, or of a constant as an array of one."""
+
+    def evaluate(args: list[Any], node: Call) -> Any:
+        constant = isinstance(args[0], pa.Scalar)
+        found = compute(pa.repeat(args[0], 1) if constant else args[0], args[1].as_py(), node.type)
+        return found[0] if constant else found
+
+    return evaluate
+
+
+def _counted(counts: Numbers, of: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Numbers, days or microseconds in their type, null where there is no value."""
+    mask = np.asarray(of.is_null()) if of.null_count else None
+    return pa.array(counts.astype(np.int64 if type_.bit_width == 64 else np.int32), mask=mask).cast(type_)
+
+
+def _numbers(datum: pa.Array, name: str) -> Numbers:
     of_time = _OF_TIME.get(name)
     return _OF_DAYS[name](_days(datum)) if of_time is None else of_time(_microseconds(datum))
 
 
-def _trunc(datum: pa.Array, unit: str, type_: pa.DataType) -> Numbers:
-    if unit in _STARTS:
-        days = _STARTS[unit](_days(datum))
-        return days if pa.types.is_date32(type_) else _first_microsecond(days)
-    counts = _microseconds(datum)
-    return counts - counts % _UNITS[unit]
+def _part(datum: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
+    return _counted(_numbers(datum, name), datum, type_)
 
 
-def _counted(compute: Callable[[pa.Array, str, pa.DataType], Numbers]) -> Callable[[list[Any], Call], Any]:
-    """An operation whose values are counted: numbers, days or microseconds."""
-
-    def evaluate(args: list[Any], node: Call) -> Any:
-        datum = pa.array([args[0].as_py()], args[0].type) if isinstance(args[0], pa.Scalar) else args[0]
-        mask = np.asarray(datum.is_null()) if datum.null_count else None
-        counts = compute(datum, args[1].as_py(), node.type).astype(np.int64 if node.type.bit_width == 64 else np.int32)
-        values = pa.array(counts, mask=mask).cast(node.type)
-        return values[0] if isinstance(args[0], pa.Scalar) else values
-
-    return evaluate
+def _trunc(datum: pa.Array, unit: str, type_: pa.DataType) -> pa.Array:
+    if unit in _UNITS:
+        counts = _microseconds(datum)
+        return _counted(counts - counts % _UNITS[unit], datum, type_)
+    days = _STARTS[unit](_days(datum))
+    return _counted(days if pa.types.is_date32(type_) else _first_microsecond(days), datum, type_)
 
 
 _LETTERS: Final = {"y": "YEAR", "M": "MONTH", "d": "DAY", "H": "HOUR", "m": "MINUTE", "s": "SECOND"}
 
 
-def _format(args: list[Any], node: Call) -> Any:
+def _format(datum: pa.Array, pattern: str, type_: pa.DataType) -> pa.Array:
     """Java's ``DateTimeFormatter``: years beyond four digits have a sign, as `SignStyle.EXCEEDS_PAD` says."""
-    datum = pa.array([args[0].as_py()], args[0].type) if isinstance(args[0], pa.Scalar) else args[0]
-    written: list[Any] = [pc.if_else(datum.is_valid(), "", pa.scalar(None, node.type))]
-    for letter, marks in re.findall(r"([a-zA-Z])\1*|([^a-zA-Z]+)", args[1].as_py()):
+    written: list[Any] = [pc.if_else(datum.is_valid(), "", pa.scalar(None, type_))]
+    for letter, marks in re.findall(r"([a-zA-Z])\1*|([^a-zA-Z]+)", pattern):
         if marks:
             written.append(marks)
             continue
-        counts, places = _part(datum, _LETTERS[letter]), 4 if letter == "y" else 2
+        counts, places = _numbers(datum, _LETTERS[letter]), 4 if letter == "y" else 2
         if letter == "y":
             written.append(pc.if_else(pa.array(counts < 0), "-", pc.if_else(pa.array(counts > 9999), "+", "")))
-        written.append(pc.utf8_lpad(pc.cast(pa.array(np.abs(counts)), node.type), places, "0"))
-    text = pc.binary_join_element_wise(*written, "")
-    return text[0] if isinstance(args[0], pa.Scalar) else text
+        written.append(pc.utf8_lpad(pc.cast(pa.array(np.abs(counts)), type_), places, "0"))
+    return pc.binary_join_element_wise(*written, "")
 
 
 FUNCTIONS: Final[dict[Op, Callable[[list[Any], Call], Any]]] = {
@@ -153,8 +163,8 @@ FUNCTIONS: Final[dict[Op, Callable[[list[Any], Call], Any]]] = {
     Op.CONCAT: lambda args, _: pc.binary_join_element_wise(*args, "", null_handling="emit_null"),
     Op.TRIM: lambda args, _: _TRIMS[args[2].as_py()](args[0], args[1].as_py()),
     Op.REPLACE: lambda args, _: pc.replace_substring(args[0], args[1].as_py(), args[2].as_py()),
-    Op.PART: _counted(_part),
-    Op.TRUNC: _counted(_trunc),
-    Op.FORMAT: _format,
+    Op.PART: _of_array(_part),
+    Op.TRUNC: _of_array(_trunc),
+    Op.FORMAT: _of_array(_format),
 }
 """The operations of `gpu_ops.conditions.expressions.ON_HOST`: each takes its operands and its node."""

@@ -88,7 +88,9 @@ class Op(StrEnum):
     FORMAT = "format"
 
 
-ON_HOST: Final = frozenset(list(Op)[list(Op).index(Op.LIKE) :])
+ON_HOST: Final = frozenset({
+    Op.LIKE, Op.TEXT, Op.LENGTH, Op.SUBSTRING, Op.CONCAT, Op.TRIM, Op.REPLACE, Op.PART, Op.TRUNC, Op.FORMAT,
+})  # fmt: skip
 """The operations that the GPU has no code for."""
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import gpu_ops
 from gpu_ops import stream
+from gpu_ops.errors import EvaluationError
 from gpu_ops.spark.api import apply
 from gpu_ops.spark.plan.changes import source_of
 from gpu_ops.spark.tasks.packing import FileRows
@@ -125,15 +126,15 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def computed(spark: Any, path: Path, texts: Sequence[str]) -> pa.Table | None:
+def computed(spark: Any, path: Path, texts: Sequence[str], schema: str = SCHEMA) -> pa.Table | None:
     """What tasks compute of the rows; None where it is left to Spark."""
-    projected = gpu_ops.read_files(spark, str(path.parent), "parquet", SCHEMA).selectExpr("k", *texts)
+    projected = gpu_ops.read_files(spark, str(path.parent), "parquet", schema).selectExpr("k", *texts)
     read = source_of(projected)
     if isinstance(read, str):
         return None
-    schema = arrow_schema(projected.schema, "rows")
-    files = FileRows(read.source.reader.rows.format, "rows", read.projection, schema)
-    return pa.Table.from_batches(files.read(str(path)), schema)
+    types = arrow_schema(projected.schema, "rows")
+    files = FileRows(read.source.reader.rows.format, "rows", read.projection, types)
+    return pa.Table.from_batches(files.read(str(path)), types)
 
 
 def exact(column: pa.ChunkedArray) -> list[str]:
@@ -166,6 +167,14 @@ def test_what_goes_by_the_clocks_of_a_zone_is_sparks(spark: Any, rows: Path) -> 
     for zone in ("Etc/UTC", "GMT", "Z"):
         with settings(spark, zone=zone):
             assert computed(spark, rows, by_zone) is not None
+
+
+def test_a_date_beyond_all_timestamps_is_an_error(spark: Any, tmp_path: Path) -> None:
+    """Spark: `DateTimeUtils.daysToMicros`, ``long overflow``."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"k": [1], "day": pa.array([1 << 28], pa.int32()).cast(pa.date32())}), path)
+    with settings(spark, zone="UTC"), pytest.raises(EvaluationError, match="a DATE 268,435,456 days from 1970-01-01"):
+        computed(spark, path, ["date_trunc('DAY', day)"], "k LONG, day DATE")
 
 
 @pytest.mark.parametrize(
