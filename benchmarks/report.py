@@ -146,7 +146,10 @@ def summary() -> str:
     ]
     lines = ["| rate of a query with durable state, on two cores | over | times (range) |", "|---|---|---|"]
     lines += [f"| {what} | {peer} | {spread(found, 1)} |" for what, peer, found in rows]
-    lines += ["", where(flink), *([f"The last two rows: {where(peers)}"] if where(peers) != where(flink) else [])]
+    by_origin: dict[str, list[str]] = {}
+    for what, record in (("Beside Flink", flink), ("Interval join", spark), ("the last two rows", peers)):
+        by_origin.setdefault(where(record), []).append(what)
+    lines += ["", *(f"{' and '.join(whose)}: {origin}" for origin, whose in by_origin.items())]
     return "\n".join([*lines, "", card_sentence()])
 
 
