@@ -17,9 +17,10 @@ from gpu_ops.errors import EvaluationError
 Numbers = npt.NDArray[np.int64]
 
 _SECOND: Final = 1_000_000
-_UNITS: Final = {"SECOND": _SECOND, "MINUTE": 60 * _SECOND, "HOUR": 3600 * _SECOND, "DAY": 86400 * _SECOND}
-"""Microseconds of what has always the same number of them."""
-_LAST_DAY: Final = ((1 << 63) - 1) // _UNITS["DAY"] - 1
+_UNITS: Final = {"SECOND": _SECOND, "MINUTE": 60 * _SECOND, "HOUR": 3600 * _SECOND}
+"""Parts of a day in microseconds."""
+_DAY: Final = 24 * _UNITS["HOUR"]
+_LAST_DAY: Final = ((1 << 63) - 1) // _DAY - 1
 
 
 def _like(args: list[Any], _: Call) -> Any:
@@ -52,7 +53,7 @@ def _counts(datum: pa.Array) -> Numbers:
 
 
 def _days(datum: pa.Array) -> Numbers:
-    return _counts(datum) if pa.types.is_date32(datum.type) else _counts(datum) // _UNITS["DAY"]
+    return _counts(datum) if pa.types.is_date32(datum.type) else _counts(datum) // _DAY
 
 
 def _microseconds(datum: pa.Array) -> Numbers:
@@ -63,7 +64,7 @@ def _first_microsecond(days: Numbers) -> Numbers:
     farthest = int(np.abs(days).max(initial=0))
     if farthest > _LAST_DAY:
         raise EvaluationError(f"a DATE {farthest:,} days from 1970-01-01 is taken as a TIMESTAMP, and is beyond all")
-    return days * _UNITS["DAY"]
+    return days * _DAY
 
 
 def _as(days: Numbers, unit: str) -> Numbers:
@@ -100,7 +101,7 @@ _STARTS: Final[dict[str, Callable[[Numbers], Numbers]]] = {
     "QUARTER": lambda days: _first_day(_as(days, "M") // 3 * 3, "M"),
     "MONTH": lambda days: _first_day(_as(days, "M"), "M"),
     "WEEK": lambda days: days - (days + 3) % 7,
-    "DATE": lambda days: days,
+    "DAY": lambda days: days,
 }
 
 

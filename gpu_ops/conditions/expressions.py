@@ -57,7 +57,7 @@ class Op(StrEnum):
             ``"LEADING"``, ``"TRAILING"``.
         REPLACE: a string, a literal that is not empty, and one that takes its place.
         PART: a date or timestamp (in UTC), and a literal: ``"YEAR"`` and so on.
-        TRUNC: likewise; the start of the year and so on that it is in, for ``"DATE"`` of its day.
+        TRUNC: likewise; the start of the year and so on that it is in, as a date or a timestamp.
         FORMAT: a date or timestamp (in UTC), and a literal: Java's pattern, of ``yyyy MM dd HH mm ss`` and marks.
     """
 

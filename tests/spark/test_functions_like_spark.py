@@ -150,9 +150,9 @@ def test_as_spark_does(spark: Any, rows: Path, ansi: str) -> None:
     with settings(spark, ansi=ansi, zone="UTC"):
         for _ in range(ROUNDS):
             said = list(dict.fromkeys(calls(rng)))
-            found = computed(spark, rows, [f"{call} AS c{n}" for n, call in enumerate(said)])
-            assert found is not None, [call for call in said if computed(spark, rows, [call]) is None]
             named = [f"{call} AS c{n}" for n, call in enumerate(said)]
+            found = computed(spark, rows, named)
+            assert found is not None, [call for call in said if computed(spark, rows, [call]) is None]
             wanted = spark.read.schema(SCHEMA).parquet(str(rows)).selectExpr("k", *named).toArrow()
             for own, its, call in zip(found.columns, wanted.columns, ["k", *said], strict=True):
                 assert exact(own) == exact(its), call

@@ -261,9 +261,9 @@ class _RowReader(TreeReader):
             return Call(Op.TEXT, (node,), wanted)
         if new == "string" and own == "date":
             return Call(Op.FORMAT, (node, _text("yyyy-MM-dd")), wanted)
-        days = {own, new} - {"date"} if "date" in (own, new) else ()
-        if days == {"timestamp_ntz"} or (days == {"timestamp"} and _in_utc(expr.java)):
-            return Call(Op.TRUNC, (node, _text("DATE")), wanted)
+        both = {own, new}
+        if both == {"date", "timestamp_ntz"} or (both == {"date", "timestamp"} and _in_utc(expr.java)):
+            return Call(Op.TRUNC, (node, _text("DAY")), wanted)
         return _widened(node, wanted)
 
     def _further(self, which: str, found: Node, node: Node) -> Node:
@@ -317,7 +317,8 @@ class _RowReader(TreeReader):
         if not utc or not isinstance(word, Literal) or not isinstance(word.value, str):
             return None
         if name == "DateFormatClass":
-            known = _FORMAT.fullmatch(word.value) and "Legacy" not in _class_of(expr.java.formatterOption().get())
+            formatter = expr.java.formatterOption().get().getClass().getSimpleName()
+            known = _FORMAT.fullmatch(word.value) and "Legacy" not in str(formatter)
             return Call(Op.FORMAT, (node, word), wanted) if known else None
         unit = _STARTS.get(word.value.upper())
         if unit is None or (name == "TruncDate" and unit not in _STARTS_OF_DATES):
@@ -348,10 +349,6 @@ def _text(value: str) -> Literal:
 def _in_utc(java: Any) -> bool:
     """True for an expression whose zone is UTC by whatever name."""
     return str(java.zoneId().normalized().toString()) == "Z"
-
-
-def _class_of(java: Any) -> str:
-    return str(java.getClass().getSimpleName())
 
 
 def _folded(java: Any, wanted: pa.DataType) -> Literal | None:
